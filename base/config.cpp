@@ -63,7 +63,7 @@ struct ConfigState {
   std::string name;
   std::filesystem::path folder;  // of the file that was loaded; empty for a text
   bool blank = false;
-  bool data = false;   // nobody asks for its keys, or for what it resolved to
+  bool data = false;  // nobody asks for its keys, or for what it resolved to
   ConfigNode root;
   std::vector<std::string> set_keys;  // of the --set overrides; source n of a place is set_keys[n - 1]
   std::vector<ConfigProblem> problems;
@@ -304,8 +304,8 @@ void find_unknown_keys(const ConfigSectionState& section, std::vector<ConfigProb
     if (std::any_of(section.asked.begin(), section.asked.end(), is_key)) continue;
     std::vector<std::string> known;
     for (const auto& asked : section.asked) known.push_back(asked.key);
-    problems.push_back({section.node->key_places[i],
-                        fmt::format("unknown key '{}'{}", section.full(key), did_you_mean(key, known))});
+    problems.push_back(
+        {section.node->key_places[i], fmt::format("unknown key '{}'{}", section.full(key), did_you_mean(key, known))});
   }
   for (const auto& asked : section.asked)
     for (const auto& child : asked.sections) find_unknown_keys(*child, problems);

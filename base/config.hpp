@@ -8,8 +8,8 @@
 //   if (budget < kappa) learner.error("staleness", "expected at least publish_every");
 //   ECHO_TRY(file.finish());                                         // every problem, or none
 //
-// The reader is the documentation as well: run over ConfigFile::blank(), it leaves behind every key with its type, range,
-// default and meaning (base/config_reference.hpp makes pages of them).
+// The reader is the documentation as well: run over ConfigFile::blank(), it leaves behind every key with its type,
+// range, default and meaning (base/config_reference.hpp makes pages of them).
 //
 // Reads never fail on the spot: they note the problem, leave the value as it was, and finish() reports them all.
 // A key that nobody asked for is an error too, so each key must be read, even where another key makes it idle.
@@ -125,7 +125,8 @@ class ConfigSection {
 
   // A number, or the word `auto`, which is the default: `value` is set only where there is a number.
   template <ConfigNumber T>
-  void read_or_auto(std::string_view key, std::optional<T>& value, std::type_identity_t<Limits<T>> limits, ConfigDoc doc = {}) {
+  void read_or_auto(std::string_view key, std::optional<T>& value, std::type_identity_t<Limits<T>> limits,
+                    ConfigDoc doc = {}) {
     T given{};
     if (read_number(key, given, limits, Absent::kAuto, doc)) value = given;
   }
@@ -221,8 +222,8 @@ class ConfigFile {
   // Overrides or adds one key before anything is read; problems with it are reported as `--set a.b: ...`. The text is
   // taken as it stands; lists and mappings are written in brackets: [a, b], {a: 1}.
   Status set(std::string_view dotted_key, std::string_view text);
-  // Takes a key of the root out of the file, before anything is read: a file with that key alone, whose places are still
-  // those of the whole; empty where there is none.
+  // Takes a key of the root out of the file, before anything is read: a file with that key alone, whose places are
+  // still those of the whole; empty where there is none.
   ConfigFile split(std::string_view key);
   // As YAML, as it was parsed and set, whether it was read or not.
   std::string text() const;

@@ -11,9 +11,11 @@ void flatten(const ConfigNode& node, const std::string& path, std::map<std::stri
   using Kind = ConfigNode::Kind;
   const auto is_section = [](const ConfigNode& n) { return n.kind == Kind::kMapping; };
   if (is_section(node) && !node.children.empty()) {
-    for (std::size_t i = 0; i < node.children.size(); ++i) flatten(node.children[i], path.empty() ? node.keys[i] : path + "." + node.keys[i], into);
+    for (std::size_t i = 0; i < node.children.size(); ++i)
+      flatten(node.children[i], path.empty() ? node.keys[i] : path + "." + node.keys[i], into);
   } else if (node.kind == Kind::kSequence && std::any_of(node.children.begin(), node.children.end(), is_section)) {
-    for (std::size_t i = 0; i < node.children.size(); ++i) flatten(node.children[i], fmt::format("{}[{}]", path, i), into);
+    for (std::size_t i = 0; i < node.children.size(); ++i)
+      flatten(node.children[i], fmt::format("{}[{}]", path, i), into);
   } else {
     into[path] = node.kind == Kind::kScalar ? node.text : to_json(node);
   }

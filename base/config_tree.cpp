@@ -305,9 +305,9 @@ void drop_duplicates(ConfigNode& mapping, std::vector<ConfigProblem>& problems) 
       continue;
     }
     again.push_back(order[i]);
-    problems.push_back({mapping.key_places[order[i]],
-                        fmt::format("duplicate key '{}'; it is already set in line {}", key(order[i]),
-                                    mapping.key_places[order[first]].line)});
+    problems.push_back(
+        {mapping.key_places[order[i]], fmt::format("duplicate key '{}'; it is already set in line {}", key(order[i]),
+                                                   mapping.key_places[order[first]].line)});
   }
   if (again.empty()) return;
   std::sort(again.begin(), again.end());

@@ -49,15 +49,16 @@ struct ConfigProblem {
 void drop_duplicates(ConfigNode& mapping, std::vector<ConfigProblem>& problems);
 
 // Parses one YAML document. `problems` receives what is wrong: duplicate keys (the first one stays) and, when the
-// text cannot be used at all, one last problem with the return value false. `data`: it may be larger than run files are.
+// text cannot be used at all, one last problem with the return value false. `data`: it may be larger than run files
+// are.
 bool parse_yaml(std::string_view text, std::uint32_t source, ConfigNode& root, std::vector<ConfigProblem>& problems,
                 bool data = false);
 
 // The same for strict JSON, which is not limited to the size of a run file.
 bool parse_json(std::string_view text, std::uint32_t source, ConfigNode& root, std::vector<ConfigProblem>& problems);
 
-// The value of a --set: a list or mapping in brackets and a text in quotes are YAML, anything else is taken as it stands,
-// so that "::" is an address and not a mapping.
+// The value of a --set: a list or mapping in brackets and a text in quotes are YAML, anything else is taken as it
+// stands, so that "::" is an address and not a mapping.
 bool parse_set_value(std::string_view text, std::uint32_t source, ConfigNode& root,
                      std::vector<ConfigProblem>& problems);
 

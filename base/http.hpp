@@ -15,17 +15,18 @@ namespace echoline {
 struct HttpRequest {
   std::string method;  // "GET"
   std::string url;
-  std::string body;       // JSON; "" for none
-  Duration timeout{};     // 0: the client's
-  std::optional<std::string> cookies = {};  // "name=value; name=value", kept up with by the answer; absent: none are taken
+  std::string body;    // JSON; "" for none
+  Duration timeout{};  // 0: the client's
+  std::optional<std::string> cookies =
+      {};  // "name=value; name=value", kept up with by the answer; absent: none are taken
 };
 
 struct HttpAnswer {
   std::uint64_t request = 0;
-  int status = 0;       // 0: no answer came
-  std::string body;     // of any type: a proxy in between answers in its own words
-  std::string trouble;  // why no answer came
-  bool sent = false;    // the request may have arrived; false: certainly not
+  int status = 0;          // 0: no answer came
+  std::string body;        // of any type: a proxy in between answers in its own words
+  std::string trouble;     // why no answer came
+  bool sent = false;       // the request may have arrived; false: certainly not
   std::string cookies;     // of a request that had some, or none so far, and takes them
   Duration retry_after{};  // that the other side wants to be left alone for; 0: it does not say
 };
@@ -35,8 +36,8 @@ struct HttpLimits {
   bool proxies = true;  // of the environment are used
 };
 
-// Requests carry the key in a header (none where it is empty), and nothing else ever shows it. Redirects are not followed,
-// so it goes to no other host. Use from one thread.
+// Requests carry the key in a header (none where it is empty), and nothing else ever shows it. Redirects are not
+// followed, so it goes to no other host. Use from one thread.
 class HttpClient {
  public:
   HttpClient(std::string key, Duration timeout, HttpLimits limits = {});

@@ -1,4 +1,5 @@
-// The visitor of a std::variant, made of one function for each alternative: std::visit(Overloaded{[](A) {}, [](B) {}}, variant).
+// The visitor of a std::variant, made of one function for each alternative: std::visit(Overloaded{[](A) {}, [](B) {}},
+// variant).
 #pragma once
 
 namespace echoline {

@@ -9,7 +9,8 @@ namespace fs = std::filesystem;
 std::vector<fs::path> module_places(const fs::path& program, std::string_view name) {
   const std::string installed = fmt::format("echoline_{}.so", name);
   const fs::path prefix = program.parent_path().parent_path();
-  return {fmt::format("{}_{}.so", program.string(), name), prefix / "lib/echoline" / installed, prefix / "lib" / installed};
+  return {fmt::format("{}_{}.so", program.string(), name), prefix / "lib/echoline" / installed,
+          prefix / "lib" / installed};
 }
 
 std::optional<fs::path> find_module(const fs::path& program, std::string_view name) {

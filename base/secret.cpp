@@ -26,7 +26,8 @@ Result<std::string> read_secret(const char* variable, const std::filesystem::pat
     return std::string();
   }
   const bool plain = std::all_of(secret.begin(), secret.end(), [](unsigned char c) { return c > ' ' && c < 127; });
-  if (secret.empty() || !plain) return fail(Code::kInvalid, kOperation, "{} holds no key: expected one plain word", place);
+  if (secret.empty() || !plain)
+    return fail(Code::kInvalid, kOperation, "{} holds no key: expected one plain word", place);
   return secret;
 }
 

@@ -36,7 +36,8 @@ const json& at(const json& value, const char* key) {
 
 std::string word(const json& value) { return value.is_string() ? value.get<std::string>() : std::string(); }
 
-// What a server says of an error: {"error": {"message", "code", "type", "param"}}, or {"message"}, {"detail"}, {"error": text}.
+// What a server says of an error: {"error": {"message", "code", "type", "param"}}, or {"message"}, {"detail"},
+// {"error": text}.
 struct Complaint {
   std::string message, code, type, param;
 };
@@ -57,12 +58,17 @@ std::string path_of(const TextServerOptions& options) { return options.chat ? "/
 }  // namespace
 
 std::string text_request(const TextServerOptions& options, const TextQuestion& question, bool completion_tokens) {
-  json body = {{"model", options.model}, {"temperature", question.temperature}, {"top_p", question.top_p}, {"stream", false}, {"n", 1}};
+  json body = {{"model", options.model},
+               {"temperature", question.temperature},
+               {"top_p", question.top_p},
+               {"stream", false},
+               {"n", 1}};
   body[completion_tokens ? "max_completion_tokens" : "max_tokens"] = question.tokens_max;
   if (question.seed) body["seed"] = *question.seed;
   if (options.chat) {
     body["messages"] = json::array();
-    for (const ChatMessage& m : question.messages) body["messages"].push_back({{"role", m.role}, {"content", m.content}});
+    for (const ChatMessage& m : question.messages)
+      body["messages"].push_back({{"role", m.role}, {"content", m.content}});
     const json extra = json::parse(question.template_options_json, nullptr, false);
     if (extra.is_object() && !extra.empty()) body["chat_template_kwargs"] = extra;
   } else {
@@ -80,12 +86,14 @@ Result<TextAnswer> parse_text_answer(std::string_view body, bool chat) {
   const json& text = chat ? at(at(choice, "message"), "content") : at(choice, "text");
   const std::string why = word(at(choice, "finish_reason"));
   // A server that ends or loses a request in the middle says no reason, or one of these.
-  if (why.empty() || why == "abort" || why == "error") return odd("half an answer: finish_reason is {}", excerpt(at(choice, "finish_reason")));
+  if (why.empty() || why == "abort" || why == "error")
+    return odd("half an answer: finish_reason is {}", excerpt(at(choice, "finish_reason")));
   // Null: it refuses, or has thought up to the limit.
   if (!text.is_string() && !(chat && text.is_null() && at(choice, "message").is_object()))
     return odd("expected the text of an answer, found {}", excerpt(choice));
   TextAnswer answer{word(text), why != "length", {}};
-  if (const json& count = at(at(parsed, "usage"), "completion_tokens"); count.is_number_integer() && count >= 0 && count <= 1 << 30)
+  if (const json& count = at(at(parsed, "usage"), "completion_tokens");
+      count.is_number_integer() && count >= 0 && count <= 1 << 30)
     answer.tokens = count.get<std::int64_t>();
   return answer;
 }
@@ -94,35 +102,44 @@ TextTrouble text_trouble(const TextServerOptions& options, const HttpAnswer& ans
   using Kind = TextTrouble::Kind;
   const std::string where = options.url + path_of(options);
   const auto trouble = [&]<class... Args>(Kind kind, Code code, fmt::format_string<Args...> format, Args&&... args) {
-    return TextTrouble{kind, fail(code, kOperation, "{}: {}", where, fmt::format(format, std::forward<Args>(args)...)), false};
+    return TextTrouble{kind, fail(code, kOperation, "{}: {}", where, fmt::format(format, std::forward<Args>(args)...)),
+                       false};
   };
   if (answer.status == 0) return trouble(Kind::kAgain, Code::kUnavailable, "{}", answer.trouble);
   const Complaint said = complaint(answer.body);
   const int status = answer.status;
   if (status == 429 && (said.code == "insufficient_quota" || said.type == "insufficient_quota"))
     return trouble(Kind::kServer, Code::kExhausted, "the account has nothing left: {}", said.message);
-  if (status == 408 || status == 409 || status == 425 || status == 429 || (status >= 500 && status != 501 && status != 505))
+  if (status == 408 || status == 409 || status == 425 || status == 429 ||
+      (status >= 500 && status != 501 && status != 505))
     return trouble(Kind::kAgain, Code::kUnavailable, "HTTP {}: {}", status, said.message);
   if (status == 401 || status == 403)
-    return trouble(Kind::kServer, Code::kInvalid, "the server refuses {}: {}", options.key.empty() ? "to answer without a key" : "the key",
-                   said.message);
+    return trouble(Kind::kServer, Code::kInvalid, "the server refuses {}: {}",
+                   options.key.empty() ? "to answer without a key" : "the key", said.message);
   if (status == 404)
-    return trouble(Kind::kServer, Code::kNotFound, "no model '{}' is there, or nothing at this address; {}/models lists what is: {}",
+    return trouble(Kind::kServer, Code::kNotFound,
+                   "no model '{}' is there, or nothing at this address; {}/models lists what is: {}",
                    printable(options.model), options.url, said.message);
   if (status >= 300 && status < 400)
-    return trouble(Kind::kServer, Code::kInvalid, "the server sends elsewhere (HTTP {}), which is not followed: name that address", status);
+    return trouble(Kind::kServer, Code::kInvalid,
+                   "the server sends elsewhere (HTTP {}), which is not followed: name that address", status);
   const bool of_question = status == 400 || status == 413 || status == 422;
-  TextTrouble refused = trouble(of_question ? Kind::kQuestion : Kind::kServer, Code::kInvalid, "HTTP {}: {}", status, said.message);
-  refused.says_completion_tokens = status == 400 && (said.param == "max_tokens" || said.message.find("max_completion_tokens") != std::string::npos);
+  TextTrouble refused =
+      trouble(of_question ? Kind::kQuestion : Kind::kServer, Code::kInvalid, "HTTP {}: {}", status, said.message);
+  refused.says_completion_tokens =
+      status == 400 && (said.param == "max_tokens" || said.message.find("max_completion_tokens") != std::string::npos);
   return refused;
 }
 
 Result<TextServer> TextServer::make(TextServerOptions options, const Clock& clock) {
   options.url = service_url(options.url);
   if (!options.url.starts_with("http://") && !options.url.starts_with("https://"))
-    return fail(Code::kInvalid, kOperation, "expected an address like http://127.0.0.1:8000/v1, found '{}'", printable(options.url));
-  if (options.model.empty()) return fail(Code::kInvalid, kOperation, "{}: which model? {}/models lists them", options.url, options.url);
-  if (options.at_once < 1 || options.tries_max < 1 || options.timeout <= Duration{} || options.retry_first <= Duration{})
+    return fail(Code::kInvalid, kOperation, "expected an address like http://127.0.0.1:8000/v1, found '{}'",
+                printable(options.url));
+  if (options.model.empty())
+    return fail(Code::kInvalid, kOperation, "{}: which model? {}/models lists them", options.url, options.url);
+  if (options.at_once < 1 || options.tries_max < 1 || options.timeout <= Duration{} ||
+      options.retry_first <= Duration{})
     return fail(Code::kInvalid, kOperation, "requests at once, tries and times have to be above 0");
   return TextServer(std::move(options), clock);
 }
@@ -133,7 +150,8 @@ TextServer::TextServer(TextServerOptions options, const Clock& clock)
       http_(std::make_unique<HttpClient>(options_.key, kForever, HttpLimits{.answer_max = kAnswerMax})) {}
 
 Status TextServer::submit(TextQuestion question) {
-  if (inside() >= kInsideMax) return fail(Code::kExhausted, kOperation, "{} questions are inside: wait for answers first", kInsideMax);
+  if (inside() >= kInsideMax)
+    return fail(Code::kExhausted, kOperation, "{} questions are inside: wait for answers first", kInsideMax);
   waiting_.push_back({std::move(question)});
   return ok();
 }
@@ -143,7 +161,8 @@ std::vector<TextServer::Ended> TextServer::poll(Duration wait) {
   send_due(now);
   if (done_.empty()) {
     for (const Asked& asked : waiting_)  // somebody may be due earlier than anything is heard
-      if (sent_.size() < options_.at_once) wait = std::min(wait, std::max({asked.not_before - now, quiet_until_ - now, Duration{}}));
+      if (sent_.size() < options_.at_once)
+        wait = std::min(wait, std::max({asked.not_before - now, quiet_until_ - now, Duration{}}));
     for (const HttpAnswer& answer : http_->poll(wait)) hear(answer, clock_->now());
     send_due(clock_->now());
   }
@@ -180,8 +199,9 @@ void TextServer::send_due(TimePoint now) {
     } else if (now < it->not_before) {
       ++it;
     } else {
-      const std::uint64_t request = http_->send({"POST", options_.url + path_of(options_),
-                                                 text_request(options_, it->question, completion_tokens_), options_.timeout});
+      const std::uint64_t request =
+          http_->send({"POST", options_.url + path_of(options_),
+                       text_request(options_, it->question, completion_tokens_), options_.timeout});
       ++it->tries;
       it->completion_tokens = completion_tokens_;
       sent_.emplace(request, std::move(*it));
@@ -229,7 +249,8 @@ void TextServer::again(Asked asked, const HttpAnswer& heard, TextTrouble trouble
   // Up to a quarter more, or all that failed together would come back together.
   const std::uint64_t draw = mix64(asked.question.id * 64 + static_cast<std::uint64_t>(asked.tries)) % 1024;
   asked.not_before = now + pause + pause * static_cast<Duration::rep>(draw) / 4096;
-  if (heard.retry_after > Duration{}) quiet_until_ = std::max(quiet_until_, now + std::min(heard.retry_after, options_.retry_max));
+  if (heard.retry_after > Duration{})
+    quiet_until_ = std::max(quiet_until_, now + std::min(heard.retry_after, options_.retry_max));
   waiting_.push_back(std::move(asked));
 }
 

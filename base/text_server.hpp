@@ -1,5 +1,5 @@
-// Texts from a server that speaks OpenAI's interface, chat completions or completions: vLLM, SGLang, llama.cpp, Ollama, or a service.
-// Many questions at a time, patiently. Reference: platform.openai.com/docs/api-reference.
+// Texts from a server that speaks OpenAI's interface, chat completions or completions: vLLM, SGLang, llama.cpp, Ollama,
+// or a service. Many questions at a time, patiently. Reference: platform.openai.com/docs/api-reference.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -18,22 +18,23 @@
 namespace echoline {
 
 struct TextServerOptions {
-  std::string url;    // up to what stands before /chat/completions: "http://127.0.0.1:8000/v1"
-  std::string model;  // as the server calls it
-  std::string key;    // empty: none is sent
-  bool chat = true;   // messages to /chat/completions; otherwise a text to /completions
-  std::size_t at_once = 16;                         // requests under way
-  Duration timeout = std::chrono::minutes(10);      // of one request
-  int tries_max = 8;                                // of one question
-  Duration retry_first = std::chrono::seconds(1);   // doubled from one attempt to the next
+  std::string url;           // up to what stands before /chat/completions: "http://127.0.0.1:8000/v1"
+  std::string model;         // as the server calls it
+  std::string key;           // empty: none is sent
+  bool chat = true;          // messages to /chat/completions; otherwise a text to /completions
+  std::size_t at_once = 16;  // requests under way
+  Duration timeout = std::chrono::minutes(10);     // of one request
+  int tries_max = 8;                               // of one question
+  Duration retry_first = std::chrono::seconds(1);  // doubled from one attempt to the next
   Duration retry_max = std::chrono::minutes(1);
 };
 
 struct TextQuestion {
   std::uint64_t id = 0;
-  std::vector<ChatMessage> messages;     // with `chat`
-  std::string prompt;                    // otherwise: the text to continue
-  std::string template_options_json;     // with `chat`: chat_template_kwargs, as vLLM and SGLang take them; empty: not sent
+  std::vector<ChatMessage> messages;  // with `chat`
+  std::string prompt;                 // otherwise: the text to continue
+  std::string
+      template_options_json;  // with `chat`: chat_template_kwargs, as vLLM and SGLang take them; empty: not sent
   std::int64_t tokens_max = 64;
   double temperature = 1, top_p = 1;
   std::optional<std::uint64_t> seed;
@@ -41,7 +42,7 @@ struct TextQuestion {
 
 struct TextAnswer {
   std::string text;
-  bool finished = false;              // by itself, not by the limit
+  bool finished = false;               // by itself, not by the limit
   std::optional<std::int64_t> tokens;  // as the server counts them
 };
 
@@ -55,20 +56,20 @@ struct TextTrouble {
 
 // Pure. The body that asks, and what an answer says: an answer, or what is wrong.
 std::string text_request(const TextServerOptions& options, const TextQuestion& question, bool completion_tokens);
-Result<TextAnswer> parse_text_answer(std::string_view body, bool chat);  // of status 200; kCorrupt
+Result<TextAnswer> parse_text_answer(std::string_view body, bool chat);                // of status 200; kCorrupt
 TextTrouble text_trouble(const TextServerOptions& options, const HttpAnswer& answer);  // of any other, or none
 
-// What is temporary (no connection, 408, 409, 425, 429, 5xx, a body that is no answer, half an answer) is asked again, later every time
-// and not before the server has said so (Retry-After). What concerns all questions (a key that is refused, an unknown model, a redirect) is
-// the answer to all, from then on. From one thread.
+// What is temporary (no connection, 408, 409, 425, 429, 5xx, a body that is no answer, half an answer) is asked again,
+// later every time and not before the server has said so (Retry-After). What concerns all questions (a key that is
+// refused, an unknown model, a redirect) is the answer to all, from then on. From one thread.
 class TextServer {
  public:
   static constexpr std::size_t kInsideMax = 65'536;
 
   struct Ended {
     std::uint64_t id = 0;
-    // kInvalid: the server refuses the question, or the key; kNotFound: the model; kUnavailable, kCorrupt: after all tries;
-    // kExhausted: the account has no money left.
+    // kInvalid: the server refuses the question, or the key; kNotFound: the model; kUnavailable, kCorrupt: after all
+    // tries; kExhausted: the account has no money left.
     Result<TextAnswer> answer;
     bool single = false;  // the error is this question's alone
   };
@@ -100,11 +101,11 @@ class TextServer {
   TextServerOptions options_;
   const Clock* clock_;
   std::unique_ptr<HttpClient> http_;
-  std::deque<Asked> waiting_;              // some until later
-  std::map<std::uint64_t, Asked> sent_;    // by request
+  std::deque<Asked> waiting_;            // some until later
+  std::map<std::uint64_t, Asked> sent_;  // by request
   std::vector<Ended> done_;
-  std::optional<Error> broken_;            // the answer to everything
-  TimePoint quiet_until_{};                // the server wants to hear nothing before
+  std::optional<Error> broken_;  // the answer to everything
+  TimePoint quiet_until_{};      // the server wants to hear nothing before
   bool completion_tokens_ = false, heard_ = false;
 };
 

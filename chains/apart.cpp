@@ -62,9 +62,8 @@ void fed_by_the_learner(Topology& topology, std::size_t s, WorkerId id, WorkerId
   Chains& chains = topology.stripe(s);
   std::map<WorkerId, WorkerId> none;
   auto& grafts = s < topology.grafts.size() ? topology.grafts[s] : none;
-  const auto chain = std::find_if(chains.begin(), chains.end(), [&](const auto& c) {
-    return std::find(c.begin(), c.end(), id) != c.end();
-  });
+  const auto chain = std::find_if(chains.begin(), chains.end(),
+                                  [&](const auto& c) { return std::find(c.begin(), c.end(), id) != c.end(); });
   if (chain->front() == id) {  // it hangs on a worker of another chain, and so will who comes behind it
     grafts.erase(id);
     if (chain->size() > 1) grafts[(*chain)[1]] = parent;

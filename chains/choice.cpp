@@ -8,7 +8,8 @@ Result<Choice> choose_topology(BitRate learner_up, BitRate chain_rate, std::span
                                std::span<const WorkerLink> links, const Cargo& cargo,
                                std::optional<TopologyPolicy> present, const Regions& regions) {
   ECHO_CHECK(!workers.empty(), "no workers to choose a topology for");
-  std::vector<TopologyPolicy> policies = {TopologyPolicy::kTrees, TopologyPolicy::kStripes, TopologyPolicy::kBestChains};
+  std::vector<TopologyPolicy> policies = {TopologyPolicy::kTrees, TopologyPolicy::kStripes,
+                                          TopologyPolicy::kBestChains};
   if (workers.size() <= kStarMax || present == TopologyPolicy::kStar) policies.push_back(TopologyPolicy::kStar);
   if (present == TopologyPolicy::kEcho2) policies.push_back(*present);
 

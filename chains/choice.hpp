@@ -12,7 +12,7 @@ namespace echoline::chains {
 // What is broadcast, and when it has arrived.
 struct Cargo {
   Bytes payload;
-  Bytes chunk;         // none: whichever is best for a topology (best_chunk())
+  Bytes chunk;        // none: whichever is best for a topology (best_chunk())
   double quorum = 1;  // part of the workers that must hold it
 };
 
@@ -26,8 +26,9 @@ struct Choice {
   BroadcastTimes times;
   Bytes chunk;  // with which it was predicted
   Duration predicted{};
-  Duration lower_bound{};             // that no schedule can beat
-  std::vector<Candidate> candidates;  // all that were looked at, the soonest first; trees before others of the same time
+  Duration lower_bound{};  // that no schedule can beat
+  std::vector<Candidate>
+      candidates;  // all that were looked at, the soonest first; trees before others of the same time
 };
 
 // Another policy than trees has to be so much sooner: trees can be mended where they break without moving everybody.

@@ -97,7 +97,8 @@ std::string to_dot(const Topology& topology, const std::function<std::string(Wor
   std::map<std::pair<WorkerId, WorkerId>, std::size_t> stripes;
   for (std::size_t s = 0; s < topology.stripes(); ++s)
     for (const Edge& edge : edges_of(topology, s)) ++stripes[{edge.from, edge.to}];
-  for (const auto& [edge, count] : stripes) boost::add_edge(vertex_of.at(edge.first), vertex_of.at(edge.second), count, drawing);
+  for (const auto& [edge, count] : stripes)
+    boost::add_edge(vertex_of.at(edge.first), vertex_of.at(edge.second), count, drawing);
 
   const auto& leaves = topology.leaves_only;
   const auto worker = [&](std::ostream& out, std::size_t vertex) {

@@ -26,8 +26,8 @@ Status validate_tree(std::span<const Edge> edges, std::span<const WorkerId> work
 // under trees a worker with two children in one stripe, and there every chain stands behind the one it hangs on.
 Status validate(const Topology& topology, std::span<const WorkerId> workers);
 
-// For Graphviz: an arrow for everybody who sends to somebody, with how many of the stripes where there are several; dashed
-// who may not forward. `label`: the second line of a worker's box, which may be empty.
+// For Graphviz: an arrow for everybody who sends to somebody, with how many of the stripes where there are several;
+// dashed who may not forward. `label`: the second line of a worker's box, which may be empty.
 std::string to_dot(const Topology& topology, const std::function<std::string(WorkerId)>& label);
 
 }  // namespace echoline::chains

@@ -12,11 +12,10 @@ inline constexpr std::size_t kChainWorkersMax = 16384;
 // Plans chains over all `workers`. `learner_up` is B; `chain_rate` is b, the rate one chain should carry (echo2
 // only). Workers that may not forward stand at tails; where there are more of them than chains, chains are added so
 // that each still receives. `quorum`: trees are planned for the time until this part of the workers holds a payload,
-// and who is too slow for it holds nobody back (trees.hpp); over several regions with relays (relays.hpp), while all other
-// policies take no notice of where workers stand. Every result passes validate() (fleet_graph.hpp). No
-// workers: no chains.
-// Errors (kInvalid, naming the worker): id 0 or twice, a rate that is not positive, a score that is not finite, a
-// region that is not there or that nothing gets to, more than kChainWorkersMax workers.
+// and who is too slow for it holds nobody back (trees.hpp); over several regions with relays (relays.hpp), while all
+// other policies take no notice of where workers stand. Every result passes validate() (fleet_graph.hpp). No workers:
+// no chains. Errors (kInvalid, naming the worker): id 0 or twice, a rate that is not positive, a score that is not
+// finite, a region that is not there or that nothing gets to, more than kChainWorkersMax workers.
 Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<const ChainWorker> workers,
                              TopologyPolicy policy, double quorum = 1, const Regions& regions = {});
 

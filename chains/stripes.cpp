@@ -64,7 +64,8 @@ std::vector<std::size_t> children_carried(BitRate rate, std::size_t stripes, Bit
 
 }  // namespace
 
-BitRate best_rate(std::size_t stripes, BitRate learner_up, std::span<const ChainWorker> workers, const StripeLimits& limits) {
+BitRate best_rate(std::size_t stripes, BitRate learner_up, std::span<const ChainWorker> workers,
+                  const StripeLimits& limits) {
   double low = 0, high = learner_up.bits_per_s, sum_up = learner_up.bits_per_s;
   for (const ChainWorker& w : workers) {
     high = std::min(high, w.down.bits_per_s);

@@ -44,7 +44,8 @@ StripePlan plan_at(BitRate rate, std::size_t stripes, BitRate learner_up, std::s
                    const StripeLimits& limits);
 
 // The rate of such a plan with so many stripes.
-BitRate best_rate(std::size_t stripes, BitRate learner_up, std::span<const ChainWorker> workers, const StripeLimits& limits);
+BitRate best_rate(std::size_t stripes, BitRate learner_up, std::span<const ChainWorker> workers,
+                  const StripeLimits& limits);
 
 // Sets the chains of every stripe, for workers in the order in which they should stand and a plan for one child.
 void build_stripes(const StripePlan& plan, std::span<const ChainWorker> workers, Topology& topology);

@@ -44,7 +44,8 @@ Result<TopologyPolicy> parse_topology_policy(std::string_view text) {
   for (const TopologyPolicy policy : {TopologyPolicy::kEcho2, TopologyPolicy::kBestChains, TopologyPolicy::kStar,
                                       TopologyPolicy::kStripes, TopologyPolicy::kTrees, TopologyPolicy::kAuto})
     if (text == to_string(policy)) return policy;
-  return fail(Code::kInvalid, "topology policy", "expected auto, echo2, best_chains, star, stripes or trees, found '{}'", text);
+  return fail(Code::kInvalid, "topology policy",
+              "expected auto, echo2, best_chains, star, stripes or trees, found '{}'", text);
 }
 
 std::size_t Topology::size() const {

@@ -26,12 +26,12 @@ Result<TopologyPolicy> parse_topology_policy(std::string_view text);  // the nam
 // A worker as the planner sees it.
 struct ChainWorker {
   WorkerId id;
-  BitRate up;               // what it can send to one child
-  BitRate down;             // what it can receive
-  double score = 0;         // peer_score(); higher stands nearer to the learner
-  bool may_forward = true;  // false: receives only (Role::kRolloutOnly)
-  bool may_seed = true;     // false: placed behind every worker that may (Role::kTail)
-  std::uint32_t region = 0; // of Regions::ways
+  BitRate up;                // what it can send to one child
+  BitRate down;              // what it can receive
+  double score = 0;          // peer_score(); higher stands nearer to the learner
+  bool may_forward = true;   // false: receives only (Role::kRolloutOnly)
+  bool may_seed = true;      // false: placed behind every worker that may (Role::kTail)
+  std::uint32_t region = 0;  // of Regions::ways
 
   BitRate usable_up() const { return may_forward ? up : BitRate{0}; }
 };

@@ -27,18 +27,20 @@ TreePlan plan_trees(BitRate learner_up, std::span<const ChainWorker> workers, do
 // in a stripe few workers forward, each to many.
 void build_trees(const TreePlan& plan, BitRate learner_up, std::span<const ChainWorker> workers, Topology& topology);
 
-// The same for a given rate and number of stripes, all in time, while `others` of their uplinks is kept free; who is more than
-// the learner, whose uplink is `source`, and the others can feed hangs on the learner nevertheless.
+// The same for a given rate and number of stripes, all in time, while `others` of their uplinks is kept free; who is
+// more than the learner, whose uplink is `source`, and the others can feed hangs on the learner nevertheless.
 void grow_trees(BitRate rate, std::size_t stripes, BitRate source, std::span<const ChainWorker> workers, BitRate others,
                 Topology& topology);
 
 struct RelayPlan;
 
 // Hangs up whoever in these trees hangs on nobody that is there, and who is late.
-void hang_up(const RelayPlan& plan, BitRate learner_up, std::span<const ChainWorker> workers, const Regions& regions, Topology& topology);
+void hang_up(const RelayPlan& plan, BitRate learner_up, std::span<const ChainWorker> workers, const Regions& regions,
+             Topology& topology);
 
 // At which a part `quorum` of the workers receives a payload that is large, over these trees.
-BitRate steady_rate(const Topology& topology, BitRate learner_up, std::span<const ChainWorker> workers, double quorum, const Regions& regions);
+BitRate steady_rate(const Topology& topology, BitRate learner_up, std::span<const ChainWorker> workers, double quorum,
+                    const Regions& regions);
 
 struct MendedTrees {
   Topology topology;
@@ -51,8 +53,8 @@ struct MendedTrees {
 
 // The trees for `workers`: who is in the topology keeps its parents, as far as they are there and their uplinks carry
 // it; newcomers, and those whose parent is gone, are fed by whoever has uplink to spare, near the learner first, and
-// bring along what hangs on them. In several regions they are fed in their own, and over a way to it only where nobody there
-// has what they need. `moved` keeps neither parents nor children. Requires a topology that has workers.
+// bring along what hangs on them. In several regions they are fed in their own, and over a way to it only where nobody
+// there has what they need. `moved` keeps neither parents nor children. Requires a topology that has workers.
 MendedTrees mend_trees(const Topology& topology, BitRate learner_up, std::span<const ChainWorker> workers,
                        double quorum, std::optional<WorkerId> moved = {}, const Regions& regions = {});
 

@@ -160,7 +160,8 @@ Status begin(const Arguments& a) {
         "expected a name of small letters, digits, '_' and '-' that begins with a letter, such as sums; found '{}'",
         a.name.substr(0, 80));
   if (a.python == a.c) return fail(Code::kInvalid, "", "in which language? Give --python or --c");
-  if (a.c && a.turns) return fail(Code::kInvalid, "", "--turns is of --python; echoline_task.h says what a library of many turns has");
+  if (a.c && a.turns)
+    return fail(Code::kInvalid, "", "--turns is of --python; echoline_task.h says what a library of many turns has");
   const std::vector<NewFile> files = files_of(a);
   std::string there;
   std::error_code ignored;
@@ -180,7 +181,8 @@ Status begin(const Arguments& a) {
                            2, ' ', false, nlohmann::json::error_handler_t::replace));
   const std::string run_file = shell_word(files[1].path.string());
   if (a.c)
-    say("first: cc -shared -fPIC -O2 -o {} {}\n", shell_word((fs::path(a.folder) / (a.name + ".so")).string()), shell_word(files[0].path.string()));
+    say("first: cc -shared -fPIC -O2 -o {} {}\n", shell_word((fs::path(a.folder) / (a.name + ".so")).string()),
+        shell_word(files[0].path.string()));
   say("next: echoline adapter check {0}\n      echoline adapter play {0}\n      echoline up {0}\n", run_file);
   return ok();
 }

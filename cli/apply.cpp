@@ -52,7 +52,8 @@ int run(const Arguments& a) {
   if (!overrides) return refuse(overrides.error());
   const auto config = learner::load_run_config(up->config, *overrides);
   if (!config) return refuse(config.error());
-  if (const Status checked = learner::preflight(*config, {built_in_trainer(), a.plan}).status(); !checked) return refuse(checked.error());
+  if (const Status checked = learner::preflight(*config, {built_in_trainer(), a.plan}).status(); !checked)
+    return refuse(checked.error());
   const auto model = learner::run_model_config(*config);
   if (!model) return refuse(model.error());
   auto market = learner::run_market(*config, *model, planned->request);
@@ -75,7 +76,8 @@ int run(const Arguments& a) {
     return 0;
   }
   up->plan = std::filesystem::absolute(a.plan).string() + ".applied";  // at today's prices
-  if (const Status written = write_file_atomic(up->plan, today.dump(2) + "\n"); !written) return refuse(written.error());
+  if (const Status written = write_file_atomic(up->plan, today.dump(2) + "\n"); !written)
+    return refuse(written.error());
   up->json = a.json;
   up->again = "echoline apply " + shell_word(a.plan);
   return run_up(*up);

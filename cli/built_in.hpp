@@ -1,5 +1,5 @@
-// The parts of the program that need libtorch. with_torch.cpp opens the module that has it (torch_module.hpp) at the first call;
-// without_torch.cpp takes its place with ECHOLINE_TORCH=OFF. Private to cli/.
+// The parts of the program that need libtorch. with_torch.cpp opens the module that has it (torch_module.hpp) at the
+// first call; without_torch.cpp takes its place with ECHOLINE_TORCH=OFF. Private to cli/.
 #pragma once
 #include <filesystem>
 #include <optional>
@@ -15,8 +15,8 @@ namespace echoline::cli {
 
 using BuiltInEngine = decltype(worker::EngineOptions::builtin);
 
-// These two are empty with ECHOLINE_TORCH=OFF. The trainer's functions open the module when they first need it, and fail with
-// kInvalid if it is missing or cannot be opened; built_in_engine() opens it at once.
+// These two are empty with ECHOLINE_TORCH=OFF. The trainer's functions open the module when they first need it, and
+// fail with kInvalid if it is missing or cannot be opened; built_in_engine() opens it at once.
 learner::BuiltIn built_in_trainer();
 Result<BuiltInEngine> built_in_engine();
 

@@ -1,4 +1,6 @@
 // echoline bundle: this program with every library it needs in one archive, for machines on which nothing is installed.
+#include "overlay/uv/bundle.hpp"
+
 #include <link.h>
 
 #include <algorithm>
@@ -10,7 +12,6 @@
 #include "cli/output.hpp"
 #include "cli/shared_files.hpp"
 #include "cli/verbs.hpp"
-#include "overlay/uv/bundle.hpp"
 
 namespace echoline::cli {
 namespace {
@@ -40,8 +41,8 @@ std::vector<fs::path> loaded_libraries() {
 }
 
 Status run_tar(const fs::path& staging, const fs::path& out) {
-  std::vector<std::string> argv{"/usr/bin/env", "tar", "--create", "--dereference", "--sort=name", "--mtime=@0",
-                                "--owner=0",    "--group=0", "--numeric-owner"};
+  std::vector<std::string> argv{"/usr/bin/env", "tar",       "--create",  "--dereference",  "--sort=name",
+                                "--mtime=@0",   "--owner=0", "--group=0", "--numeric-owner"};
   // By its name; zstd on all processors.
   argv.push_back(out.extension() == ".zst"  ? "--use-compress-program=zstd -T0 -9"
                  : out.extension() == ".gz" ? "--use-compress-program=gzip -9"
@@ -93,7 +94,8 @@ Result<std::string> make(const fs::path& out, bool with_engine) {
     files.push_back(fs::canonical(lib / "echoline", ec));
     roots.push_back(files.back());
     if (module) roots.push_back(*module);
-    // Debian's libtorch names OpenCV and FFmpeg and uses nothing of them; these bring Qt and GDAL along: 250 libraries in all.
+    // Debian's libtorch names OpenCV and FFmpeg and uses nothing of them; these bring Qt and GDAL along: 250 libraries
+    // in all.
     ECHO_ASSIGN(const std::set<fs::path> left_out, unneeded(files, roots));
     std::set<std::string> names;
     for (const fs::path& path : left_out) names.insert(path.filename());

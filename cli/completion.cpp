@@ -94,8 +94,9 @@ std::string zsh_completion(const std::vector<Command>& commands, const std::vect
       "    case \"$verb $words[i]\" in\n";
   out += fmt::format("      {}) verb=\"${{verb:+$verb }}$words[i]\" ;;\n", paths(commands));
   out += "    esac\n  done\n  case \"$words[CURRENT-1]\" in\n";
-  out += fmt::format("    --set) compadd -S = -- {}; return ;;\n    {}) _files; return ;;\n  esac\n  case \"$verb\" in\n",
-                     fmt::join(run_file_keys, " "), fmt::join(names_with_values(commands), "|"));
+  out +=
+      fmt::format("    --set) compadd -S = -- {}; return ;;\n    {}) _files; return ;;\n  esac\n  case \"$verb\" in\n",
+                  fmt::join(run_file_keys, " "), fmt::join(names_with_values(commands), "|"));
   const auto described = [](std::string name, const std::string& meaning) {
     return quoted(name + ":" + meaning, "'\\''");
   };
@@ -134,7 +135,8 @@ std::string fish_completion(const std::vector<Command>& commands, const std::vec
         when += (when.empty() ? "" : "; and ") + seen(rest.substr(at, end - at));
         at = end + 1;
       }
-      if (!command.verbs.empty()) when += fmt::format("; and not {}", seen(fmt::format("{}", fmt::join(command.verbs, " "))));
+      if (!command.verbs.empty())
+        when += fmt::format("; and not {}", seen(fmt::format("{}", fmt::join(command.verbs, " "))));
     }
     const std::string condition = "complete -c echoline -n " + quoted(when, "\\'");
     for (const std::string& verb : command.verbs)

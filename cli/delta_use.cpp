@@ -294,8 +294,7 @@ void add_delta_apply(Verb* group, int& exit) {
 }
 
 void add_delta_verify(Verb* group, int& exit) {
-  auto* verb =
-      group->add_verb("verify", "Say whether a checkpoint is the base of a patch, its result, or neither");
+  auto* verb = group->add_verb("verify", "Say whether a checkpoint is the base of a patch, its result, or neither");
   auto a = std::make_shared<VerifyArguments>();
   verb->add_option("STATE", a->state, "checkpoint: a .safetensors file or a Hugging Face folder")->required();
   verb->add_option("PATCH", a->patch, "patch")->required();

@@ -91,7 +91,8 @@ std::vector<Check> check_run(const Arguments& a) {
 }
 
 int run(const Arguments& a) {
-  std::vector<Check> checks{check_machine(), check_disk(), check_database(), check_network(), check_sandbox(), check_torch()};
+  std::vector<Check> checks{check_machine(), check_disk(),    check_database(),
+                            check_network(), check_sandbox(), check_torch()};
   if (!a.config.empty())
     for (Check& check : check_run(a)) checks.push_back(std::move(check));
   bool failed = false;

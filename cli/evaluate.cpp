@@ -36,7 +36,7 @@ struct Arguments {
 // What is evaluated, on what.
 struct Subject {
   learner::RunConfig config;
-  std::string name;  // for people
+  std::string name;              // for people
   std::filesystem::path policy;  // a Hugging Face directory; empty: a server
   std::optional<model::Phrasing> phrasing;
   std::unique_ptr<data_plane::Adapter> adapter;
@@ -46,8 +46,10 @@ struct Subject {
 Result<std::filesystem::path> stored_policy(const Arguments& a, const std::filesystem::path& run, std::string& name) {
   std::optional<std::int64_t> step;
   if (a.checkpoint) {
-    if (a.checkpoint->empty() || a.checkpoint->size() > 18 || a.checkpoint->find_first_not_of("0123456789") != std::string::npos)
-      return fail(Code::kInvalid, "evaluate", "--checkpoint: expected a number of learner steps, found '{}'", *a.checkpoint);
+    if (a.checkpoint->empty() || a.checkpoint->size() > 18 ||
+        a.checkpoint->find_first_not_of("0123456789") != std::string::npos)
+      return fail(Code::kInvalid, "evaluate", "--checkpoint: expected a number of learner steps, found '{}'",
+                  *a.checkpoint);
     step = std::stoll(*a.checkpoint);
   }
   ECHO_ASSIGN(const learner::StoredPolicy policy, learner::find_policy(run / "checkpoints", step));
@@ -61,14 +63,18 @@ Result<Subject> subject(const Arguments& a) {
   if (!a.run.empty() && !a.config.empty())
     return fail(Code::kInvalid, "evaluate", "expected a run or --config RUNFILE, found both");
   if (!a.policy.empty() + a.checkpoint.has_value() + server > 1)
-    return fail(Code::kInvalid, "evaluate", "--checkpoint, --policy and --url each say what is evaluated: give one of them");
-  if (server == a.model.empty()) return fail(Code::kInvalid, "evaluate", "--url and --model go together: the server's address, and its name of the model");
+    return fail(Code::kInvalid, "evaluate",
+                "--checkpoint, --policy and --url each say what is evaluated: give one of them");
+  if (server == a.model.empty())
+    return fail(Code::kInvalid, "evaluate",
+                "--url and --model go together: the server's address, and its name of the model");
   std::filesystem::path run;
   if (a.config.empty()) {
     ECHO_ASSIGN(run, find_run(a.run));
   }
   ECHO_ASSIGN(const auto overrides, parse_overrides(a.overrides));
-  ECHO_ASSIGN(s.config, learner::load_run_config(a.config.empty() ? run / "config.yaml" : std::filesystem::path(a.config), overrides));
+  ECHO_ASSIGN(s.config, learner::load_run_config(
+                            a.config.empty() ? run / "config.yaml" : std::filesystem::path(a.config), overrides));
   if (server) {
     s.name = fmt::format("{} at {}", a.model, a.url);
   } else if (!a.policy.empty()) {
@@ -79,26 +85,32 @@ Result<Subject> subject(const Arguments& a) {
     s.policy = *s.config.model.path;
     s.name = s.policy.string();
   } else {
-    return fail(Code::kInvalid, "evaluate", "{}: which policy? Name a run instead, or give --policy DIR or --url", a.config);
+    return fail(Code::kInvalid, "evaluate", "{}: which policy? Name a run instead, or give --policy DIR or --url",
+                a.config);
   }
-  if (!a.api.empty() && !server) return fail(Code::kInvalid, "evaluate", "--api says how a server is asked: it needs --url");
-  if (!server || (a.api.empty() ? !s.config.task.chat : a.api == "completions")) {  // in the tokens and the template of the model
+  if (!a.api.empty() && !server)
+    return fail(Code::kInvalid, "evaluate", "--api says how a server is asked: it needs --url");
+  if (!server ||
+      (a.api.empty() ? !s.config.task.chat : a.api == "completions")) {  // in the tokens and the template of the model
     std::optional<std::filesystem::path> folder = s.config.model.path;
     if (!s.policy.empty()) folder = s.policy;
     auto files = folder ? model::ModelFiles::read(*folder) : model::ModelFiles::of_preset(*s.config.model.preset);
     if (!files) return as_mistake(std::move(files).error());
     ECHO_ASSIGN(s.phrasing, learner::run_phrasing(s.config, *files));
   }
-  ECHO_ASSIGN(s.adapter, data_plane::make_adapter(s.config.task.adapter, s.config.task.options_json, s.config.run.seed));
+  ECHO_ASSIGN(s.adapter,
+              data_plane::make_adapter(s.config.task.adapter, s.config.task.options_json, s.config.run.seed));
   s.problems = s.adapter->evaluation();
   std::size_t most = s.config.evaluation.problems.value_or(std::numeric_limits<std::uint32_t>::max());
   if (a.problems > 0) most = a.problems;
   if (most < s.problems.size()) s.problems.resize(most);
-  if (s.problems.empty()) return fail(Code::kInvalid, "evaluate", "the task '{}' has no held-out problems", s.config.task.adapter);
+  if (s.problems.empty())
+    return fail(Code::kInvalid, "evaluate", "the task '{}' has no held-out problems", s.config.task.adapter);
   return s;
 }
 
-Status ask_policy(const Subject& s, const Arguments& a, const learner::HeldOutQuestions& q, learner::HeldOut& held_out) {
+Status ask_policy(const Subject& s, const Arguments& a, const learner::HeldOutQuestions& q,
+                  learner::HeldOut& held_out) {
   struct Asked {
     std::vector<model::Token> tokens;
     std::size_t prompt = 0, turns = 0;
@@ -130,7 +142,9 @@ Status ask_policy(const Subject& s, const Arguments& a, const learner::HeldOutQu
   questions.threads = s.config.learner.threads;
   if (a.at_once > 0) questions.at_once = a.at_once;
   if (!s.phrasing->stop().empty())
-    questions.ends = [&](std::span<const model::Token> response) { return s.phrasing->end(response, response.size() - 1).has_value(); };
+    questions.ends = [&](std::span<const model::Token> response) {
+      return s.phrasing->end(response, response.size() - 1).has_value();
+    };
   questions.next = [&]() -> std::optional<model::Question> {
     if (!again.empty()) {
       const std::uint64_t id = again.front();
@@ -150,14 +164,16 @@ Status ask_policy(const Subject& s, const Arguments& a, const learner::HeldOutQu
     return std::nullopt;
   };
   questions.hear = [&](std::uint64_t id, Result<model::Generation> generation) -> Status {
-    if (q.interrupted()) return fail(Code::kCancelled, "evaluate", "stopped after {} of {} answers", held_out.answers(), total);
+    if (q.interrupted())
+      return fail(Code::kCancelled, "evaluate", "stopped after {} of {} answers", held_out.answers(), total);
     if (!generation) {
       if (generation.error().code != Code::kInvalid) return std::move(generation).error();
       refused(id, generation.error());  // too long for it
       return ok();
     }
-    ECHO_ASSIGN(const auto told, held_out.answered(id, s.phrasing->answer(generation->tokens), generation->finish != model::Finish::kLength,
-                                                   std::ssize(generation->tokens)));
+    ECHO_ASSIGN(const auto told,
+                held_out.answered(id, s.phrasing->answer(generation->tokens),
+                                  generation->finish != model::Finish::kLength, std::ssize(generation->tokens)));
     q.progress(held_out.answers());
     if (!told) {
       asked.erase(id);
@@ -202,18 +218,23 @@ std::string number(const json& value, int digits) {
 }
 
 void print(const Subject& s, const json& r) {
-  fmt::print("{} on {} held-out problems of '{}'\n", s.name, r.at("problems").get<std::uint64_t>(), s.config.task.adapter);
-  fmt::print("{:<18}{}  (95 %: {} to {})\n", "accuracy", number(r.at("accuracy"), 3), number(r.at("accuracy_low"), 3), number(r.at("accuracy_high"), 3));
+  fmt::print("{} on {} held-out problems of '{}'\n", s.name, r.at("problems").get<std::uint64_t>(),
+             s.config.task.adapter);
+  fmt::print("{:<18}{}  (95 %: {} to {})\n", "accuracy", number(r.at("accuracy"), 3), number(r.at("accuracy_low"), 3),
+             number(r.at("accuracy_high"), 3));
   for (const json& pass : r.at("pass_at"))
     fmt::print("{:<18}{}\n", fmt::format("pass@{}", pass.at("k").get<std::uint64_t>()), number(pass.at("share"), 3));
   fmt::print("{:<18}{}\n", "reward", number(r.at("reward_mean"), 3));
   if (r.contains("by_task"))
     for (const auto& [task, of] : r.at("by_task").items())
-      fmt::print("{:<18}{} of {} answers, reward {}\n", task, number(of.at("accuracy"), 3), of.at("answers").get<std::uint64_t>(), number(of.at("reward_mean"), 3));
+      fmt::print("{:<18}{} of {} answers, reward {}\n", task, number(of.at("accuracy"), 3),
+                 of.at("answers").get<std::uint64_t>(), number(of.at("reward_mean"), 3));
   const json& tokens = r.at("response_tokens");
-  fmt::print("{:<18}mean {}, median {}, 95 % {}, most {};  {} % cut at the limit\n", "response tokens", number(tokens.at("mean"), 1),
-             number(tokens.at("p50"), 0), number(tokens.at("p95"), 0), number(tokens.at("max"), 0), number(100 * r.at("truncated_fraction").get<double>(), 1));
-  for (const auto& [why, count] : r.at("refused").items()) fmt::print("{:<18}{} answers: {}\n", "refused", count.get<std::uint64_t>(), why);
+  fmt::print("{:<18}mean {}, median {}, 95 % {}, most {};  {} % cut at the limit\n", "response tokens",
+             number(tokens.at("mean"), 1), number(tokens.at("p50"), 0), number(tokens.at("p95"), 0),
+             number(tokens.at("max"), 0), number(100 * r.at("truncated_fraction").get<double>(), 1));
+  for (const auto& [why, count] : r.at("refused").items())
+    fmt::print("{:<18}{} answers: {}\n", "refused", count.get<std::uint64_t>(), why);
   fmt::print("{:<18}{}\n", "seconds", number(r.at("seconds"), 1));
 }
 
@@ -255,23 +276,39 @@ Result<json> evaluate(const Arguments& a, Subject& s) {
 void add_evaluate(Verb& app, int& exit) {
   auto* verb = app.add_verb("evaluate", "Score held-out problems with a policy, or with a model behind a server");
   auto a = std::make_shared<Arguments>();
-  verb->add_option("run", a->run, "name or folder of a run (default: the newest), whose newest checkpoint is evaluated");
+  verb->add_option("run", a->run,
+                   "name or folder of a run (default: the newest), whose newest checkpoint is evaluated");
   verb->add_option("--checkpoint", a->checkpoint, "the policy of another of its checkpoints: its learner steps");
   verb->add_option("--config", a->config, "a run file instead of a run: its task, and the model it names");
-  verb->add_option("--set", a->overrides, "override a key of the run file, e.g. --set rollout.response_tokens_max=512")->one_value_each();
+  verb->add_option("--set", a->overrides, "override a key of the run file, e.g. --set rollout.response_tokens_max=512")
+      ->one_value_each();
   verb->add_option("--policy", a->policy, "a Hugging Face model directory instead");
   verb->add_option("--url", a->url, "a server with OpenAI's interface instead, e.g. http://127.0.0.1:8000/v1");
   verb->add_option("--model", a->model, "with --url: the model, as the server calls it");
-  verb->add_option("--api", a->api, "with --url: how it is asked (default: chat where the run file has task.chat)")->one_of({"chat", "completions"});
-  verb->add_option("--key-file", a->key_file, "with --url: a file of mode 600 that holds the key; or set ECHOLINE_API_KEY");
-  verb->add_option("--concurrency", a->at_once, "questions at a time (default: 64, of a server 16)")->range<std::size_t>(1, 1024);
-  verb->add_option("--timeout", a->timeout_s, "with --url: seconds until an answer is given up")->range(0.001, 86'400.0)->show_default();
-  verb->add_option("--tries", a->tries, "with --url: of each question, where the server is busy, away or answers by halves")->range<std::size_t>(1, 100)->show_default();
+  verb->add_option("--api", a->api, "with --url: how it is asked (default: chat where the run file has task.chat)")
+      ->one_of({"chat", "completions"});
+  verb->add_option("--key-file", a->key_file,
+                   "with --url: a file of mode 600 that holds the key; or set ECHOLINE_API_KEY");
+  verb->add_option("--concurrency", a->at_once, "questions at a time (default: 64, of a server 16)")
+      ->range<std::size_t>(1, 1024);
+  verb->add_option("--timeout", a->timeout_s, "with --url: seconds until an answer is given up")
+      ->range(0.001, 86'400.0)
+      ->show_default();
+  verb->add_option("--tries", a->tries,
+                   "with --url: of each question, where the server is busy, away or answers by halves")
+      ->range<std::size_t>(1, 100)
+      ->show_default();
   verb->add_option("--device", a->device, "for a policy: cpu, cuda or cuda:N")->show_default();
-  verb->add_option("--samples", a->samples, "answers to each problem; with more than one: pass@k")->range<std::size_t>(1, kSamplesMax)->show_default();
-  verb->add_option("--temperature", a->temperature, "default: 0, the most likely tokens; with --samples that of the run")->range(0.0, 100.0);
-  verb->add_option("--max-tokens", a->tokens_max, "longest answer (default: rollout.response_tokens_max)")->range(1, 1'000'000);
-  verb->add_option("--problems", a->problems, "the first so many (default: as evaluation.problems says)")->range<std::size_t>(1, 1u << 30);
+  verb->add_option("--samples", a->samples, "answers to each problem; with more than one: pass@k")
+      ->range<std::size_t>(1, kSamplesMax)
+      ->show_default();
+  verb->add_option("--temperature", a->temperature,
+                   "default: 0, the most likely tokens; with --samples that of the run")
+      ->range(0.0, 100.0);
+  verb->add_option("--max-tokens", a->tokens_max, "longest answer (default: rollout.response_tokens_max)")
+      ->range(1, 1'000'000);
+  verb->add_option("--problems", a->problems, "the first so many (default: as evaluation.problems says)")
+      ->range<std::size_t>(1, 1u << 30);
   verb->add_option("--seed", a->seed, "of the sampling");
   verb->add_flag("--json", a->as_json, "print JSON (docs/engines.md has the fields)");
   verb->footer(
@@ -284,8 +321,10 @@ void add_evaluate(Verb& app, int& exit) {
     const auto result = evaluate(*a, s);
     exit = result ? 0 : complain("evaluate", result.error());
     if (!result) return;
-    if (a->as_json) fmt::print("{}\n", result->dump(2, ' ', false, json::error_handler_t::replace));
-    else print(s, *result);
+    if (a->as_json)
+      fmt::print("{}\n", result->dump(2, ' ', false, json::error_handler_t::replace));
+    else
+      print(s, *result);
   });
 }
 

@@ -123,9 +123,10 @@ int work(const WorkerArguments& a, const std::atomic<bool>& stop) {
   const overlay::Listening listening = overlay::listens_at(a.bind, options.advertise.has_value(), options.learner.host);
   options.bind_host = listening.host;
   if (listening.leaf)
-    log::warn("it listens on {} only, so other workers cannot fetch policies from it: it will be a leaf; --bind :: or "
-              "--advertise HOST:PORT lets it forward",
-              listening.host);
+    log::warn(
+        "it listens on {} only, so other workers cannot fetch policies from it: it will be a leaf; --bind :: or "
+        "--advertise HOST:PORT lets it forward",
+        listening.host);
   options.name = a.name;
   options.place = a.place;
   engine.kind = a.engine_name == "sglang" ? worker::EngineKind::kSglang
@@ -149,10 +150,12 @@ int work(const WorkerArguments& a, const std::atomic<bool>& stop) {
   const auto report = worker::run_agent(options, stop);
   if (!report) return complain("worker", report.error());
   const double versions = static_cast<double>(std::max<std::uint64_t>(1, report->versions));
-  log::info("{} rollouts accepted, {} leases refused, {} versions installed (in the mean {:.1f} ms each, {:.1f} ms after they had "
-            "come); ended: {}",
-            report->rollouts, report->refused, report->versions, 1e3 * seconds(report->install_times) / versions,
-            1e3 * seconds(report->install_waits) / versions, report->reason);
+  log::info(
+      "{} rollouts accepted, {} leases refused, {} versions installed (in the mean {:.1f} ms each, {:.1f} ms after "
+      "they had "
+      "come); ended: {}",
+      report->rollouts, report->refused, report->versions, 1e3 * seconds(report->install_times) / versions,
+      1e3 * seconds(report->install_waits) / versions, report->reason);
   if (!report->in_order)
     return complain("worker", fail(Code::kUnavailable, "work", "it ended before the run did: {}", report->reason));
   return 0;
@@ -173,8 +176,7 @@ void add_learner(Verb& app, int& exit) {
   auto* verb = app.add_verb("learner", "Run the learner of a run file; `up` does this and shows the progress");
   auto a = std::make_shared<LearnerArguments>();
   verb->add_option("config", a->config, "run file, e.g. configs/quickstart.yaml")->required();
-  verb->add_option("--set", a->overrides, "override a key of the run file, e.g. --set run.steps=50")
-      ->one_value_each();
+  verb->add_option("--set", a->overrides, "override a key of the run file, e.g. --set run.steps=50")->one_value_each();
   verb->add_option("--plan", a->plan, "rent by this plan.json instead of a new plan");
   verb->add_flag("--resume", a->resume, "go on from the last checkpoint of this run");
   verb->add_flag("--json", a->json, "print the report as JSON when done");
@@ -186,16 +188,21 @@ void add_worker(Verb& app, int& exit) {
   auto a = std::make_shared<WorkerArguments>();
   verb->add_option("--join", a->join, "the learner, HOST:PORT; HOST is an address or a name")->required();
   verb->add_option("--name", a->name, "what the learner calls this worker: its offer id");
-  verb->add_option("--place", a->place, "where it stands, as network.regions has it, e.g. 'DE'; default: what its offer says");
+  verb->add_option("--place", a->place,
+                   "where it stands, as network.regions has it, e.g. 'DE'; default: what its offer says");
   verb->add_option("--token", a->token, "join token; other users of this machine can see it here: prefer the next two");
   verb->add_option("--token-file", a->token_file,
                    "file with the join token; without both, the variable ECHOLINE_TOKEN");
   verb->add_option("--folder", a->folder,
                    "keeps identity and received chunks over restarts; without it nothing is kept");
-  verb->add_option("--bind", a->bind, "address where other workers fetch policies; '::' for all, IPv4 and IPv6; default: all with --advertise, "
-                   "otherwise 127.0.0.1, where none on other machines can");
+  verb->add_option(
+      "--bind", a->bind,
+      "address where other workers fetch policies; '::' for all, IPv4 and IPv6; default: all with --advertise, "
+      "otherwise 127.0.0.1, where none on other machines can");
   verb->add_option("--port", a->port, "its port; 0: any free one");
-  verb->add_option("--advertise", a->advertise, "HOST:PORT where others reach this worker, if its port is mapped; default: what a container of vast.ai is told of "
+  verb->add_option("--advertise", a->advertise,
+                   "HOST:PORT where others reach this worker, if its port is mapped; default: what a container of "
+                   "vast.ai is told of "
                    "its --port");
   verb->add_option("--up", a->up, "limit of the uplink, e.g. '8 Mbit/s'");
   verb->add_option("--down", a->down, "limit of the downlink");
@@ -205,24 +212,26 @@ void add_worker(Verb& app, int& exit) {
   verb->add_option("--memory-max", a->memory_max,
                    "memory for publications, e.g. '4 GiB'; default: by the policy's size, 256 MiB with a folder");
   verb->add_option("--disk-max", a->disk_max, "room for publications in the folder; default: by the policy's size");
-  verb->add_option("--rollouts-per-s", a->rollouts_per_s, "hold generation to this speed")
-      ->non_negative();
+  verb->add_option("--rollouts-per-s", a->rollouts_per_s, "hold generation to this speed")->non_negative();
   verb->add_option("--rollouts-at-once", a->engine.rollouts_at_once, "responses that are generated together, at most")
       ->range(1, 65536);
   verb->add_option("--cache-max", a->cache_max,
                    "memory for the keys and values of their tokens, e.g. '8 GiB' (default: 4 GiB)");
-  verb->add_option("--device", a->engine.device, "where the built-in engine computes: cpu, cuda or cuda:N")->show_default();
+  verb->add_option("--device", a->engine.device, "where the built-in engine computes: cpu, cuda or cuda:N")
+      ->show_default();
   verb->add_option("--threads", a->engine.threads, "CPU threads for generation")->range(1, 1024);
   verb->add_option("--engine", a->engine_name, "what generates: builtin, sglang or vllm")
-      ->one_of({"builtin", "sglang", "vllm"})->show_default();
+      ->one_of({"builtin", "sglang", "vllm"})
+      ->show_default();
   verb->add_option("--engine-command", a->engine.command,
                    "starts it as a child of this worker, e.g. 'vllm serve {model} --host 127.0.0.1 --port {port}'");
   verb->add_option("--engine-url", a->engine.url,
                    "or where one runs that reads --engine-folder, e.g. http://127.0.0.1:30000");
   verb->add_option("--engine-folder", a->engine_folder,
                    "where the policy is kept for it as a Hugging Face directory; default: a new one in /dev/shm");
-  verb->add_option("--engine-patience", a->patience,
-                   "how long its start, loading a policy, or an answer may take before it counts as hung (default: 10 min)");
+  verb->add_option(
+      "--engine-patience", a->patience,
+      "how long its start, loading a policy, or an answer may take before it counts as hung (default: 10 min)");
   verb->footer(
       "Example, with a token from `echoline token --instance my-gpu` on the learner's machine:\n"
       "  ECHOLINE_TOKEN=... echoline worker --join 192.0.2.7:7070 --name my-gpu \\\n"

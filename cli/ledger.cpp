@@ -101,7 +101,8 @@ Status read_charges(Opened& o) {
     question.from_unix_s = std::min(question.from_unix_s, row.intended_unix_s);
   }
   if (row_of.empty())
-    return fail(Code::kNotFound, "ledger", "{}: nothing of this run was rented from vast.ai, and no other provider says what it charged",
+    return fail(Code::kNotFound, "ledger",
+                "{}: nothing of this run was rented from vast.ai, and no other provider says what it charged",
                 o.folder.string());
   const auto options = o.config ? learner::provider_options(*o.config) : provisioner::ProviderOptions{};
   ECHO_ASSIGN(question.key, provisioner::read_vast_key(options.vast_key_file));
@@ -209,7 +210,8 @@ Status costs(const Arguments& a) {
                 {"credits", json::object()},
                 {"instances", json::array()}};
     if (!charged.empty()) out["charged"] = {{"usd", theirs}, {"usd_ours", ours}, {"last_day_unix_s", until}};
-    for (const auto& credit : credits) out["credits"][credit.provider] = {{"usd", credit.usd}, {"unix_s", credit.unix_s}};
+    for (const auto& credit : credits)
+      out["credits"][credit.provider] = {{"usd", credit.usd}, {"unix_s", credit.unix_s}};
     for (const LedgerRow& row : rows) {
       json instance = row_json(row, now);
       const auto it = charged.find(row.id);
@@ -242,9 +244,10 @@ Status costs(const Arguments& a) {
     if (const auto it = charged.find(row.id); it != charged.end())
       fmt::print("{:>4}  {:<16}  {:>10.4f}  {:>10.4f}\n", row.id, row.offer, row.usd(now), it->second.usd);
   if (!charged.empty())
-    fmt::print("for these ${:.2f} by our count, and ${:.2f} charged, as far as {} (they charge by the day, and late)\n", ours, theirs,
-               when(until).substr(0, 10));
-  for (const auto& credit : credits) fmt::print("left on the account of {}: ${:.2f}, {}\n", credit.provider, credit.usd, when(credit.unix_s));
+    fmt::print("for these ${:.2f} by our count, and ${:.2f} charged, as far as {} (they charge by the day, and late)\n",
+               ours, theirs, when(until).substr(0, 10));
+  for (const auto& credit : credits)
+    fmt::print("left on the account of {}: ${:.2f}, {}\n", credit.provider, credit.usd, when(credit.unix_s));
   return ok();
 }
 

@@ -59,8 +59,8 @@ void pack(const std::vector<std::string>& parts, std::size_t columns, std::vecto
 
 std::string bar(double fraction, int cells) {
   const int full = static_cast<int>(std::clamp(fraction, 0.0, 1.0) * cells + 0.5);
-  return "[" + std::string(static_cast<std::size_t>(full), '#') + std::string(static_cast<std::size_t>(cells - full), '.') +
-         "]";
+  return "[" + std::string(static_cast<std::size_t>(full), '#') +
+         std::string(static_cast<std::size_t>(cells - full), '.') + "]";
 }
 
 // --- workers ---
@@ -86,8 +86,14 @@ struct Row {
 };
 
 Row row_of(const json& w, double published, double publish_every) {
-  Row row{static_cast<std::uint64_t>(field(w, "id", 0.0)), field(w, "offer", std::string()), "-",
-          fmt::format("{}", field(w, "rollouts", 0.0)), bytes(w, "bytes_in"), bytes(w, "bytes_forwarded"), {}, 0};
+  Row row{static_cast<std::uint64_t>(field(w, "id", 0.0)),
+          field(w, "offer", std::string()),
+          "-",
+          fmt::format("{}", field(w, "rollouts", 0.0)),
+          bytes(w, "bytes_in"),
+          bytes(w, "bytes_forwarded"),
+          {},
+          0};
   const auto note = [&](int weight, const std::string& text) {
     row.weight = std::max(row.weight, weight);
     row.note += (row.note.empty() ? "" : ", ") + text;

@@ -44,9 +44,9 @@ class LiveTable {
   void write(const std::string& text);
   void redraw(const std::string& printed);
   std::FILE* out_;
-  std::optional<Screen> screen_;    // as it was when the table was drawn
-  std::size_t drawn_ = 0;           // lines of the table on the screen
-  nlohmann::json status_;           // what it shows
+  std::optional<Screen> screen_;     // as it was when the table was drawn
+  std::size_t drawn_ = 0;            // lines of the table on the screen
+  nlohmann::json status_;            // what it shows
   std::deque<std::string> printed_;  // the last lines above it, for a screen that has changed its size
   TimePoint line_due_{};
   std::string last_line_, last_phase_;

@@ -59,8 +59,9 @@ int main(int argc, char** argv) {
   add_man(app, exit);
   const std::vector<std::string> verbs = app.verbs();
   if (argc > 1 && argv[1][0] != '-' && std::find(verbs.begin(), verbs.end(), argv[1]) == verbs.end()) {
-    const int refused = complain("", echoline::fail(echoline::Code::kInvalid, "", "unknown verb '{}'{}; `echoline --help` lists them",
-                                                    argv[1], echoline::did_you_mean(argv[1], verbs)));
+    const int refused =
+        complain("", echoline::fail(echoline::Code::kInvalid, "", "unknown verb '{}'{}; `echoline --help` lists them",
+                                    argv[1], echoline::did_you_mean(argv[1], verbs)));
     return flush_output(refused);
   }
   try {

@@ -111,8 +111,9 @@ void add_man(Verb& app, int& exit) {
   auto a = std::make_shared<Arguments>();
   verb->add_option("verb", a->verb, "whose page, e.g. delta diff; without it the program's");
   verb->add_option("--folder", a->folder, "write all pages into this folder instead, such as share/man/man1");
-  verb->footer("  echoline man up | man -l -    # shows a page\n"
-               "An installed echoline has its pages where man finds them.");
+  verb->footer(
+      "  echoline man up | man -l -    # shows a page\n"
+      "An installed echoline has its pages where man finds them.");
   verb->callback([&app, a, &exit] { exit = run(app, *a); });
 }
 

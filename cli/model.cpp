@@ -36,20 +36,24 @@ struct InfoArguments {
 // What a learner step takes with these settings, part by part.
 int train_info(const InfoArguments& a, const model::ModelConfig& config) {
   const model::TrainingMemory m = model::training_memory(
-      config, {a.bf16, a.int8, a.reference, a.recompute, a.microbatch_tokens, std::min(a.tokens, config.positions_max)});
-  const std::pair<const char*, Bytes> parts[] = {{"weights", m.weights},         {"gradients", m.gradients},
-                                                 {"optimizer", m.optimizer},     {"activations", m.activations},
-                                                 {"passing", m.passing},         {"program", m.program},
-                                                 {"total", m.total()}};
+      config,
+      {a.bf16, a.int8, a.reference, a.recompute, a.microbatch_tokens, std::min(a.tokens, config.positions_max)});
+  const std::pair<const char*, Bytes> parts[] = {
+      {"weights", m.weights}, {"gradients", m.gradients}, {"optimizer", m.optimizer}, {"activations", m.activations},
+      {"passing", m.passing}, {"program", m.program},     {"total", m.total()}};
   if (a.json) {
     nlohmann::json out{{"schema_version", 1}, {"parameters", config.parameters()}};
     for (const auto& [name, size] : parts) out[fmt::format("{}_bytes", name)] = size.count;
     fmt::print("{}\n", out.dump(2));
     return 0;
   }
-  const char* meanings[] = {a.reference ? "the policy's, and the reference policy's" : "the policy's", "summed in fp32",
-                            "masters and two moments", "kept for the gradient, of one micro-batch",
-                            "logits, gradients on their way", "the program, its libraries, the allocator's slack", "the most at any moment of a learner step"};
+  const char* meanings[] = {a.reference ? "the policy's, and the reference policy's" : "the policy's",
+                            "summed in fp32",
+                            "masters and two moments",
+                            "kept for the gradient, of one micro-batch",
+                            "logits, gradients on their way",
+                            "the program, its libraries, the allocator's slack",
+                            "the most at any moment of a learner step"};
   std::size_t i = 0;
   for (const auto& [name, size] : parts) fmt::print("{:<14}{:<12}({})\n", name, to_text(size), meanings[i++]);
   return 0;

@@ -46,8 +46,10 @@ int export_model(const ExportArguments& a) {
   }();
   if (!done) return complain("model export", done.error());
   if (a.json)
-    fmt::print("{}\n", ordered_json{{"schema_version", 1}, {"folder", a.output}, {"step", done->step}, {"digest", done->digest}}
-                           .dump(2));
+    fmt::print(
+        "{}\n",
+        ordered_json{{"schema_version", 1}, {"folder", a.output}, {"step", done->step}, {"digest", done->digest}}.dump(
+            2));
   else
     fmt::print("{}\n", a.output);
   return 0;
@@ -80,7 +82,8 @@ Result<Said> said_by(const GenerateArguments& a) {
   ECHO_ASSIGN(said.prompt_tokens, phrasing.prompt(a.prompt));
   if (a.continuation) {
     ECHO_ASSIGN(said.tokens, phrasing.tokenizer().encode(*a.continuation));
-    ECHO_ASSIGN(said.logprobs, score(a.folder, said.prompt_tokens, said.tokens, a.temperature > 0 ? a.temperature : 1.0));
+    ECHO_ASSIGN(said.logprobs,
+                score(a.folder, said.prompt_tokens, said.tokens, a.temperature > 0 ? a.temperature : 1.0));
     said.finish = "given";
   } else {
     model::Sampling options;
@@ -136,8 +139,11 @@ int generate(const GenerateArguments& a) {
 void add_model_use(Verb& verb, int& exit) {
   auto* exported = verb.add_verb("export", "Copy the policy of a run into a Hugging Face directory of its own");
   auto e = std::make_shared<ExportArguments>();
-  exported->add_option("run", e->run, "RUN or RUN@STEP: name or folder of a run, and the step of one of its checkpoints "
-                                      "(default: the newest)")->required();
+  exported
+      ->add_option("run", e->run,
+                   "RUN or RUN@STEP: name or folder of a run, and the step of one of its checkpoints "
+                   "(default: the newest)")
+      ->required();
   exported->add_option("-o,--output", e->output, "folder to make; must not exist")->required();
   exported->add_flag("--json", e->json, "print JSON");
   exported->callback([e, &exit] { exit = export_model(*e); });
@@ -154,8 +160,9 @@ void add_model_use(Verb& verb, int& exit) {
   generated->add_option("--top-p", g->top_p, "keep the most likely tokens that hold this probability")
       ->range(0.001, 1.0);
   generated->add_option("--seed", g->seed, "of the sampling");
-  generated->add_flag("--logprobs", g->logprobs, "print every token with its log-probability (nats, at the temperature, "
-                                                 "over the whole vocabulary)");
+  generated->add_flag("--logprobs", g->logprobs,
+                      "print every token with its log-probability (nats, at the temperature, "
+                      "over the whole vocabulary)");
   generated->add_flag("--json", g->json, "print JSON: prompt tokens, text, and every token with its log-probability");
   generated->callback([g, &exit] { exit = generate(*g); });
 }

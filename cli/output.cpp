@@ -34,7 +34,8 @@ int flush_output(int exit) {
 
 std::string wrapped(std::string_view text, std::size_t first, std::size_t rest, std::size_t columns) {
   const auto width = [](std::string_view word) {
-    return static_cast<std::size_t>(std::count_if(word.begin(), word.end(), [](unsigned char c) { return (c & 0xc0) != 0x80; }));
+    return static_cast<std::size_t>(
+        std::count_if(word.begin(), word.end(), [](unsigned char c) { return (c & 0xc0) != 0x80; }));
   };
   std::string out(first, ' ');
   std::size_t used = first;

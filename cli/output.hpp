@@ -18,11 +18,12 @@ void say(fmt::format_string<Args...> format, Args&&... args) {
 
 // Makes sure that files 0 to 2 are there, so that no other file can take the place of a closed one.
 void open_standard_files();
-// Writes out what stdout still holds. `exit` when all of it has arrived, else 1, and the reason on stderr; a reader that
-// has gone away is no news.
+// Writes out what stdout still holds. `exit` when all of it has arrived, else 1, and the reason on stderr; a reader
+// that has gone away is no news.
 int flush_output(int exit);
 
-// Lines of at most `columns` characters where the words allow it, the first indented by `first`, the others by `rest`; ends with a newline.
+// Lines of at most `columns` characters where the words allow it, the first indented by `first`, the others by `rest`;
+// ends with a newline.
 std::string wrapped(std::string_view text, std::size_t first, std::size_t rest, std::size_t columns);
 
 // A word as a shell reads it back, in quotes where it needs them.

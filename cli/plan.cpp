@@ -22,7 +22,8 @@ struct Arguments {
 };
 
 // What other settings would come to. For a plan that there is none of: its request and offers are put together again.
-Result<std::vector<provisioner::Variation>> variations(const learner::RunConfig& config, const learner::Preflight& checked) {
+Result<std::vector<provisioner::Variation>> variations(const learner::RunConfig& config,
+                                                       const learner::Preflight& checked) {
   if (checked.plan) return provisioner::vary_plan(checked.plan->plan.request, checked.plan->offers);
   ECHO_ASSIGN(const auto model, learner::run_model_config(config));
   const provisioner::PlanRequest request = learner::plan_request(config, model, checked.prompt_tokens);
@@ -43,7 +44,8 @@ int run(const Arguments& a) {
   if (const Status status = checked.status(); !status) {
     const int code = refuse(status.error());
     if (a.sensitivity && status.error().code == Code::kInfeasible && !a.json)
-      if (const auto other = variations(*config, checked)) fmt::print("{}", provisioner::variations_table(*other, screen_columns()));
+      if (const auto other = variations(*config, checked))
+        fmt::print("{}", provisioner::variations_table(*other, screen_columns()));
     return code;
   }
   for (const learner::Check& check : checked.checks)
@@ -54,7 +56,8 @@ int run(const Arguments& a) {
   // What `apply` starts again.
   document["run"] = {{"file", std::filesystem::absolute(a.config).string()}, {"set", texts}};
   if (!a.output.empty())
-    if (const Status written = write_file_atomic(a.output, document.dump(2) + "\n"); !written) return refuse(written.error());
+    if (const Status written = write_file_atomic(a.output, document.dump(2) + "\n"); !written)
+      return refuse(written.error());
 
   if (!a.explain.empty()) {
     const auto explained = provisioner::explain_offer(plan, checked.plan->offers, a.explain);
@@ -94,10 +97,13 @@ void add_plan(Verb& app, int& exit) {
   verb->add_option("config", a->config, "run file, e.g. configs/quickstart.yaml")->required();
   verb->add_option("--set", a->overrides, "override a key of the run file, e.g. --set staleness.budget=3")
       ->one_value_each();
-  verb->add_option("--offers", a->offers, "other offers than the run file's: a reply of vast.ai, a catalogue of SkyPilot, or ours");
-  verb->add_option("--assume", a->assume, "what to take where an offer does not state it, e.g. --assume storage_usd_per_hour=0.01")
+  verb->add_option("--offers", a->offers,
+                   "other offers than the run file's: a reply of vast.ai, a catalogue of SkyPilot, or ours");
+  verb->add_option("--assume", a->assume,
+                   "what to take where an offer does not state it, e.g. --assume storage_usd_per_hour=0.01")
       ->one_value_each();
-  verb->add_option("--explain", a->explain, "say of one offer why it is rented or not, and at what price that would change");
+  verb->add_option("--explain", a->explain,
+                   "say of one offer why it is rented or not, and at what price that would change");
   verb->add_flag("--sensitivity", a->sensitivity, "say as well what another S, kappa, uplink or price would come to");
   verb->add_option("-o,--output", a->output, "write the plan to this file, for `echoline apply`");
   verb->add_flag("--json", a->json, "print the plan, or what is wrong, as JSON");

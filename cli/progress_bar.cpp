@@ -40,8 +40,8 @@ void ProgressBar::show(std::uint64_t done, std::uint64_t total) {
   due_ = now + kEvery;
   const double fraction = total ? std::min(1.0, static_cast<double>(done) / static_cast<double>(total)) : 1.0;
   const auto full = static_cast<std::size_t>(fraction * kCells + 0.5);
-  say("\r\x1b[K{:<10} [{}{}] {:>3.0f} %  {} of {}", label_, std::string(full, '#'),
-             std::string(kCells - full, '.'), 100 * fraction, to_text(Bytes{done}), to_text(Bytes{total}));
+  say("\r\x1b[K{:<10} [{}{}] {:>3.0f} %  {} of {}", label_, std::string(full, '#'), std::string(kCells - full, '.'),
+      100 * fraction, to_text(Bytes{done}), to_text(Bytes{total}));
   drawn_ = true;
 }
 

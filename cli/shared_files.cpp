@@ -16,12 +16,15 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kReading = "read library";
 
-// Its sections that matter here. Everything is empty for a file that is no ELF file of 64 bits or has no table of sections.
+// Its sections that matter here. Everything is empty for a file that is no ELF file of 64 bits or has no table of
+// sections.
 class SharedFile {
  public:
   explicit SharedFile(std::span<const std::byte> bytes) : bytes_(bytes) {
     const auto* const header = at<Elf64_Ehdr>(0);
-    if (header == nullptr || std::memcmp(header->e_ident, ELFMAG, SELFMAG) != 0 || header->e_ident[EI_CLASS] != ELFCLASS64) return;
+    if (header == nullptr || std::memcmp(header->e_ident, ELFMAG, SELFMAG) != 0 ||
+        header->e_ident[EI_CLASS] != ELFCLASS64)
+      return;
     for (unsigned i = 0; i < header->e_shnum; ++i) {
       const auto* const section = at<Elf64_Shdr>(header->e_shoff + std::uint64_t{i} * sizeof(Elf64_Shdr));
       if (section == nullptr) continue;
@@ -30,7 +33,8 @@ class SharedFile {
                             : section->sh_type == SHT_GNU_verneed ? &versions_
                                                                   : nullptr;
       if (mine == nullptr) continue;
-      if (const auto* const names = at<Elf64_Shdr>(header->e_shoff + std::uint64_t{section->sh_link} * sizeof(Elf64_Shdr)))
+      if (const auto* const names =
+              at<Elf64_Shdr>(header->e_shoff + std::uint64_t{section->sh_link} * sizeof(Elf64_Shdr)))
         *mine = {section->sh_offset, section->sh_size, names->sh_offset, names->sh_size};
     }
   }
@@ -43,7 +47,9 @@ class SharedFile {
       if (const auto* const entry = at<Elf64_Dyn>(dynamic_.offset + i * sizeof(Elf64_Dyn))) entries.push_back(*entry);
     return entries;
   }
-  std::string_view needed(const Elf64_Dyn& entry) const { return entry.d_tag == DT_NEEDED ? name(dynamic_, entry.d_un.d_val) : ""; }
+  std::string_view needed(const Elf64_Dyn& entry) const {
+    return entry.d_tag == DT_NEEDED ? name(dynamic_, entry.d_un.d_val) : "";
+  }
 
   // Calls visit(name, whether it is defined here).
   template <class Visit>
@@ -51,7 +57,8 @@ class SharedFile {
     for (std::uint64_t i = 1; (i + 1) * sizeof(Elf64_Sym) <= symbols_.size; ++i) {
       const auto* const symbol = at<Elf64_Sym>(symbols_.offset + i * sizeof(Elf64_Sym));
       if (symbol == nullptr) return;
-      if (const std::string_view called = name(symbols_, symbol->st_name); !called.empty()) visit(called, symbol->st_shndx != SHN_UNDEF);
+      if (const std::string_view called = name(symbols_, symbol->st_name); !called.empty())
+        visit(called, symbol->st_shndx != SHN_UNDEF);
     }
   }
 
@@ -116,7 +123,8 @@ Result<std::set<fs::path>> unneeded(const std::vector<fs::path>& loaded, const s
     kept[i] = true;
   };
   for (std::size_t i = 0; i < loaded.size(); ++i)
-    if (registers_itself(loaded[i].filename()) || std::find(roots.begin(), roots.end(), loaded[i]) != roots.end()) keep(i);
+    if (registers_itself(loaded[i].filename()) || std::find(roots.begin(), roots.end(), loaded[i]) != roots.end())
+      keep(i);
   while (!open.empty()) {
     const SharedFile& file = parsed[open.back()];
     open.pop_back();
@@ -157,7 +165,8 @@ Result<int> forget_needed(const fs::path& file, const std::set<std::string>& nam
   std::erase_if(entries, [&](const Elf64_Dyn& entry) { return names.contains(std::string(shared.needed(entry))); });
   const int gone = static_cast<int>(before - entries.size());
   entries.resize(before, Elf64_Dyn{});  // DT_NULL, which ends the table
-  if (gone > 0) std::memcpy(mapped.mutable_bytes().data() + shared.dynamic_offset(), entries.data(), before * sizeof(Elf64_Dyn));
+  if (gone > 0)
+    std::memcpy(mapped.mutable_bytes().data() + shared.dynamic_offset(), entries.data(), before * sizeof(Elf64_Dyn));
   return gone;
 }
 

@@ -1,5 +1,5 @@
-// Which shared libraries a program needs, by the symbols that they take from each other: a library can name others (DT_NEEDED) of
-// which it uses nothing. Private to cli/.
+// Which shared libraries a program needs, by the symbols that they take from each other: a library can name others
+// (DT_NEEDED) of which it uses nothing. Private to cli/.
 #pragma once
 #include <filesystem>
 #include <set>
@@ -10,8 +10,9 @@
 
 namespace echoline::cli {
 
-// The files among `loaded` that no symbol leads to from `roots` (files of `loaded` as well). Libraries of libtorch and CUDA are roots
-// too, because they register themselves when they are loaded. A file without symbols needs all that it names.
+// The files among `loaded` that no symbol leads to from `roots` (files of `loaded` as well). Libraries of libtorch and
+// CUDA are roots too, because they register themselves when they are loaded. A file without symbols needs all that it
+// names.
 Result<std::set<std::filesystem::path>> unneeded(const std::vector<std::filesystem::path>& loaded,
                                                  const std::vector<std::filesystem::path>& roots);
 

@@ -154,7 +154,8 @@ nlohmann::json to_json(const Arguments& a, const sim::MarketSummary& s) {
 
 int run(const Arguments& a) {
   if (a.trace) {
-    const sim::MarketResult r = sim::simulate_market(a.first, [](const std::string& line) { fmt::print("{}\n", line); });
+    const sim::MarketResult r =
+        sim::simulate_market(a.first, [](const std::string& line) { fmt::print("{}\n", line); });
     if (r.violations.empty()) return 0;
     print_failure(r);
     return 1;

@@ -98,16 +98,21 @@ void add_sim_run(Verb& sim, int& exit) {
   auto* verb = sim.add_verb("run", "A whole training run: what it would cost, and whether the learner would wait");
   auto a = std::make_shared<Arguments>();
   verb->add_option("scenario", a->scenario, "run file with a section `simulation`, e.g. configs/sim/small.yaml");
-  verb->add_option("--like", a->like, "instead: a run that has ended, with what it measured; prints both beside each other");
-  verb->add_option("--set", a->overrides, "override a key, e.g. --set staleness.budget=0 or --set simulation.churn.per_hour=0.5")
+  verb->add_option("--like", a->like,
+                   "instead: a run that has ended, with what it measured; prints both beside each other");
+  verb->add_option("--set", a->overrides,
+                   "override a key, e.g. --set staleness.budget=0 or --set simulation.churn.per_hour=0.5")
       ->one_value_each();
   verb->add_option("--seed", a->seed, "instead of simulation.seed; the same seed gives the same report");
   verb->add_option("--out", a->out, "write report.json, metrics.jsonl and events.jsonl into this folder");
-  verb->add_option("--html", a->html, "write it as a page that needs nothing beside itself into this file, default: report.html, in the folder of --out")
+  verb->add_option("--html", a->html,
+                   "write it as a page that needs nothing beside itself into this file, default: report.html, in the "
+                   "folder of --out")
       ->expected(0, 1);
   verb->add_flag("--json", a->json, "print the report (docs/report.md), or what is wrong, as JSON");
   verb->footer(
-      "The code of a run decides what is rented, which worker gets work and what is trained on. The scenario makes up machines, market, "
+      "The code of a run decides what is rented, which worker gets work and what is trained on. The scenario makes up "
+      "machines, market, "
       "learner steps and faults (docs/simulation.md). Exit code 1: the run did not get through its steps.\n"
       "Examples:\n"
       "  echoline sim run configs/sim/small.yaml\n"

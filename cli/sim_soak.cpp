@@ -110,13 +110,10 @@ void add_sim_soak(Verb& sim, int& exit) {
   auto a = std::make_shared<Arguments>();
   a->soak.seeds = 100;
   a->soak.threads = std::max(1u, std::thread::hardware_concurrency());
-  verb->add_option("--seeds", a->soak.seeds, "how many; each is one scenario")
-      ->positive()
-      ->show_default();
+  verb->add_option("--seeds", a->soak.seeds, "how many; each is one scenario")->positive()->show_default();
   verb->add_option("--first", a->soak.first, "the first seed")->show_default();
   verb->add_option("--threads", a->soak.threads, "seeds at a time")->range(1, 1024)->show_default();
-  verb->add_option("--twice", a->soak.twice, "run the first so many twice and compare their traces")
-      ->show_default();
+  verb->add_option("--twice", a->soak.twice, "run the first so many twice and compare their traces")->show_default();
   auto* json = verb->add_flag("--json", a->json, "print JSON");
   verb->add_flag("--trace", a->trace, "tell everything that happens under the first seed")->excludes(json);
   verb->footer(

@@ -49,7 +49,8 @@ int status(const Arguments& a) {
   for (const std::string& line : status_lines(*object, {columns, 1u << 20})) fmt::print("{}\n", line);
   const std::string phase = object->value("phase", "");
   if (!running && phase != "completed" && phase != "interrupted")
-    fmt::print("its learner ended before the run did; {}\n", next_command(*folder, (*folder / "config.yaml").string(), {}));
+    fmt::print("its learner ended before the run did; {}\n",
+               next_command(*folder, (*folder / "config.yaml").string(), {}));
   return 0;
 }
 
@@ -113,7 +114,8 @@ void add_status(Verb& app, int& exit) {
   auto a = std::make_shared<Arguments>();
   verb->add_option("run", a->run, "name or folder of the run; default: the newest below ./runs");
   verb->add_flag("--json", a->json, "print JSON");
-  verb->add_flag("--dot", a->dot, "print who sends to whom, for Graphviz: echoline status --dot | dot -Tsvg > topology.svg");
+  verb->add_flag("--dot", a->dot,
+                 "print who sends to whom, for Graphviz: echoline status --dot | dot -Tsvg > topology.svg");
   verb->callback([a, &exit] { exit = status(*a); });
 }
 
@@ -123,10 +125,13 @@ void add_report(Verb& app, int& exit) {
   verb->add_option("run", a->run, "name or folder of the run; default: the newest below ./runs");
   verb->add_flag("--json", a->json, "print report.json");
   verb->add_option("--svg", a->svg, "draw the run into this SVG file instead; works while it runs, too");
-  verb->add_option("--html", a->html, "write the run as a page that needs nothing beside itself into this file, default: report.html in its folder")
+  verb->add_option(
+          "--html", a->html,
+          "write the run as a page that needs nothing beside itself into this file, default: report.html in its folder")
       ->expected(0, 1);
-  verb->footer("Examples:\n  echoline report quickstart --html\n"
-               "  echoline report runs/quickstart --svg quickstart.svg");
+  verb->footer(
+      "Examples:\n  echoline report quickstart --html\n"
+      "  echoline report runs/quickstart --svg quickstart.svg");
   verb->callback([a, &exit] { exit = report(*a); });
 }
 

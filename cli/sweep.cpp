@@ -141,7 +141,9 @@ void add_sweep(Verb& app, int& exit, const std::string& version) {
   verb->add_option("--limit", a->limit, "the longest that a run may take")->show_default();
   verb->add_option("--measure", a->measures, "one more field of the report to compare, such as fleet.workers_lost")
       ->one_value_each();
-  verb->add_option("-o,--out", a->out, "folder of the results; default: sweeps/<name of the file>, with a number behind it where that is another file's");
+  verb->add_option("-o,--out", a->out,
+                   "folder of the results; default: sweeps/<name of the file>, with a number behind it where that is "
+                   "another file's");
   verb->add_flag("--json", a->json, "print sweep.json instead of the table");
   verb->footer(
       "Values are as in a run file, 1..5 is a range, and other swept keys can be calculated with; S, kappa and G stand "

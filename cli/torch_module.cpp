@@ -17,11 +17,13 @@ learner::Check check() {
                           kernels ? "only changes of weights cross to them and back"
                                   : "weights cross to them and back as a whole: " + kernels.error().message());
   }
-  return {"libtorch", learner::Verdict::kOk, fmt::format("{}, {} threads, kernels for {}, {}", runtime.torch_version, runtime.threads, runtime.kernels, devices)};
+  return {"libtorch", learner::Verdict::kOk,
+          fmt::format("{}, {} threads, kernels for {}, {}", runtime.torch_version, runtime.threads, runtime.kernels,
+                      devices)};
 }
 
-constexpr TorchModule kModule{ECHOLINE_VERSION, learner::built_in, worker::make_builtin_engine, model::ask,
-                              model::ask_all,   model::score,      check};
+constexpr TorchModule kModule{
+    ECHOLINE_VERSION, learner::built_in, worker::make_builtin_engine, model::ask, model::ask_all, model::score, check};
 
 }  // namespace
 }  // namespace echoline::cli

@@ -12,8 +12,8 @@
 
 namespace echoline::cli {
 
-// The module is linked without the program's libraries and uses the classes and functions of the program that opens it, so
-// both have to be of one build.
+// The module is linked without the program's libraries and uses the classes and functions of the program that opens it,
+// so both have to be of one build.
 struct TorchModule {
   const char* version;
   learner::BuiltIn (*built_in)();

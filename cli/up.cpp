@@ -1,4 +1,6 @@
 // echoline up: starts the learner of a run, shows its progress, ends with the report.
+#include "cli/up.hpp"
+
 #include <sys/stat.h>
 
 #include <csignal>
@@ -12,7 +14,6 @@
 #include "cli/live_table.hpp"
 #include "cli/output.hpp"
 #include "cli/signals.hpp"
-#include "cli/up.hpp"
 #include "cli/verbs.hpp"
 #include "learner/checkpoint_folder.hpp"
 #include "learner/report.hpp"
@@ -26,12 +27,13 @@ constexpr Duration kRedraw = std::chrono::milliseconds(250);
 
 }  // namespace
 
-std::string next_command(const std::filesystem::path& folder, const std::string& config, const std::vector<std::string>& overrides,
-                         const std::string& again) {
+std::string next_command(const std::filesystem::path& folder, const std::string& config,
+                         const std::vector<std::string>& overrides, const std::string& again) {
   const std::string resume = resume_command(config, overrides);
   if (learner::find_policy(folder / "checkpoints")) return "go on with: " + resume;
   // The last word is --resume.
-  return "it has no checkpoint to go on from; start it again with: " + (again.empty() ? resume.substr(0, resume.rfind(' ')) : again);
+  return "it has no checkpoint to go on from; start it again with: " +
+         (again.empty() ? resume.substr(0, resume.rfind(' ')) : again);
 }
 
 int run_up(const UpArguments& a) {
@@ -77,7 +79,8 @@ int run_up(const UpArguments& a) {
 
   const auto next = [&] { return next_command(folder, a.config, a.overrides, a.again); };
   if (end->signal)
-    return refuse(fail(Code::kUnavailable, "", "the learner was ended by signal {} ({}); {}", *end->signal, ::strsignal(*end->signal), next()));
+    return refuse(fail(Code::kUnavailable, "", "the learner was ended by signal {} ({}); {}", *end->signal,
+                       ::strsignal(*end->signal), next()));
   const std::filesystem::path path = folder / "report.json";
   if (!fresh(path)) return *end->status == 0 ? 1 : *end->status;  // it has said why on stderr
   const auto report = learner::read_json_object(path);
@@ -91,8 +94,7 @@ void add_up(Verb& app, int& exit) {
   auto* verb = app.add_verb("up", "Plan, rent, train and report: the whole run, with a live table");
   auto a = std::make_shared<UpArguments>();
   verb->add_option("config", a->config, "run file, e.g. configs/quickstart.yaml")->required();
-  verb->add_option("--set", a->overrides, "override a key of the run file, e.g. --set run.steps=50")
-      ->one_value_each();
+  verb->add_option("--set", a->overrides, "override a key of the run file, e.g. --set run.steps=50")->one_value_each();
   verb->add_flag("--resume", a->resume, "go on from the last checkpoint of this run");
   verb->add_flag("--json", a->json, "print the report as JSON");
   verb->footer(

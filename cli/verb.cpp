@@ -26,7 +26,8 @@ void collect(const CLI::App& app, const std::string& path, std::vector<Command>&
   const auto verbs = app.get_subcommands([](const CLI::App*) { return true; });
   for (const CLI::App* verb : verbs) command.verbs.push_back(verb->get_name());
   out.push_back(std::move(command));
-  for (const CLI::App* verb : verbs) collect(*verb, path.empty() ? verb->get_name() : path + " " + verb->get_name(), out);
+  for (const CLI::App* verb : verbs)
+    collect(*verb, path.empty() ? verb->get_name() : path + " " + verb->get_name(), out);
 }
 
 constexpr std::size_t kHelpColumns = 80;

@@ -24,11 +24,11 @@ class VerbOption {
  public:
   explicit VerbOption(CLI::Option* option) : option_(option) {}
   VerbOption* required();
-  VerbOption* expected(int least, int most);   // values
+  VerbOption* expected(int least, int most);  // values
   VerbOption* delimiter(char between_values);
-  VerbOption* one_value_each();                // "--set a=1 --set b=2", never "--set a=1 b=2"
+  VerbOption* one_value_each();  // "--set a=1 --set b=2", never "--set a=1 b=2"
   VerbOption* excludes(VerbOption* other);
-  VerbOption* show_default();                  // what the variable held, in --help
+  VerbOption* show_default();  // what the variable held, in --help
   VerbOption* one_of(std::vector<std::string> values);
   // Of int, unsigned, std::size_t or double.
   template <class Number>
@@ -61,7 +61,8 @@ class Verb {
   void callback(std::function<void()> run);
   bool went_below() const;  // the user named one of its verbs
   std::vector<std::string> verbs() const;
-  // Runs the callback of the verb that was named; returns 0 after it and after --help, 2 where the words cannot be used.
+  // Runs the callback of the verb that was named; returns 0 after it and after --help, 2 where the words cannot be
+  // used.
   int parse(int argc, const char* const* argv);
 
  private:

@@ -38,8 +38,8 @@ void add_bundle(Verb& app, int& exit);
 // Where this program is, to be started again: of a bundle what starts it there.
 std::filesystem::path own_program();
 
-// Prints "echoline VERB: message" to stderr, and under --json the error as an object to stdout (json_errors.hpp). Returns the
-// exit code of the error. `verb`: "" for the program itself.
+// Prints "echoline VERB: message" to stderr, and under --json the error as an object to stdout (json_errors.hpp).
+// Returns the exit code of the error. `verb`: "" for the program itself.
 int complain(std::string_view verb, const Error& error);
 
 // Splits the values of --set; kInvalid when one is not of the form key=value.

@@ -19,22 +19,26 @@ Result<std::filesystem::path> module_file() {
   const std::filesystem::path program = own_program();
   if (auto file = find_module(program, kTorchModule)) return *std::move(file);
   std::string places;
-  for (const auto& place : module_places(program, kTorchModule)) places += (places.empty() ? "" : ", ") + place.string();
+  for (const auto& place : module_places(program, kTorchModule))
+    places += (places.empty() ? "" : ", ") + place.string();
   return fail(Code::kInvalid, kOperation,
-              "the built-in trainer and engine are in a file of their own, and none of these exists: {}. Build or install the whole "
-              "program, or make the bundle without --without-engine; external trainers and the engines sglang and vllm need no such file",
+              "the built-in trainer and engine are in a file of their own, and none of these exists: {}. Build or "
+              "install the whole "
+              "program, or make the bundle without --without-engine; external trainers and the engines sglang and vllm "
+              "need no such file",
               places);
 }
 
 Result<Opened> open_module() {
   ECHO_ASSIGN(const std::filesystem::path file, module_file());
-  // RTLD_LAZY is for libtorch's many libraries. The module itself is linked with -z now, so a symbol that the program lacks is an
-  // error here and not a crash later.
+  // RTLD_LAZY is for libtorch's many libraries. The module itself is linked with -z now, so a symbol that the program
+  // lacks is an error here and not a crash later.
   void* const handle = ::dlopen(file.c_str(), RTLD_LAZY | RTLD_GLOBAL);
   if (handle == nullptr) return fail(Code::kInvalid, kOperation, "cannot open {}: {}", file.string(), ::dlerror());
   using Entry = const TorchModule*();
   auto* const entry = reinterpret_cast<Entry*>(::dlsym(handle, kTorchModuleEntry));
-  if (entry == nullptr) return fail(Code::kInvalid, kOperation, "{} is no module of echoline: {}", file.string(), ::dlerror());
+  if (entry == nullptr)
+    return fail(Code::kInvalid, kOperation, "{} is no module of echoline: {}", file.string(), ::dlerror());
   if (const TorchModule& module = *entry(); std::string_view(module.version) != ECHOLINE_VERSION)
     return fail(Code::kInvalid, kOperation, "{} is of echoline {}, and the program of {}: install both from one build",
                 file.string(), module.version, ECHOLINE_VERSION);
@@ -71,7 +75,8 @@ learner::BuiltIn built_in_trainer() {
   // A learner without the module publishes what an external trainer hands in without running it first.
   learner::PolicyProbe probe;
   if (module_file())
-    probe = [](const delta::StateView& policy, const model::ModelConfig& config, double temperature, int threads) -> Status {
+    probe = [](const delta::StateView& policy, const model::ModelConfig& config, double temperature,
+               int threads) -> Status {
       ECHO_ASSIGN(const Opened& opened, torch_module());
       return opened.module->built_in().probe(policy, config, temperature, threads);
     };

@@ -4,7 +4,8 @@ namespace echoline::cli {
 namespace {
 
 Error needs_torch() {
-  return fail(Code::kInvalid, "load model", "this echoline was built without libtorch, which runs models: build it with "
+  return fail(Code::kInvalid, "load model",
+              "this echoline was built without libtorch, which runs models: build it with "
               "-DECHOLINE_TORCH=ON (the default)");
 }
 
@@ -27,7 +28,8 @@ Result<std::vector<float>> score(const std::filesystem::path&, const std::vector
 
 learner::Check check_torch() {
   return {"libtorch", learner::Verdict::kWarning,
-          "this echoline was built without it (ECHOLINE_TORCH=OFF): the built-in trainer and the built-in engine are not there"};
+          "this echoline was built without it (ECHOLINE_TORCH=OFF): the built-in trainer and the built-in engine are "
+          "not there"};
 }
 
 }  // namespace echoline::cli

@@ -16,7 +16,9 @@ Error bad(fmt::format_string<Args...> format, Args&&... args) {
   return fail(Code::kInvalid, "", format, std::forward<Args>(args)...);
 }
 
-std::string shown(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace).substr(0, 120); }
+std::string shown(const json& value) {
+  return value.dump(-1, ' ', false, json::error_handler_t::replace).substr(0, 120);
+}
 
 Result<std::string> read_content(const json& message) {
   const auto content = message.find("content");
@@ -39,7 +41,8 @@ Result<ChatMessage> read_message(const json& message) {
       std::find(kRoles.begin(), kRoles.end(), role->get_ref<const std::string&>()) == kRoles.end())
     return bad("expected a message with the 'role' {}, found {}", fmt::join(kRoles, ", "), shown(message));
   if (const auto calls = message.find("tool_calls"); calls != message.end() && !calls->empty())
-    return bad("a message with 'tool_calls' cannot be told to a policy: write the call into its content, found {}", shown(message));
+    return bad("a message with 'tool_calls' cannot be told to a policy: write the call into its content, found {}",
+               shown(message));
   ECHO_ASSIGN(std::string content, read_content(message));
   return ChatMessage{role->get<std::string>(), std::move(content)};
 }
@@ -86,7 +89,8 @@ Result<Told> read_told(const json& value, std::size_t bytes_max) {
 json to_json(const Told& told) {
   if (told.messages.empty()) return told.text;
   json all = json::array();
-  for (const ChatMessage& message : told.messages) all.push_back({{"role", message.role}, {"content", message.content}});
+  for (const ChatMessage& message : told.messages)
+    all.push_back({{"role", message.role}, {"content", message.content}});
   return all;
 }
 

@@ -14,8 +14,9 @@ inline constexpr std::size_t kMessagesMax = 256;  // of a prompt or an observati
 Told prompt_of(const Problem& problem);
 void set_prompt(Problem& problem, Told told);
 
-// A text, or a list of messages {role, content}, where a content is a text or a list of parts {type: text, text}. kInvalid, without
-// an operation: anything else, more bytes than that, more messages than kMessagesMax, none, or a last one that is neither a user's nor a tool's.
+// A text, or a list of messages {role, content}, where a content is a text or a list of parts {type: text, text}.
+// kInvalid, without an operation: anything else, more bytes than that, more messages than kMessagesMax, none, or a last
+// one that is neither a user's nor a tool's.
 Result<Told> read_told(const nlohmann::json& value, std::size_t bytes_max);
 nlohmann::json to_json(const Told& told);
 

@@ -166,11 +166,13 @@ Result<Trajectory> parse_trajectory(std::string_view bytes, const TrajectoryLimi
 Result<schema::WorkerMessage> parse_worker_message(std::string_view bytes, const TrajectoryLimits& limits) {
   ECHO_ASSIGN(schema::WorkerMessage message, parse<schema::WorkerMessage>("WorkerMessage", bytes, limits));
   if (message.body_case() == schema::WorkerMessage::BODY_NOT_SET)
-    return fail(Code::kInvalid, "parse WorkerMessage", "empty, expected a request, a submission, progress, a failure or leases");
+    return fail(Code::kInvalid, "parse WorkerMessage",
+                "empty, expected a request, a submission, progress, a failure or leases");
   if (message.failed().detail().size() > kFailureBytesMax)
     return fail(Code::kInvalid, "parse WorkerMessage", "a failure of {} bytes, at most {} are allowed",
                 message.failed().detail().size(), kFailureBytesMax);
-  if (const int named = std::max(message.progress().leases_size(), message.returned().leases_size()); named > kLeasesMax)
+  if (const int named = std::max(message.progress().leases_size(), message.returned().leases_size());
+      named > kLeasesMax)
     return fail(Code::kInvalid, "parse WorkerMessage", "it names {} leases, at most {} are allowed", named, kLeasesMax);
   return message;
 }

@@ -27,7 +27,7 @@ struct TrajectoryLimits {
   std::uint32_t digest_bytes_max = 64;
   Bytes text_max{4u << 20};
   Bytes metadata_max = kMetadataMost;  // a run's own limit may be lower
-  Bytes message_max{64u << 20};  // one WorkerMessage or LearnerMessage
+  Bytes message_max{64u << 20};        // one WorkerMessage or LearnerMessage
 };
 
 // A log-probability above zero is a mistake; rounding in the sampler may leave this much.
@@ -44,14 +44,14 @@ Status check(const Trajectory& trajectory, const TrajectoryLimits& limits = {});
 Status check_metadata_size(const Trajectory& trajectory, Bytes most);
 
 // kCorrupt when the bytes are not a serialised message, kExhausted above message_max, kInvalid when a trajectory by
-// itself fails check(), or no body is set. The trajectories of a submission are NOT checked: whoever takes it in refuses
-// it by its lease, so that the group is not lost with it.
+// itself fails check(), or no body is set. The trajectories of a submission are NOT checked: whoever takes it in
+// refuses it by its lease, so that the group is not lost with it.
 Result<Trajectory> parse_trajectory(std::string_view bytes, const TrajectoryLimits& limits = {});
 Result<schema::WorkerMessage> parse_worker_message(std::string_view bytes, const TrajectoryLimits& limits = {});
 Result<schema::LearnerMessage> parse_learner_message(std::string_view bytes, const TrajectoryLimits& limits = {});
 
-// What a heartbeat says; all zero where it says nothing yet. kCorrupt, kExhausted or kInvalid as above: a time that is no
-// finite number of seconds from zero on, or totals that no machine reaches.
+// What a heartbeat says; all zero where it says nothing yet. kCorrupt, kExhausted or kInvalid as above: a time that is
+// no finite number of seconds from zero on, or totals that no machine reaches.
 Result<schema::Vitals> parse_vitals(std::string_view bytes);
 
 // The oldest policy that generated any token: what staleness is counted from. Needs a checked trajectory.

@@ -325,8 +325,7 @@ void pack(const std::byte* block, const std::uint32_t* mask, std::uint32_t words
 
 // The inverse: puts them back to where `mask` has them.
 template <class T>
-void unpack(const T* packed, const std::uint32_t* mask, std::uint32_t words, std::uint32_t elements,
-            std::byte* block) {
+void unpack(const T* packed, const std::uint32_t* mask, std::uint32_t words, std::uint32_t elements, std::byte* block) {
   for_each_word(mask, words, elements, [&](std::uint32_t w) {
     std::uint32_t bits = mask[w];
     std::byte* at = block + w * 32 * sizeof(T);
@@ -377,8 +376,8 @@ struct Lanes16 {
 // ---- changes to tokens ----
 
 // For each element: range << kTokenBits | symbol, the symbol being 0 for an unchanged element and the step token plus
-// one otherwise; and its magnitude where the token leaves bits open, with room for kSpareElements more. Gives the number
-// of magnitudes.
+// one otherwise; and its magnitude where the token leaves bits open, with room for kSpareElements more. Gives the
+// number of magnitudes.
 template <class T>
 std::uint32_t symbols_of(const T* olds, const T* now, std::uint32_t count, const BlockModel& model,
                          std::uint16_t* symbols, std::uint64_t* extras) {
@@ -406,7 +405,8 @@ std::uint32_t symbols_of(const T* olds, const T* now, std::uint32_t count, const
         };
         const __m512i head = _mm512_inserti64x4(_mm512_castsi256_si512(head_of(_mm512_castsi512_si256(magnitude))),
                                                 head_of(_mm512_extracti64x4_epi64(magnitude, 1)), 1);
-        symbol = _mm512_mask_add_epi16(symbol, large, _mm512_add_epi16(_mm512_add_epi16(head, head), towards_zero), one);
+        symbol =
+            _mm512_mask_add_epi16(symbol, large, _mm512_add_epi16(_mm512_add_epi16(head, head), towards_zero), one);
         alignas(64) std::uint16_t open[32];
         _mm512_store_si512(open, _mm512_maskz_compress_epi16(large, magnitude));
         const auto more = static_cast<std::uint32_t>(__builtin_popcount(large));
@@ -585,8 +585,7 @@ void read_wide(WideRansReader& reader, std::uint32_t count, const RansEntry* tab
   const auto read = [&](unsigned v, std::uint16_t* at, __mmask16 active) {
     const __m512i range = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(active, at));
     const __m512i slot = _mm512_and_si512(state[v], slot_mask);
-    const __m512i entry =
-        _mm512_i32gather_epi32(_mm512_or_si512(_mm512_slli_epi32(range, kRansBits), slot), tables, 4);
+    const __m512i entry = _mm512_i32gather_epi32(_mm512_or_si512(_mm512_slli_epi32(range, kRansBits), slot), tables, 4);
     const __m512i frequency =
         _mm512_add_epi32(_mm512_and_si512(_mm512_srli_epi32(entry, kRansBits), slot_mask), _mm512_set1_epi32(1));
     const __m512i next = _mm512_add_epi32(_mm512_mullo_epi32(frequency, _mm512_srli_epi32(state[v], kRansBits)),
@@ -595,8 +594,8 @@ void read_wide(WideRansReader& reader, std::uint32_t count, const RansEntry* tab
     const __m512i word = _mm512_maskz_expand_epi32(
         refill, _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(words))));
     words += 2 * __builtin_popcount(refill);
-    state[v] = _mm512_mask_mov_epi32(
-        state[v], active, _mm512_mask_or_epi32(next, refill, _mm512_slli_epi32(next, 16), word));
+    state[v] =
+        _mm512_mask_mov_epi32(state[v], active, _mm512_mask_or_epi32(next, refill, _mm512_slli_epi32(next, 16), word));
     _mm256_mask_storeu_epi16(at, active, _mm512_cvtepi32_epi16(_mm512_srli_epi32(entry, 2 * kRansBits)));
   };
   const auto has_words = [&] { return last - words >= static_cast<std::ptrdiff_t>(2 * kWideStates); };

@@ -17,8 +17,8 @@ class MappedFile {
   static Result<MappedFile> open(const std::filesystem::path& path, std::string_view operation = "open file") {
     return open(path, operation, false);
   }
-  // What is put into mutable_bytes() is in the file. Where a file system has to find room for that and has none, the process
-  // gets a SIGBUS: not in memory (tmpfs), nor where blocks are written where they are.
+  // What is put into mutable_bytes() is in the file. Where a file system has to find room for that and has none, the
+  // process gets a SIGBUS: not in memory (tmpfs), nor where blocks are written where they are.
   static Result<MappedFile> open_to_write(const std::filesystem::path& path, std::string_view operation) {
     return open(path, operation, true);
   }

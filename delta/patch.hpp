@@ -104,8 +104,8 @@ struct TensorWrite {
   std::uint64_t first_byte = 0;  // of the part within the tensor
   std::uint64_t byte_count = 0;  // of the part
   std::size_t element_bytes = 0;
-  bool whole = false;                    // `values` is the whole part
-  RawVector<std::uint32_t> positions;    // otherwise the elements of the part that change, in no order
+  bool whole = false;                  // `values` is the whole part
+  RawVector<std::uint32_t> positions;  // otherwise the elements of the part that change, in no order
   RawVector<std::byte> values;
   // Writes into the part's memory, byte_count bytes.
   void write_to(std::span<std::byte> part) const;
@@ -125,8 +125,9 @@ Result<PatchInfo> resolve_delta(std::span<const std::byte> patch, const StateVie
 // writing to `state` through spans of mutable_bytes() meanwhile.
 Status apply_delta(std::span<const std::byte> patch, OwnedState& state, const DecodeOptions& options = {});
 
-// A delta that is resolved while it arrives: each part of it as soon as all of that part is there, so that little is left
-// to do once the last byte has come. Holds what apply_delta() would, and of the bytes no more than one segment. One thread.
+// A delta that is resolved while it arrives: each part of it as soon as all of that part is there, so that little is
+// left to do once the last byte has come. Holds what apply_delta() would, and of the bytes no more than one segment.
+// One thread.
 class IncomingDelta {
  public:
   // `state` must not change until this is done; it lives longer.
@@ -137,15 +138,15 @@ class IncomingDelta {
   IncomingDelta(IncomingDelta&&) noexcept;
   IncomingDelta& operator=(IncomingDelta&&) noexcept;
 
-  // The next bytes of the patch, in order, however they are cut. After an error this is of no more use: kInvalid when it
-  // is a snapshot or of another model, kCorrupt, kExhausted.
+  // The next bytes of the patch, in order, however they are cut. After an error this is of no more use: kInvalid when
+  // it is a snapshot or of another model, kCorrupt, kExhausted.
   Status add(std::span<const std::byte> bytes);
-  std::uint64_t bytes() const;  // added so far
+  std::uint64_t bytes() const;           // added so far
   std::optional<Digest> result() const;  // of the state afterwards, as the patch says at its end
   // All bytes were added. Proves what resolve_delta() does, turns the state into the result, and returns what was
-  // written, for who holds the state a second time; of an element that changes, its value and four bytes. Once, whatever
-  // comes of it. On failure the state is as before; a state that is not the base may look like a
-  // corrupt patch, too.
+  // written, for who holds the state a second time; of an element that changes, its value and four bytes. Once,
+  // whatever comes of it. On failure the state is as before; a state that is not the base may look like a corrupt
+  // patch, too.
   Result<std::vector<TensorWrite>> apply();
 
  private:

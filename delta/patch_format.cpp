@@ -43,8 +43,10 @@ Result<std::optional<Frame>> read_frame(Reader& reader, std::uint64_t at) {
   if (reader.failed()) return std::optional<Frame>();
   const Digest sum = digest_bytes(start.first(length));
   if (!std::equal(frame.checksum.begin(), frame.checksum.end(), sum.bytes.begin()))
-    return corrupt(fmt::format("the checksum of the frame that begins at byte {} does not match: it was damaged; fetch "
-                               "it again", at));
+    return corrupt(
+        fmt::format("the checksum of the frame that begins at byte {} does not match: it was damaged; fetch "
+                    "it again",
+                    at));
   return std::optional(frame);
 }
 
@@ -211,8 +213,7 @@ Status PatchParser::check_trailer(ByteSpan body) {
   if (state_bytes != info.state_bytes || elements != info.elements || changed != info.changed)
     return corrupt("the trailer and the segments disagree on the number of elements");
   if (segments != segments_ || chain != digest_bytes(checksums_))
-    return corrupt(
-        fmt::format("the trailer promises {} segments, {} of them are there", segments, segments_));
+    return corrupt(fmt::format("the trailer promises {} segments, {} of them are there", segments, segments_));
   std::uint64_t whole = 0;
   for (const PatchTensor& t : info.tensors) whole += segment_count(t.elements * dtype_bytes(t.dtype));
   if (info.kind == PatchKind::kSnapshot && segments != whole) return corrupt("the snapshot is not whole");
@@ -264,7 +265,8 @@ Result<std::size_t> PatchParser::take(ByteSpan bytes, std::vector<Segment>& segm
 
 Status PatchParser::check_whole(std::size_t size) const {
   if (!magic_) return corrupt(fmt::format("it ends after {} bytes, before it has begun", size));
-  if (!ended_) return corrupt(fmt::format("it ends after {} bytes, within the frame that begins at byte {}", size, taken_));
+  if (!ended_)
+    return corrupt(fmt::format("it ends after {} bytes, within the frame that begins at byte {}", size, taken_));
   if (taken_ != size) return corrupt(fmt::format("there are {} bytes after the trailer", size - taken_));
   return ok();
 }

@@ -364,7 +364,8 @@ Result<PatchStats> fold_anew(const std::vector<ParsedPatch>& patches, const Patc
   ECHO_TRY(writer.begin(PatchKind::kDelta, base, options.table_zstd_level));
   InOrder in_order(writer, stats.state_bytes, options.progress);
   ECHO_TRY(code_in_order(
-      each_alone(tasks), options.threads, in_order, [&] { return std::make_unique<FoldWorker>(options.table_zstd_level); },
+      each_alone(tasks), options.threads, in_order,
+      [&] { return std::make_unique<FoldWorker>(options.table_zstd_level); },
       [&](FoldWorker& worker, std::span<const SegmentTask> group) -> Result<CodedSegments> {
         const SegmentTask& task = group.front();
         const auto found =

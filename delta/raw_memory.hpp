@@ -1,5 +1,5 @@
-// Vectors for large contents: resize() leaves new elements unset, and a vector of 2 MiB or more lies in huge pages where
-// the system has them. A page fault for each 4 KiB would take longer than writing the content.
+// Vectors for large contents: resize() leaves new elements unset, and a vector of 2 MiB or more lies in huge pages
+// where the system has them. A page fault for each 4 KiB would take longer than writing the content.
 #pragma once
 #include <sys/mman.h>
 
@@ -21,7 +21,7 @@ struct RawAllocator {
   T* allocate(std::size_t count) {
     const std::size_t bytes = count * sizeof(T);
     if (bytes < kHugePage) return static_cast<T*>(::operator new(bytes));
-    T* const memory = static_cast<T*>(::operator new(bytes, std::align_val_t{kHugePage}));
+    T* const memory = static_cast<T*>(::operator new (bytes, std::align_val_t{kHugePage}));
     ::madvise(memory, bytes, MADV_HUGEPAGE);  // a wish: without it, the pages are small
     return memory;
   }
@@ -29,7 +29,7 @@ struct RawAllocator {
     if (count * sizeof(T) < kHugePage)
       ::operator delete(memory);
     else
-      ::operator delete(memory, std::align_val_t{kHugePage});
+      ::operator delete (memory, std::align_val_t{kHugePage});
   }
   template <class U>
   void construct(U* at) {

@@ -225,8 +225,8 @@ Result<std::string> file_head(StateView& tensors, const Metadata& metadata, cons
     return fail(Code::kInvalid, "write safetensors", "{}: a tensor name or metadata text is not UTF-8", where);
   }
   if (header.size() > kHeaderBytesMax)
-    return fail(Code::kInvalid, "write safetensors", "{}: the header takes {} bytes, at most {} are allowed",
-                where, header.size(), kHeaderBytesMax);
+    return fail(Code::kInvalid, "write safetensors", "{}: the header takes {} bytes, at most {} are allowed", where,
+                header.size(), kHeaderBytesMax);
   if (std::any_of(tensors.begin(), tensors.end(), [](const TensorView& t) { return t.name == kMetadataKey; }))
     return fail(Code::kInvalid, "write safetensors", "{}: a tensor cannot be named '{}'", where, kMetadataKey);
   const std::uint64_t length = header.size();

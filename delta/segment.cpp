@@ -174,10 +174,11 @@ Status SegmentDecoder::decode_layers(const Segment& segment, ByteSpan old, DType
       ECHO_TRY(decode_dense(layer.payload, dtype, folded_));
       continue;
     }
-    ECHO_TRY(sparse_.decode(layer.payload, layer.changed, folded_, dtype, {}, [&](std::size_t first_byte, ByteSpan now) {
-      std::byte* const before = folded_.data() + first_byte;
-      if (now.data() != before) std::copy(now.begin(), now.end(), before);
-    }));
+    ECHO_TRY(
+        sparse_.decode(layer.payload, layer.changed, folded_, dtype, {}, [&](std::size_t first_byte, ByteSpan now) {
+          std::byte* const before = folded_.data() + first_byte;
+          if (now.data() != before) std::copy(now.begin(), now.end(), before);
+        }));
   }
   digest_leaves(folded_, new_leaves);
   begin(old.size() / size, whole ? old.size() / size : std::min(changed, old.size() / size), size, out);

@@ -59,9 +59,9 @@ class SparseDecoder {
  public:
   SparseDecoder();
   ~SparseDecoder();
-  // Decodes `changed` changes of the segment whose old content is `old`. The new content is made in `whole`, of the same
-  // size and apart from `old`, unless that is empty. kCorrupt when the coding is malformed; then what `leaf_done` was
-  // given is of no use.
+  // Decodes `changed` changes of the segment whose old content is `old`. The new content is made in `whole`, of the
+  // same size and apart from `old`, unless that is empty. kCorrupt when the coding is malformed; then what `leaf_done`
+  // was given is of no use.
   Status decode(ByteSpan coded, std::uint64_t changed, ByteSpan old, DType dtype, std::span<std::byte> whole,
                 const LeafDone& leaf_done);
 

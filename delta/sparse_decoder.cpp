@@ -186,8 +186,8 @@ Status SparseDecoder::decode(ByteSpan coded, std::uint64_t changed, ByteSpan old
     leaf_done(leaf, touched ? ByteSpan(now, bytes) : ByteSpan(before, bytes));
     if (s.source.changed > changed) break;
   }
-  bool fits = s.source.changed == changed && !s.source.malformed && rans_at_end(s.source.narrow) &&
-              !exhausted(s.source.bits);
+  bool fits =
+      s.source.changed == changed && !s.source.malformed && rans_at_end(s.source.narrow) && !exhausted(s.source.bits);
   if (s.source.is_wide) fits &= rans_at_end(s.source.wide);
   for (const GapSource& gap : s.source.gap) fits &= gap.at == gap.count;
   if (!fits) return corrupt("a segment does not fit the state it is applied to");

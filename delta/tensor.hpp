@@ -83,9 +83,9 @@ struct Digest {
 class OwnedState {
  public:
   OwnedState() = default;
-  // Allocates tensors of the names, types and shapes in `like`, whose bytes are not read and may be empty. What is in them is
-  // anybody's guess: memory that is not written yet costs nothing.
-  // kInvalid for a bad name or shape, kExhausted when memory runs out.
+  // Allocates tensors of the names, types and shapes in `like`, whose bytes are not read and may be empty. What is in
+  // them is anybody's guess: memory that is not written yet costs nothing. kInvalid for a bad name or shape, kExhausted
+  // when memory runs out.
   static Result<OwnedState> empty_like(const StateView& like);
 
   std::size_t size() const { return tensors_.size(); }

@@ -11,10 +11,10 @@ namespace {
 constexpr std::size_t kWindow = 10;        // steps
 constexpr std::size_t kSkippedInARow = 3;  // updates
 constexpr double kEntropyShare = 0.1, kLengthFactor = 2, kEffectiveMin = 0.3, kInformativeMin = 0.05;
-constexpr double kTruncatedMany = 0.5;   // of the responses
-constexpr double kSolved = 0.9;          // accuracy beyond which little entropy and few differences are as they should be
-constexpr double kLearned = 0.01;        // more accuracy than this is learning
-constexpr double kRewardSpreads = 5;     // a reward has risen that is so many of its first spreads higher
+constexpr double kTruncatedMany = 0.5;  // of the responses
+constexpr double kSolved = 0.9;       // accuracy beyond which little entropy and few differences are as they should be
+constexpr double kLearned = 0.01;     // more accuracy than this is learning
+constexpr double kRewardSpreads = 5;  // a reward has risen that is so many of its first spreads higher
 
 double number(const nlohmann::json& row, const char* key) {
   const auto it = row.find(key);
@@ -73,7 +73,8 @@ void Alarms::judge(std::uint64_t step, std::vector<Alarm>& begun) {
   };
   const auto skipped = std::min(last_.size(), kSkippedInARow);
   rule("updates_skipped",
-       skipped == kSkippedInARow && std::all_of(last_.end() - kSkippedInARow, last_.end(), [](const Step& s) { return s.skipped; }),
+       skipped == kSkippedInARow &&
+           std::all_of(last_.end() - kSkippedInARow, last_.end(), [](const Step& s) { return s.skipped; }),
        fmt::format("gradients of {} steps in a row were not finite and changed nothing", kSkippedInARow),
        "go back to a checkpoint (--resume) with a lower learner.learning_rate");
   if (heard_ < 2 * kWindow || first_.size() < kWindow) return;
@@ -95,15 +96,17 @@ void Alarms::judge(std::uint64_t step, std::vector<Alarm>& begun) {
 
   rule("entropy_collapse",
        entropy_then && entropy_now && *entropy_now < kEntropyShare * *entropy_then && accuracy_now < kSolved,
-       fmt::format("entropy {:.3g}, at first {:.3g}; accuracy {:.3f}", entropy_now.value_or(0), entropy_then.value_or(0),
-                   accuracy_now),
-       "the policy has stopped trying: raise learner.clip_high, or keep it near the reference (learner.kl_coefficient), and "
+       fmt::format("entropy {:.3g}, at first {:.3g}; accuracy {:.3f}", entropy_now.value_or(0),
+                   entropy_then.value_or(0), accuracy_now),
+       "the policy has stopped trying: raise learner.clip_high, or keep it near the reference "
+       "(learner.kl_coefficient), and "
        "lower learner.learning_rate");
   rule("length_explosion",
        length_now > kLengthFactor * length_then && (reward_now <= reward_then || truncated_now > kTruncatedMany),
-       fmt::format("{:.1f} tokens a response, at first {:.1f}; {:.0f} % cut; reward {:.3f}, at first {:.3f}", length_now,
-                   length_then, 100 * truncated_now, reward_now, reward_then),
-       "length pays, or is not told from success: set learner.truncated to mask or penalty, or take learner.loss dr_grpo");
+       fmt::format("{:.1f} tokens a response, at first {:.1f}; {:.0f} % cut; reward {:.3f}, at first {:.3f}",
+                   length_now, length_then, 100 * truncated_now, reward_now, reward_then),
+       "length pays, or is not told from success: set learner.truncated to mask or penalty, or take learner.loss "
+       "dr_grpo");
   rule("weights_collapse", effective_now && *effective_now < kEffectiveMin,
        fmt::format("an effective sample of {:.0f} % of the tokens", 100 * effective_now.value_or(0)),
        "the policy is far from the one that drew the tokens: lower staleness.budget or learner.learning_rate, or take "
@@ -115,9 +118,11 @@ void Alarms::judge(std::uint64_t step, std::vector<Alarm>& begun) {
                    accuracy_now, accuracy_then,
                    held_out_last_ ? fmt::format("; held out {:.3f}, at first {:.3f}", *held_out_last_, *held_out_first_)
                                   : std::string()),
-       "something is rewarded that is not the task: read what the model says (echoline model generate) and mend the reward");
+       "something is rewarded that is not the task: read what the model says (echoline model generate) and mend the "
+       "reward");
   rule("nothing_to_learn", informative_now < kInformativeMin && accuracy_now < kSolved,
-       fmt::format("{:.1f} % of the groups have rewards that differ; accuracy {:.3f}", 100 * informative_now, accuracy_now),
+       fmt::format("{:.1f} % of the groups have rewards that differ; accuracy {:.3f}", 100 * informative_now,
+                   accuracy_now),
        "problems are too hard or too easy for this policy: choose others, raise rollout.group_size or "
        "rollout.temperature, or begin with a warm start");
 }

@@ -1,7 +1,8 @@
 // What in a run's measurements says that training goes wrong, and what to do about it. Pure: it hears the rows of
 // metrics.jsonl, so that a report and a resumed run find what the learner found.
 //
-// The last ten steps are compared with the first ten; nothing is said before both are there. docs/losses.md has the rules.
+// The last ten steps are compared with the first ten; nothing is said before both are there. docs/losses.md has the
+// rules.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -39,7 +40,7 @@ class Alarms {
   void judge(std::uint64_t step, std::vector<Alarm>& begun);
 
   Steps first_, last_;
-  std::uint64_t heard_ = 0;                             // the newest step
+  std::uint64_t heard_ = 0;                               // the newest step
   std::optional<double> held_out_first_, held_out_last_;  // accuracy
   std::map<std::string, bool> active_;
 };

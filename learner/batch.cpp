@@ -19,8 +19,8 @@ Status check_trainable(const schema::Trajectory& t, const model::ModelConfig& sh
                 t.id(), t.loss_mask_size(), t.response_tokens_size());
   const std::int64_t tokens = std::int64_t{t.prompt_tokens_size()} + t.response_tokens_size();
   if (tokens > shape.positions_max)
-    return fail(Code::kInvalid, kOperation, "trajectory {} has {} tokens, the model has positions for {}", t.id(), tokens,
-                shape.positions_max);
+    return fail(Code::kInvalid, kOperation, "trajectory {} has {} tokens, the model has positions for {}", t.id(),
+                tokens, shape.positions_max);
   const std::int64_t largest = std::max(*std::max_element(t.prompt_tokens().begin(), t.prompt_tokens().end()),
                                         *std::max_element(t.response_tokens().begin(), t.response_tokens().end()));
   if (largest >= shape.vocab_size)
@@ -41,14 +41,15 @@ nlohmann::json batch_figures(const std::vector<schema::Trajectory>& batch) {
     length += t.response_tokens_size();
     longest = std::max<double>(longest, t.response_tokens_size());
     const auto& mask = t.loss_mask();
-    tokens += mask.empty() ? t.response_tokens_size() : std::count_if(mask.begin(), mask.end(), [](float m) { return m > 0; });
+    tokens += mask.empty() ? t.response_tokens_size()
+                           : std::count_if(mask.begin(), mask.end(), [](float m) { return m > 0; });
     auto& [least, greatest] = rewards.try_emplace(t.group(), t.reward(), t.reward()).first->second;
     least = std::min<double>(least, t.reward());
     greatest = std::max<double>(greatest, t.reward());
   }
   const auto count = static_cast<double>(batch.size());
-  const auto differ = std::count_if(rewards.begin(), rewards.end(),
-                                    [](const auto& of) { return of.second.first < of.second.second; });
+  const auto differ =
+      std::count_if(rewards.begin(), rewards.end(), [](const auto& of) { return of.second.first < of.second.second; });
   return {{"reward_mean", reward / count},
           {"accuracy", correct / count},
           {"truncated_fraction", truncated / count},

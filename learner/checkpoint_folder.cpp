@@ -31,7 +31,8 @@ Status rename_folder(const fs::path& from, const fs::path& to) {
   std::error_code ec;
   fs::rename(from, to, ec);
   if (ec)
-    return fail(os_code(ec.value()), "save checkpoint", "cannot rename {} to {}: {}", from.string(), to.string(), ec.message());
+    return fail(os_code(ec.value()), "save checkpoint", "cannot rename {} to {}: {}", from.string(), to.string(),
+                ec.message());
   return ok();
 }
 
@@ -182,9 +183,10 @@ Result<StoredPolicy> find_policy(const fs::path& folder, std::optional<std::int6
   }
   ECHO_ASSIGN(const nlohmann::json state, read_checkpoint_state(folder / chosen));
   if (state["format"] == 1)
-    return fail(Code::kInvalid, "find checkpoint",
-                "{} was written by an earlier version and holds no model directory: go on with the run (--resume) to get one",
-                (folder / chosen).string());
+    return fail(
+        Code::kInvalid, "find checkpoint",
+        "{} was written by an earlier version and holds no model directory: go on with the run (--resume) to get one",
+        (folder / chosen).string());
   return StoredPolicy{state["steps"], folder / chosen / kCheckpointModel, state["policy_digest"]};
 }
 

@@ -1,5 +1,5 @@
-// The checkpoints of a run, whatever its trainer keeps in them: made whole or not at all, the newest found again, its policy a
-// Hugging Face directory.
+// The checkpoints of a run, whatever its trainer keeps in them: made whole or not at all, the newest found again, its
+// policy a Hugging Face directory.
 //
 //   step-000000012/trainer.json          at least format, steps, and policy_digest, the digest of the policy
 //   step-000000012/model/                the policy as a Hugging Face directory
@@ -22,12 +22,14 @@
 namespace echoline::learner {
 
 inline constexpr std::string_view kCheckpointState = "trainer.json", kCheckpointModel = "model";
-inline constexpr std::string_view kCheckpointReference = "reference.safetensors";  // beside the checkpoints: the policy to stay close to
+inline constexpr std::string_view kCheckpointReference =
+    "reference.safetensors";                          // beside the checkpoints: the policy to stay close to
 inline constexpr std::int64_t kCheckpointFormat = 2;  // format 1 had no model/ and no digests of policies
 
-// Has `write` fill a new folder below `folder` (made when absent), makes it the checkpoint of `step`, then removes all but the
-// newest `keep_last` (at least 1). Returns the checkpoint's folder. Errors of `write`, kIo, kExhausted.
-Result<std::filesystem::path> add_checkpoint(const std::filesystem::path& folder, std::int64_t step, std::int64_t keep_last,
+// Has `write` fill a new folder below `folder` (made when absent), makes it the checkpoint of `step`, then removes all
+// but the newest `keep_last` (at least 1). Returns the checkpoint's folder. Errors of `write`, kIo, kExhausted.
+Result<std::filesystem::path> add_checkpoint(const std::filesystem::path& folder, std::int64_t step,
+                                             std::int64_t keep_last,
                                              const std::function<Status(const std::filesystem::path&)>& write);
 
 // trainer.json of a checkpoint, with what every one has: kCorrupt without, kInvalid for a format of another program.
@@ -41,9 +43,9 @@ struct Resumed {
   std::vector<Damaged> damaged;  // newer checkpoints that could not be read, now called damaged-<name>
 };
 
-// Has `read` restore the checkpoint that LATEST names, or where that one is damaged the newest that is not; it returns the
-// checkpoint's step, or leaves everything as it was. kNotFound when there is no checkpoint, kInvalid when `read` says so,
-// kCorrupt when none could be read.
+// Has `read` restore the checkpoint that LATEST names, or where that one is damaged the newest that is not; it returns
+// the checkpoint's step, or leaves everything as it was. kNotFound when there is no checkpoint, kInvalid when `read`
+// says so, kCorrupt when none could be read.
 Result<Resumed> read_newest_checkpoint(const std::filesystem::path& folder,
                                        const std::function<Result<std::int64_t>(const std::filesystem::path&)>& read);
 

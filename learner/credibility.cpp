@@ -43,10 +43,11 @@ std::vector<Credibility::Verdict> Credibility::judge(const std::map<WorkerId, Sc
     const bool made_up = off(&Scrutiny::surprise, kSurprise) || off(&Scrutiny::dispute, kDispute);
     record.in_a_row = made_up ? record.in_a_row + 1 : 0;
     if (record.in_a_row < kInARow) continue;
-    verdicts.push_back({id, fmt::format("its responses are not the policy's: a token is {:.1f} nats less likely than one "
-                                        "of the policy's, and what it says of that is off by {:.1f}; of others {:.2f} and {:.2f}",
-                                        record.last->surprise, record.last->dispute,
-                                        *usual_but_of(id, &Scrutiny::surprise), *usual_but_of(id, &Scrutiny::dispute))});
+    verdicts.push_back(
+        {id, fmt::format("its responses are not the policy's: a token is {:.1f} nats less likely than one "
+                         "of the policy's, and what it says of that is off by {:.1f}; of others {:.2f} and {:.2f}",
+                         record.last->surprise, record.last->dispute, *usual_but_of(id, &Scrutiny::surprise),
+                         *usual_but_of(id, &Scrutiny::dispute))});
   }
   for (const Verdict& verdict : verdicts) records_.erase(verdict.worker);
   return verdicts;

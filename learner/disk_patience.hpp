@@ -1,7 +1,8 @@
 // How long the learner waits for its own disk. Pure.
 //
-// A full disk (kExhausted) is waited for without end: a person or another program makes room. Any other failure of the disk (kIo,
-// kUnavailable) is waited for up to a limit, because a single failed sync may pass. What a damaged file holds does not come back.
+// A full disk (kExhausted) is waited for without end: a person or another program makes room. Any other failure of the
+// disk (kIo, kUnavailable) is waited for up to a limit, because a single failed sync may pass. What a damaged file
+// holds does not come back.
 #pragma once
 #include "base/clock.hpp"
 #include "base/result.hpp"

@@ -102,15 +102,18 @@ std::optional<Refusal> Door::refusal(const schema::Trajectory& t, const Question
   const std::vector<model::Token> response = response_of(t);
   const auto turns = turns_of(t, response);
   if (turns.empty() || turns.size() > data_plane::kTurnsMax)
-    return because("malformed", false, "its loss mask does not begin and end with the policy's tokens, in 1 to {} turns",
+    return because("malformed", false,
+                   "its loss mask does not begin and end with the policy's tokens, in 1 to {} turns",
                    data_plane::kTurnsMax);
   if (auto refused = wrong_end(t, turns)) return refused;
   if (unscored(question.problem)) {
     if (turns.size() != 1) return because("malformed", false, "{} turns, its task has one", turns.size());
     if (t.finished() != look_->phrasing().end(response).has_value())
       return because("malformed", false, "finished is {}, its last token says {}", t.finished(), !t.finished());
-    if (t.reward() != 0 || t.correct() || t.late() || !t.components().empty()) return because("malformed", false, "it brings a score that nobody asked for");
-    if (t.text() != look_->text(response, 1)) return because("wrong score", true, "its text is not what its tokens stand for");
+    if (t.reward() != 0 || t.correct() || t.late() || !t.components().empty())
+      return because("malformed", false, "it brings a score that nobody asked for");
+    if (t.text() != look_->text(response, 1))
+      return because("wrong score", true, "its text is not what its tokens stand for");
     return std::nullopt;
   }
   std::optional<data_plane::Score> expected;
@@ -120,12 +123,14 @@ std::optional<Refusal> Door::refusal(const schema::Trajectory& t, const Question
     if (found->refusal) return std::move(found->refusal);
     expected = std::move(found->score);
   }
-  if (t.text() != look_->text(response, turns.size())) return because("wrong score", true, "its text is not what its tokens stand for");
+  if (t.text() != look_->text(response, turns.size()))
+    return because("wrong score", true, "its text is not what its tokens stand for");
   return expected ? SecondLook::difference(t, *expected) : std::nullopt;
 }
 
 // Whether every turn ends as one does: by itself, or because there was no more room.
-std::optional<Refusal> Door::wrong_end(const schema::Trajectory& t, std::span<const std::span<const model::Token>> turns) const {
+std::optional<Refusal> Door::wrong_end(const schema::Trajectory& t,
+                                       std::span<const std::span<const model::Token>> turns) const {
   for (std::size_t i = 0; i < turns.size(); ++i) {
     const auto turn = turns[i];
     const bool last = i + 1 == turns.size();
@@ -137,8 +142,7 @@ std::optional<Refusal> Door::wrong_end(const schema::Trajectory& t, std::span<co
     if (!end && !full)
       return because("malformed", false, "it is cut after {} tokens, expected an end or {} tokens", turn.size(),
                      last ? options_.response_tokens_max : options_.turn_tokens_max);
-    if (last && t.finished() && !end)
-      return because("malformed", false, "finished is true, its last token says false");
+    if (last && t.finished() && !end) return because("malformed", false, "finished is true, its last token says false");
   }
   return std::nullopt;
 }

@@ -25,8 +25,8 @@ struct DoorOptions {
   std::int64_t vocab_size = 0;
   std::int64_t positions_max = 0;
   std::int64_t response_tokens_max = 0;
-  std::int64_t turn_tokens_max = 0;  // of one turn; 0: what response_tokens_max leaves
-  std::uint64_t seed = 0;            // the run's
+  std::int64_t turn_tokens_max = 0;                      // of one turn; 0: what response_tokens_max leaves
+  std::uint64_t seed = 0;                                // the run's
   Bytes metadata_max = data_plane::kMetadataMax;         // of a trajectory
   std::function<bool(const schema::Problem&)> unscored;  // whether workers hand in text without a score; empty: never
   // What training refuses is refused here, so that it cannot end the run there.
@@ -43,8 +43,8 @@ struct Question {
   std::vector<model::Token> prompt;  // the problem's prompt in the learner's own tokens
 };
 
-// One thread, the desk's. Looking at a trajectory of three tokens takes 0.5 µs, at one of 1000 tokens 15 µs: decoding is
-// most of it, and linear.
+// One thread, the desk's. Looking at a trajectory of three tokens takes 0.5 µs, at one of 1000 tokens 15 µs: decoding
+// is most of it, and linear.
 class Door {
  public:
   // The adapter must outlive the door.
@@ -74,16 +74,17 @@ class Door {
 
  private:
   std::optional<Refusal> refusal(const schema::Trajectory& trajectory, const Question& question) const;
-  std::optional<Refusal> wrong_end(const schema::Trajectory& trajectory, std::span<const std::span<const model::Token>> turns) const;
+  std::optional<Refusal> wrong_end(const schema::Trajectory& trajectory,
+                                   std::span<const std::span<const model::Token>> turns) const;
 
   DoorOptions options_;
   std::shared_ptr<const SecondLook> look_;
   std::map<GroupId, std::unique_ptr<Question>> questions_;  // those asked and not settled, within a limit
 };
 
-// What the desk thinks of its workers, by identity: neither a new connection nor a new learner wipes it. A broken driver is
-// no attack: a worker is told to go only after several bad messages, or when group after group fails on it while others get
-// on.
+// What the desk thinks of its workers, by identity: neither a new connection nor a new learner wipes it. A broken
+// driver is no attack: a worker is told to go only after several bad messages, or when group after group fails on it
+// while others get on.
 class Conduct {
  public:
   // What was kept of an earlier process.
@@ -97,8 +98,8 @@ class Conduct {
   void accepted(WorkerId worker, bool sound = true);
   void scored() { failed_in_a_row_ = 0; }
 
-  // A message that brought no trajectories: a request, a sign of progress, a result that was there already. True when it
-  // was one of too many.
+  // A message that brought no trajectories: a request, a sign of progress, a result that was there already. True when
+  // it was one of too many.
   bool talked(WorkerId worker, TimePoint now);
 
   // A group was set aside, before anybody was asked for it or after it had failed; true when so many were in a row that

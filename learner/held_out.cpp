@@ -38,14 +38,23 @@ double pass_at(std::uint64_t n, std::uint64_t correct, std::uint64_t k) {
   return 1 - none;
 }
 
-HeldOut::HeldOut(const data_plane::Adapter& adapter, const std::vector<schema::Problem>& problems, std::uint32_t samples, std::uint64_t seed)
-    : adapter_(adapter), problems_(problems), samples_(samples), seed_(seed), correct_(problems.size()), several_(adapter.name() == data_plane::kSeveral) {}
+HeldOut::HeldOut(const data_plane::Adapter& adapter, const std::vector<schema::Problem>& problems,
+                 std::uint32_t samples, std::uint64_t seed)
+    : adapter_(adapter),
+      problems_(problems),
+      samples_(samples),
+      seed_(seed),
+      correct_(problems.size()),
+      several_(adapter.name() == data_plane::kSeveral) {}
 
-Result<std::optional<Told>> HeldOut::answered(std::uint64_t id, std::string_view text, bool finished, std::optional<std::int64_t> tokens) {
+Result<std::optional<Told>> HeldOut::answered(std::uint64_t id, std::string_view text, bool finished,
+                                              std::optional<std::int64_t> tokens) {
   Answer& answer = begun_[id];
   if (!answer.episode) {
     const std::uint64_t problem = id / samples_;
-    ECHO_ASSIGN(answer.episode, adapter_.begin(problems_.at(problem), data_plane::episode_seed(seed_, problem, static_cast<std::uint32_t>(id % samples_))));
+    ECHO_ASSIGN(answer.episode,
+                adapter_.begin(problems_.at(problem),
+                               data_plane::episode_seed(seed_, problem, static_cast<std::uint32_t>(id % samples_))));
   }
   answer.finished = finished;
   answer.tokens = answer.tokens && tokens ? std::optional(*answer.tokens + *tokens) : std::nullopt;
@@ -95,7 +104,8 @@ json HeldOut::result() const {
   double spread = 0;
   for (const std::uint64_t c : correct_) spread += std::pow(static_cast<double>(c) / samples_ - accuracy, 2);
   double trials = n;
-  if (samples_ > 1 && n > 1 && spread > 0) trials = std::clamp(accuracy * (1 - accuracy) * n * (n - 1) / spread, n, n * samples_);
+  if (samples_ > 1 && n > 1 && spread > 0)
+    trials = std::clamp(accuracy * (1 - accuracy) * n * (n - 1) / spread, n, n * samples_);
   const Interval interval = wilson_interval(accuracy, trials);
   json passes = json::array();
   for (std::uint64_t k = 1; samples_ > 1; k = std::min<std::uint64_t>(2 * k, samples_)) {
@@ -109,22 +119,28 @@ json HeldOut::result() const {
   double tokens = 0;
   for (const double length : lengths) tokens += length;
   const auto quantile = [&](double q) {
-    return lengths.empty() ? json(nullptr) : json(lengths[std::min(lengths.size() - 1, static_cast<std::size_t>(q * static_cast<double>(lengths.size())))]);
+    return lengths.empty() ? json(nullptr)
+                           : json(lengths[std::min(lengths.size() - 1,
+                                                   static_cast<std::size_t>(q * static_cast<double>(lengths.size())))]);
   };
   json components = json::object();
   for (const auto& [name, sum_of] : components_) components[name] = sum_of / answers;
   json result{{"problems", problems_.size()},
-          {"samples", samples_},
-          {"accuracy", accuracy},
-          {"accuracy_low", interval.low},
-          {"accuracy_high", interval.high},
-          {"pass_at", passes},
-          {"reward_mean", answers_ ? reward_ / answers : 0},
-          {"components", components},
-          {"response_tokens", {{"known", lengths.size()}, {"mean", lengths.empty() ? json(nullptr) : json(tokens / static_cast<double>(lengths.size()))},
-                               {"p50", quantile(0.5)}, {"p95", quantile(0.95)}, {"max", lengths.empty() ? json(nullptr) : json(lengths.back())}}},
-          {"truncated_fraction", answers_ ? static_cast<double>(unfinished_) / answers : 0},
-          {"refused", refused_}};
+              {"samples", samples_},
+              {"accuracy", accuracy},
+              {"accuracy_low", interval.low},
+              {"accuracy_high", interval.high},
+              {"pass_at", passes},
+              {"reward_mean", answers_ ? reward_ / answers : 0},
+              {"components", components},
+              {"response_tokens",
+               {{"known", lengths.size()},
+                {"mean", lengths.empty() ? json(nullptr) : json(tokens / static_cast<double>(lengths.size()))},
+                {"p50", quantile(0.5)},
+                {"p95", quantile(0.95)},
+                {"max", lengths.empty() ? json(nullptr) : json(lengths.back())}}},
+              {"truncated_fraction", answers_ ? static_cast<double>(unfinished_) / answers : 0},
+              {"refused", refused_}};
   if (several_) result["by_task"] = by_task_.figures("answers");
   return result;
 }
@@ -141,18 +157,20 @@ std::pair<std::string_view, bool> up_to_stop(std::string_view text, const std::v
   return {text.substr(0, end), end != std::string_view::npos};
 }
 
-Status ask_server(TextServer& server, const RunConfig& config, const model::Phrasing* phrasing, const std::vector<schema::Problem>& problems,
-                  const HeldOutQuestions& questions, HeldOut& held_out) {
+Status ask_server(TextServer& server, const RunConfig& config, const model::Phrasing* phrasing,
+                  const std::vector<schema::Problem>& problems, const HeldOutQuestions& questions, HeldOut& held_out) {
   const std::uint64_t total = std::uint64_t{problems.size()} * questions.samples;
   std::map<std::uint64_t, std::vector<ChatMessage>> chats;  // so far, of the answers that are not through
   const auto ask = [&](std::uint64_t id, std::string prompt) {
     TextQuestion question;
     question.id = id;
-    question.tokens_max = questions.turn_tokens_max > 0 ? std::min(questions.turn_tokens_max, questions.tokens_max) : questions.tokens_max;
+    question.tokens_max = questions.turn_tokens_max > 0 ? std::min(questions.turn_tokens_max, questions.tokens_max)
+                                                        : questions.tokens_max;
     question.temperature = questions.temperature;
     question.top_p = questions.top_p;
     const auto chat = chats.find(id);
-    if (questions.temperature > 0) question.seed = seed_of(questions, id, chat == chats.end() ? 0 : chat->second.size());
+    if (questions.temperature > 0)
+      question.seed = seed_of(questions, id, chat == chats.end() ? 0 : chat->second.size());
     question.prompt = std::move(prompt);
     if (chat != chats.end()) {
       question.messages = chat->second;
@@ -185,16 +203,20 @@ Status ask_server(TextServer& server, const RunConfig& config, const model::Phra
       const auto [text, stopped] = up_to_stop(ended.answer->text, config.rollout.stop);
       // How many tokens what was cut off had is not known.
       const bool whole = text.size() == ended.answer->text.size();
-      ECHO_ASSIGN(std::optional<Told> told, held_out.answered(ended.id, text, ended.answer->finished || stopped, whole ? ended.answer->tokens : std::nullopt));
+      ECHO_ASSIGN(std::optional<Told> told, held_out.answered(ended.id, text, ended.answer->finished || stopped,
+                                                              whole ? ended.answer->tokens : std::nullopt));
       const auto chat = chats.find(ended.id);
       if (!told) {
         chats.erase(ended.id);
         continue;
       }
       if (chat == chats.end())
-        return fail(Code::kInvalid, "evaluate", "the task '{}' goes on after the first answer: ask the server for chats (--api chat)", config.task.adapter);
+        return fail(Code::kInvalid, "evaluate",
+                    "the task '{}' goes on after the first answer: ask the server for chats (--api chat)",
+                    config.task.adapter);
       chat->second.push_back({"assistant", std::string(text)});
-      for (ChatMessage& message : model::conversation(*told, model::kPromptPlace, {})) chat->second.push_back(std::move(message));
+      for (ChatMessage& message : model::conversation(*told, model::kPromptPlace, {}))
+        chat->second.push_back(std::move(message));
       ECHO_TRY(ask(ended.id, {}));
     }
     if (questions.progress) questions.progress(held_out.answers());

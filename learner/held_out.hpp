@@ -1,5 +1,5 @@
-// What answers to held-out problems are worth: accuracy with an interval, pass@k, lengths; and the asking of a server. Whoever answers,
-// they are scored by the task. Used by `echoline evaluate`.
+// What answers to held-out problems are worth: accuracy with an interval, pass@k, lengths; and the asking of a server.
+// Whoever answers, they are scored by the task. Used by `echoline evaluate`.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -28,26 +28,28 @@ struct Interval {
 // 95 % interval for a share that was found in `trials` independent ones, which need not be whole. Source: Wilson 1927.
 Interval wilson_interval(double share, double trials);
 
-// Probability that at least one of k draws without putting back is among the `correct` of n; k <= n. Source: Chen et al. 2021,
-// arXiv:2107.03374.
+// Probability that at least one of k draws without putting back is among the `correct` of n; k <= n. Source: Chen et
+// al. 2021, arXiv:2107.03374.
 double pass_at(std::uint64_t n, std::uint64_t correct, std::uint64_t k);
 
 // Collects answers, `samples` to each problem, in any order. An answer has one turn, or as many as its task.
 class HeldOut {
  public:
   // Both outlive it. Episodes begin with seeds that follow from `seed`.
-  HeldOut(const data_plane::Adapter& adapter, const std::vector<schema::Problem>& problems, std::uint32_t samples, std::uint64_t seed);
-  // The next turn of answer `id` (< problems × samples; id / samples is its problem). What the model is told next, or nothing: that
-  // was the last turn. An error is the task's, not the model's.
-  Result<std::optional<Told>> answered(std::uint64_t id, std::string_view text, bool finished, std::optional<std::int64_t> tokens);
+  HeldOut(const data_plane::Adapter& adapter, const std::vector<schema::Problem>& problems, std::uint32_t samples,
+          std::uint64_t seed);
+  // The next turn of answer `id` (< problems × samples; id / samples is its problem). What the model is told next, or
+  // nothing: that was the last turn. An error is the task's, not the model's.
+  Result<std::optional<Told>> answered(std::uint64_t id, std::string_view text, bool finished,
+                                       std::optional<std::int64_t> tokens);
   // There is no room for the turn that comes next: the answer ends here.
   void cut(std::uint64_t id);
   // It could not be put to the model, or was refused: counts as answered wrongly, and is counted.
   void refused(std::uint64_t id, const std::string& why);
 
   std::uint64_t answers() const { return answers_; }
-  // Accuracy is the mean over all answers; its interval takes answers to one problem for as alike as they are. Fields as in
-  // docs/engines.md.
+  // Accuracy is the mean over all answers; its interval takes answers to one problem for as alike as they are. Fields
+  // as in docs/engines.md.
   nlohmann::json result() const;
 
  private:
@@ -78,7 +80,7 @@ class HeldOut {
 struct HeldOutQuestions {
   std::uint32_t samples = 1;
   double temperature = 0, top_p = 1;
-  std::int64_t tokens_max = 64;       // of all turns, with what is told between them
+  std::int64_t tokens_max = 64;      // of all turns, with what is told between them
   std::int64_t turn_tokens_max = 0;  // of one of them; 0: what the others leave
   std::uint64_t seed = 0;            // of the sampling, and of what happens in the tasks
   std::function<bool()> interrupted = {};
@@ -88,11 +90,12 @@ struct HeldOutQuestions {
 // The seed of a turn of an answer: another one for each.
 std::uint64_t seed_of(const HeldOutQuestions& questions, std::uint64_t id, std::size_t turn);
 
-// Asks a server all problems: as chat messages in the style of the run's task, or, where `phrasing` is given, as the text that it
-// makes (kInvalid where the task has further turns). A response ends behind the first of the run's stop strings, here, since servers leave them out. Ends with the first error that is not
-// a single question's: kUnavailable, kInvalid and so on, as TextServer says; kCancelled when interrupted.
-Status ask_server(TextServer& server, const RunConfig& config, const model::Phrasing* phrasing, const std::vector<schema::Problem>& problems,
-                  const HeldOutQuestions& questions, HeldOut& held_out);
+// Asks a server all problems: as chat messages in the style of the run's task, or, where `phrasing` is given, as the
+// text that it makes (kInvalid where the task has further turns). A response ends behind the first of the run's stop
+// strings, here, since servers leave them out. Ends with the first error that is not a single question's: kUnavailable,
+// kInvalid and so on, as TextServer says; kCancelled when interrupted.
+Status ask_server(TextServer& server, const RunConfig& config, const model::Phrasing* phrasing,
+                  const std::vector<schema::Problem>& problems, const HeldOutQuestions& questions, HeldOut& held_out);
 
 // `text` up to the end of the first of `stops` that is complete in it; whether there is one.
 std::pair<std::string_view, bool> up_to_stop(std::string_view text, const std::vector<std::string>& stops);

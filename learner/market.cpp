@@ -22,7 +22,8 @@ std::optional<double> written_unix_s(const std::filesystem::path& path) {
 std::string identity_of(const std::filesystem::path& path) {
   struct stat info {};
   if (::stat(path.c_str(), &info) != 0) return "";
-  return fmt::format("{}/{}/{}/{}.{:09}", info.st_dev, info.st_ino, info.st_size, info.st_mtim.tv_sec, info.st_mtim.tv_nsec);
+  return fmt::format("{}/{}/{}/{}.{:09}", info.st_dev, info.st_ino, info.st_size, info.st_mtim.tv_sec,
+                     info.st_mtim.tv_nsec);
 }
 
 // What machines did in the runs of a folder, against what they promised.
@@ -42,7 +43,8 @@ std::vector<provisioner::KnownLinks> known_links(const std::vector<provisioner::
   return links;
 }
 
-Result<RunMarket> read_market(const RunConfig& config, const model::ModelConfig& model, const provisioner::PlanRequest& request,
+Result<RunMarket> read_market(const RunConfig& config, const model::ModelConfig& model,
+                              const provisioner::PlanRequest& request,
                               const std::vector<provisioner::MeasuredRate>& measured,
                               const std::vector<provisioner::KnownLinks>& links, const std::atomic<bool>* stop) {
   provisioner::OfferReading reading;
@@ -87,7 +89,8 @@ Result<RunMarket> read_market(const RunConfig& config, const model::ModelConfig&
 Result<RunMarket> run_market(const RunConfig& config, const model::ModelConfig& model,
                              const provisioner::PlanRequest& request) {
   const auto known = provisioner::known_hosts(config.run.folder);
-  ECHO_ASSIGN(RunMarket market, read_market(config, model, request, measured_rates(known), known_links(known), nullptr));
+  ECHO_ASSIGN(RunMarket market,
+              read_market(config, model, request, measured_rates(known), known_links(known), nullptr));
   std::vector<provisioner::SeenMachine> seen;
   for (const provisioner::LedgerHost& host : known) seen.push_back({host.provider, host.host, host.hours, host.lost});
   provisioner::note_seen(market.offers, seen);
@@ -106,7 +109,8 @@ MarketSource::MarketSource(const RunConfig& config, model::ModelConfig model, pr
     seen_ = identity_of(config.fleet.offers);
 }
 
-Result<std::optional<std::vector<provisioner::Offer>>> MarketSource::look(double now_unix_s, const std::atomic<bool>& stop) {
+Result<std::optional<std::vector<provisioner::Offer>>> MarketSource::look(double now_unix_s,
+                                                                          const std::atomic<bool>& stop) {
   using Nothing = std::optional<std::vector<provisioner::Offer>>;
   if (config_.fleet.search) {
     // A clock that was set back is no reason to search no more.

@@ -2,16 +2,16 @@
 
 #include <algorithm>
 
-#include "learner/market.hpp"
 #include "base/log.hpp"
+#include "learner/market.hpp"
 #include "provisioner/down.hpp"
 #include "replay_buffer/rules.hpp"
 
 namespace echoline::learner {
 namespace {
 
-// Of links that nobody has stated. The learner's feeds all: taken for wider than it is, it would be the slowest hop of everybody's way;
-// for narrower, workers forward a little more than they would have to.
+// Of links that nobody has stated. The learner's feeds all: taken for wider than it is, it would be the slowest hop of
+// everybody's way; for narrower, workers forward a little more than they would have to.
 constexpr BitRate kLearnerUnstated{1e9}, kWorkerUnstated{1e10};
 
 BitRate capped(BitRate rate, const std::optional<BitRate>& cap) { return cap ? std::min(rate, *cap) : rate; }
@@ -27,7 +27,8 @@ Result<model::ModelConfig> run_model_config(const RunConfig& config) {
 
 Result<model::Phrasing> run_phrasing(const RunConfig& config, const model::ModelFiles& files) {
   const TaskSection& task = config.task;
-  return model::Phrasing::make(files, {task.prompt, task.chat, task.system, task.chat_options_json, config.rollout.stop, task.turn});
+  return model::Phrasing::make(
+      files, {task.prompt, task.chat, task.system, task.chat_options_json, config.rollout.stop, task.turn});
 }
 
 BitRate learner_up(const RunConfig& config) { return config.network.uplink.value_or(kLearnerUnstated); }
@@ -69,8 +70,7 @@ std::string provider_name(const RunConfig& config) {
 
 provisioner::ProviderOptions provider_options(const RunConfig& config) {
   return {config.run_folder() / "logs", config.fleet.vast_url,
-          config.fleet.vast_key_file.value_or(std::filesystem::path{}),
-          config.fleet.vast_bid_raise_max,
+          config.fleet.vast_key_file.value_or(std::filesystem::path{}), config.fleet.vast_bid_raise_max,
           config.fleet.provider_file.value_or(std::filesystem::path{})};
 }
 
@@ -90,8 +90,8 @@ provisioner::PlanRequest plan_request(const RunConfig& config, double parameters
   request.staleness_budget = static_cast<int>(config.staleness.budget);
   request.lookahead = static_cast<int>(config.staleness.lookahead_steps());
   request.staleness_worst = [s = config.staleness](int lag) {
-    return static_cast<int>(
-        replay_buffer::staleness_worst(s.budget, s.publish_every, s.lookahead_steps(), static_cast<std::uint32_t>(lag)));
+    return static_cast<int>(replay_buffer::staleness_worst(s.budget, s.publish_every, s.lookahead_steps(),
+                                                           static_cast<std::uint32_t>(lag)));
   };
   request.group_size = config.rollout.group_size;
   request.headroom = config.fleet.headroom;

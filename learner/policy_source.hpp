@@ -22,16 +22,18 @@
 
 namespace echoline::learner {
 
-// Whether a policy can be generated with: kInvalid if log-probabilities under it are not finite, at the run's temperature and with so many
-// threads. Empty in a program without the built-in model.
-using PolicyProbe = std::function<Status(const delta::StateView& policy, const model::ModelConfig& model, double temperature, int threads)>;
+// Whether a policy can be generated with: kInvalid if log-probabilities under it are not finite, at the run's
+// temperature and with so many threads. Empty in a program without the built-in model.
+using PolicyProbe = std::function<Status(const delta::StateView& policy, const model::ModelConfig& model,
+                                         double temperature, int threads)>;
 
 // The run that a source serves; outlives it.
 struct SourceHost {
   const RunConfig& config;
   const RunTask& task;
   RunRecord& record;
-  std::function<void(const std::string&)> phase;  // hears what is being done right now; may be told as often as one likes
+  std::function<void(const std::string&)>
+      phase;  // hears what is being done right now; may be told as often as one likes
   // To be asked a few times a second while the source waits for others: an error ends the run.
   std::function<Status()> waiting;
   const std::atomic<bool>& stop;  // turns true when the run is to end
@@ -53,16 +55,19 @@ class PolicySource {
   virtual std::uint64_t steps() const = 0;
   // A run that is not resumed: all that comes before policy 0. Asked to stop, it returns early.
   virtual Status begin() = 0;
-  // Learner step steps() + 1, on whole groups. Nothing when asked to stop before it was done: nobody trained on them then.
+  // Learner step steps() + 1, on whole groups. Nothing when asked to stop before it was done: nobody trained on them
+  // then.
   virtual Result<std::optional<TrainedStep>> step(const std::vector<schema::Trajectory>& batch) = 0;
-  // The policy of `version`, which is steps(), in bf16 with Hugging Face's names; null when asked to stop before there was one.
+  // The policy of `version`, which is steps(), in bf16 with Hugging Face's names; null when asked to stop before there
+  // was one.
   virtual Result<delta::SharedState> policy(Version version) = 0;
   // After a learner step and what was published of it: evaluates where the run wants it.
   virtual Status step_done() = 0;
-  // Greedy accuracy on the held-out problems, into the metrics, where the source can tell. Asked to stop, it returns early.
+  // Greedy accuracy on the held-out problems, into the metrics, where the source can tell. Asked to stop, it returns
+  // early.
   virtual Status evaluate(const char* when) = 0;
-  // Writes a checkpoint (learner/checkpoint_folder.hpp) and makes the run's folder `model` its policy; nothing when the newest
-  // checkpoint is of this step, or before begin().
+  // Writes a checkpoint (learner/checkpoint_folder.hpp) and makes the run's folder `model` its policy; nothing when the
+  // newest checkpoint is of this step, or before begin().
   virtual Status checkpoint() = 0;
   virtual const std::map<std::string, double>& accuracy() const = 0;  // by `when`
 };
@@ -79,7 +84,8 @@ struct BuiltIn {
   PolicyProbe probe = {};  // for the policies of an external trainer
 };
 
-// The maker of what the run file asks for; kInvalid for a run that wants the built-in trainer of a program that has none.
+// The maker of what the run file asks for; kInvalid for a run that wants the built-in trainer of a program that has
+// none.
 Result<SourceMaker> source_maker(const RunConfig& config, const BuiltIn& built_in);
 
 }  // namespace echoline::learner

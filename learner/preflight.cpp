@@ -38,7 +38,8 @@ class Preflighter {
 
   Preflight run() {
     check_model();
-    if (for_.resume && model_) note("resume", check_resume(config_, *model_, for_.built_in), "it goes on from its newest checkpoint");
+    if (for_.resume && model_)
+      note("resume", check_resume(config_, *model_, for_.built_in), "it goes on from its newest checkpoint");
     check_devices();
     check_task();
     if (model_ && phrasing_ && adapter_) check_lengths();
@@ -53,8 +54,8 @@ class Preflighter {
     check_plan();
     if (result_.plan) check_providers();
     if (model_) {
-      const auto have = static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
-                        static_cast<std::uint64_t>(::sysconf(_SC_PAGE_SIZE));
+      const auto have =
+          static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::uint64_t>(::sysconf(_SC_PAGE_SIZE));
       const bool local = config_.fleet.provider == ProviderKind::kLocal && result_.plan;
       const std::size_t workers = local ? result_.plan->plan.chosen().size() : 0;
       const bool trains = config_.learner.trainer == TrainerKind::kBuiltIn;
@@ -107,8 +108,8 @@ class Preflighter {
     Status read = read_model();
     if (!read) read = as_mistake(std::move(read).error());
     note("model", read,
-         model_ ? fmt::format("{} parameters, vocabulary of {}, {} positions", model_->parameters(),
-                              model_->vocab_size, model_->positions_max)
+         model_ ? fmt::format("{} parameters, vocabulary of {}, {} positions", model_->parameters(), model_->vocab_size,
+                              model_->positions_max)
                 : "");
   }
 
@@ -138,12 +139,15 @@ class Preflighter {
       }
       const std::string& worker = config_.worker.device;
       if (config_.fleet.provider == ProviderKind::kLocal && config_.worker.engine == "builtin")
-        if (const Status usable = can_compute_on(worker); !usable) return fail(Code::kInvalid, "worker.device", "{}", usable.error().message());
+        if (const Status usable = can_compute_on(worker); !usable)
+          return fail(Code::kInvalid, "worker.device", "{}", usable.error().message());
       return ok();
     };
     note("trainer", check(), devices.empty() ? "an external one" : "the built-in one computes on " + devices.front());
   }
-  Status can_compute_on(const std::string& device) const { return for_.built_in.can_compute_on ? for_.built_in.can_compute_on(device) : ok(); }
+  Status can_compute_on(const std::string& device) const {
+    return for_.built_in.can_compute_on ? for_.built_in.can_compute_on(device) : ok();
+  }
 
   // Keys and files of the providers that are to be rented from.
   void check_providers() {
@@ -152,8 +156,9 @@ class Preflighter {
     for (const provisioner::PlanRow* row : result_.plan->plan.chosen()) {
       if (!seen.insert(row->offer.provider).second) continue;
       if (const auto made = provisioner::make_provider(row->offer.provider, provider_options(config_)); !made)
-        return add("providers", Verdict::kFailed, fmt::format("fleet: offer '{}' is of provider '{}': {}", row->offer.id, row->offer.provider,
-                                                              as_mistake(made.error()).message()));
+        return add("providers", Verdict::kFailed,
+                   fmt::format("fleet: offer '{}' is of provider '{}': {}", row->offer.id, row->offer.provider,
+                               as_mistake(made.error()).message()));
     }
     add("providers", Verdict::kOk, fmt::format("{}", fmt::join(seen, ", ")));
   }
@@ -205,11 +210,10 @@ class Preflighter {
     const Bytes group = submission_bytes_max(config_, *model_, prompt_tokens_);
     const std::uint64_t limit = std::min<std::uint64_t>(limits.message_max.count, overlay::kMessageBytesMax);
     if (group.count > limit)
-      return failed(
-          fmt::format("a group of rollout.group_size = {} responses of up to {} tokens can take {}, and a message at "
-                      "most {}: lower one of them",
-                      config_.rollout.group_size, config_.rollout.response_tokens_max, to_text(group),
-                      to_text(Bytes{limit})));
+      return failed(fmt::format(
+          "a group of rollout.group_size = {} responses of up to {} tokens can take {}, and a message at "
+          "most {}: lower one of them",
+          config_.rollout.group_size, config_.rollout.response_tokens_max, to_text(group), to_text(Bytes{limit})));
     add("messages", Verdict::kOk, fmt::format("a group takes at most {} of {}", to_text(group), to_text(Bytes{limit})));
   }
 
@@ -222,10 +226,11 @@ class Preflighter {
                  fmt::format("a policy of {} needs network.chunk of at least {}, found {}", to_text(policy),
                              to_text(chunk), to_text(*config_.network.chunk)));
     if (config_.network.store && *config_.network.store < snapshot)
-      return add("publications", Verdict::kFailed,
-                 fmt::format("a policy of {} needs network.store of at least {}, found {}; leave it out, and it follows "
-                             "the policy's size",
-                             to_text(policy), to_text(snapshot), to_text(*config_.network.store)));
+      return add(
+          "publications", Verdict::kFailed,
+          fmt::format("a policy of {} needs network.store of at least {}, found {}; leave it out, and it follows "
+                      "the policy's size",
+                      to_text(policy), to_text(snapshot), to_text(*config_.network.store)));
     add("publications", Verdict::kOk, fmt::format("a snapshot takes at most {}", to_text(snapshot)));
   }
 
@@ -233,15 +238,17 @@ class Preflighter {
   void check_uplink() {
     if (config_.network.uplink || config_.fleet.provider == ProviderKind::kLocal) return;
     add("uplink", Verdict::kWarning,
-        fmt::format("network.uplink is not given: {} are planned with, and nothing holds the learner back; where it sends less, more "
+        fmt::format("network.uplink is not given: {} are planned with, and nothing holds the learner back; where it "
+                    "sends less, more "
                     "workers are fed by it than should be, and T_b is longer",
                     to_text(learner_up(config_))));
   }
 
   // Trajectories stay in the replay buffer until checkpoints have passed them.
   void check_store() {
-    const std::uint64_t steps = std::min<std::uint64_t>(
-        config_.run.steps, steps_kept(config_) + config_.learner.checkpoint_every + config_.staleness.lookahead_steps() + 1);
+    const std::uint64_t steps =
+        std::min<std::uint64_t>(config_.run.steps, steps_kept(config_) + config_.learner.checkpoint_every +
+                                                       config_.staleness.lookahead_steps() + 1);
     const std::uint64_t rows = steps * config_.rollout.trajectories_per_step();
     const std::uint64_t most = replay_buffer::BufferOptions{}.rows_max;
     if (rows > most)
@@ -260,12 +267,14 @@ class Preflighter {
     const double away = rate > usual ? rate / usual : usual / rate;
     if (away >= kLearningRateFactorUsual)
       add("learning rate", Verdict::kWarning,
-          fmt::format("learner.learning_rate {:g} is {:.3g} times {} {:g}, the default for {}: {}", rate, away, rate > usual ? "above" : "below",
-                      usual, config_.model.path ? "a model that is loaded (model.path)" : "a new model (model.preset)",
+          fmt::format("learner.learning_rate {:g} is {:.3g} times {} {:g}, the default for {}: {}", rate, away,
+                      rate > usual ? "above" : "below", usual,
+                      config_.model.path ? "a model that is loaded (model.path)" : "a new model (model.preset)",
                       rate > usual ? "it may destroy the model" : "the model may learn nothing"));
     if (config_.rollout.truncates())
       add("sampling", Verdict::kWarning,
-          fmt::format("rollout.top_p {:g}, top_k {} and min_p {:g} leave tokens out, but the loss is that of the whole distribution: its "
+          fmt::format("rollout.top_p {:g}, top_k {} and min_p {:g} leave tokens out, but the loss is that of the whole "
+                      "distribution: its "
                       "gradient is biased (docs/losses.md). 1, 0 and 0 leave none out",
                       config_.rollout.top_p, config_.rollout.top_k, config_.rollout.min_p));
   }
@@ -277,13 +286,16 @@ class Preflighter {
     const std::string name = file.filename().string();
     const bool packed = name.ends_with(".tar.zst") || name.ends_with(".tar.xz");
     if (!packed && !name.ends_with(".tar.gz") && !name.ends_with(".tgz") && !name.ends_with(".tar"))
-      return add("bundle", Verdict::kFailed,
-                 fmt::format("fleet.bundle: expected an archive (.tar.gz, .tar.zst, .tar.xz, .tar) that `echoline bundle` has "
-                             "made, found '{}'", file.string()));
+      return add(
+          "bundle", Verdict::kFailed,
+          fmt::format("fleet.bundle: expected an archive (.tar.gz, .tar.zst, .tar.xz, .tar) that `echoline bundle` has "
+                      "made, found '{}'",
+                      file.string()));
     std::error_code error;
     if (!std::filesystem::is_regular_file(file, error) || ::access(file.c_str(), R_OK) != 0)
       return add("bundle", Verdict::kFailed,
-                 fmt::format("fleet.bundle: {} cannot be read; `echoline bundle -o {}` makes it", file.string(), file.string()));
+                 fmt::format("fleet.bundle: {} cannot be read; `echoline bundle -o {}` makes it", file.string(),
+                             file.string()));
     add("bundle", packed ? Verdict::kWarning : Verdict::kOk,
         fmt::format("rented hosts fetch {}{}", to_text(Bytes{std::filesystem::file_size(file, error)}),
                     packed ? "; one without zstd or xz cannot unpack it, and .tar.gz every one can" : ""));
@@ -336,11 +348,12 @@ Status Preflight::status() const {
 Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, std::size_t local_workers, Bytes have,
                    const std::optional<model::TrainingShape>& training) {
   const model::MemoryEstimate needs = model::memory_estimate(model);
-  // The newest published policy and the next, which is compared with it; the deltas that are being folded for a late worker; and the store
-  // (a small policy leaves most of it empty).
+  // The newest published policy and the next, which is compared with it; the deltas that are being folded for a late
+  // worker; and the store (a small policy leaves most of it empty).
   const Bytes kept = std::min(store.value_or(overlay::learner_store_bytes(needs.policy_bf16)),
                               Bytes{2 * overlay::publication_bytes_max(needs.policy_bf16).count});
-  const Bytes published{static_cast<std::uint64_t>(Publisher::kPoliciesHeld * static_cast<double>(needs.policy_bf16.count))};
+  const Bytes published{
+      static_cast<std::uint64_t>(Publisher::kPoliciesHeld * static_cast<double>(needs.policy_bf16.count))};
   Bytes here;  // of this machine's memory, not a device's
   if (!training) {
     here = needs.policy_bf16;  // the next policy as it is sent, in bf16
@@ -350,19 +363,24 @@ Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, 
     if (training->on_device) here = training->optimizer_on_host ? takes.optimizer : Bytes{0};
   }
   const Bytes learner = here + published + kept;
-  const std::string parts = fmt::format("{} of it for the newest policy and the next while that is published, {} for publications that are "
-                                        "stored", to_text(published), to_text(kept));
+  const std::string parts = fmt::format(
+      "{} of it for the newest policy and the next while that is published, {} for publications that are "
+      "stored",
+      to_text(published), to_text(kept));
   const char* what = training ? "training this model" : "holding the policies of an external trainer";
   if (learner > have)
-    return {"memory", Verdict::kFailed,
-            fmt::format("{} takes {} of memory ({}), and this machine has {}: {} (docs/models.md)", what, to_text(learner), parts, to_text(have),
-                        training ? "learner.recompute, learner.moments, learner.compute and learner.microbatch_tokens change that"
-                                 : "a smaller model, or a machine with more memory, is needed")};
+    return {
+        "memory", Verdict::kFailed,
+        fmt::format(
+            "{} takes {} of memory ({}), and this machine has {}: {} (docs/models.md)", what, to_text(learner), parts,
+            to_text(have),
+            training ? "learner.recompute, learner.moments, learner.compute and learner.microbatch_tokens change that"
+                     : "a smaller model, or a machine with more memory, is needed")};
   const Bytes workers{local_workers * 3 * needs.policy_bf16.count};  // fp32 weights, and the policy as it was received
-  return {"memory", learner + workers > have ? Verdict::kWarning : Verdict::kOk,
-          fmt::format("{} takes {} ({}){}, this machine has {}", what, to_text(learner), parts,
-                      local_workers > 0 ? fmt::format(" and the workers on it {}", to_text(workers)) : "",
-                      to_text(have))};
+  return {
+      "memory", learner + workers > have ? Verdict::kWarning : Verdict::kOk,
+      fmt::format("{} takes {} ({}){}, this machine has {}", what, to_text(learner), parts,
+                  local_workers > 0 ? fmt::format(" and the workers on it {}", to_text(workers)) : "", to_text(have))};
 }
 
 Preflight preflight(const RunConfig& config, const PreflightFor& what) { return Preflighter(config, what).run(); }

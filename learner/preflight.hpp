@@ -17,7 +17,8 @@ namespace echoline::learner {
 enum class Verdict { kOk, kWarning, kFailed };
 
 struct Check {
-  std::string name;  // resume, trainer, model, task, lengths, messages, publications, store, learning rate, sampling, port, plan, providers, memory
+  std::string name;  // resume, trainer, model, task, lengths, messages, publications, store, learning rate, sampling,
+                     // port, plan, providers, memory
   Verdict verdict = Verdict::kOk;
   std::string detail;
   Code code = Code::kInvalid;  // of a failure
@@ -25,7 +26,7 @@ struct Check {
 
 struct Preflight {
   std::vector<Check> checks;
-  std::optional<RunPlan> plan;  // where there is one
+  std::optional<RunPlan> plan;      // where there is one
   std::uint64_t prompt_tokens = 0;  // of the longest prompt that was looked at
   // Every failure at once, one per line: kInfeasible when that is all that is wrong, kInvalid otherwise.
   Status status() const;
@@ -37,9 +38,9 @@ struct PreflightFor {
   bool resume = false;
 };
 
-// Reads everything that the run file names: the model's folder (its weights by their headers only), the task's data, the
-// offers, devices, keys of providers. Takes the learner's port for a moment; changes nothing. The run file's budgets replace those of
-// PreflightFor::plan.
+// Reads everything that the run file names: the model's folder (its weights by their headers only), the task's data,
+// the offers, devices, keys of providers. Takes the learner's port for a moment; changes nothing. The run file's
+// budgets replace those of PreflightFor::plan.
 Preflight preflight(const RunConfig& config, const PreflightFor& what);
 
 // kInvalid unless a learner could listen there; port 0 is any.

@@ -77,7 +77,8 @@ void Publisher::work() {
 }
 
 Result<PublishReport> Publisher::encode(const Policy& next) {
-  ECHO_CHECK(!newest_ || newest_->version < next.version, "version {} after version {}", next.version, newest_->version);
+  ECHO_CHECK(!newest_ || newest_->version < next.version, "version {} after version {}", next.version,
+             newest_->version);
   const SystemClock clock;
   const TimePoint start = clock.now();
   if (events_.begins) events_.begins(next.version);
@@ -107,7 +108,8 @@ Status Publisher::provide(std::optional<Version> from) {
   if (!from) return provide_snapshot();
   const Status folded = fold_deltas(*from);
   if (folded || stopping_) return folded;
-  log::warn("the deltas from version {} on cannot be folded ({}): a snapshot is made instead", *from, folded.error().message());
+  log::warn("the deltas from version {} on cannot be folded ({}): a snapshot is made instead", *from,
+            folded.error().message());
   return provide_snapshot();
 }
 
@@ -126,8 +128,8 @@ Status Publisher::fold_deltas(Version from) {
   head.catch_up = true;
   ECHO_ASSIGN(const auto writer, node_->begin(head));
   ECHO_ASSIGN(const delta::PatchStats stats, delta::fold_deltas(patches, sink_of(*writer), nullptr, options_));
-  log::info("{} deltas are folded into one of {} from version {} to {}", patches.size(), to_text(Bytes{stats.patch_bytes}), from,
-            stored.to);
+  log::info("{} deltas are folded into one of {} from version {} to {}", patches.size(),
+            to_text(Bytes{stats.patch_bytes}), from, stored.to);
   return writer->finish(stored.digest);
 }
 

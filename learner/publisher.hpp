@@ -49,13 +49,14 @@ class Publisher {
 
   // Where publications go; before the first publish().
   void attach(overlay::LearnerNode* node) { node_ = node; }
-  // Hands the policy to the thread and returns. Versions must grow, and the policy before must be published (both checked).
+  // Hands the policy to the thread and returns. Versions must grow, and the policy before must be published (both
+  // checked).
   void publish(Version version, delta::SharedState policy);
-  // Waits until the policy that publish() was given last is published; false: `patience` was over first. The error, if it
-  // could not be published.
+  // Waits until the policy that publish() was given last is published; false: `patience` was over first. The error, if
+  // it could not be published.
   Result<bool> wait_until_published(Duration patience);
-  // The stored deltas from `from` to the newest publication will be handed to the overlay soon, folded into one, or a full
-  // snapshot if `from` is absent or they cannot be folded. Equal requests are merged.
+  // The stored deltas from `from` to the newest publication will be handed to the overlay soon, folded into one, or a
+  // full snapshot if `from` is absent or they cannot be folded. Equal requests are merged.
   void request_catch_up(std::optional<Version> from);
   // Stops the thread in the middle of what it encodes; afterwards it does not touch the overlay any more.
   void stop();
@@ -80,10 +81,10 @@ class Publisher {
   std::optional<Policy> newest_;  // published; the thread's
   std::mutex mutex_;
   std::condition_variable wake_, settled_;
-  std::optional<Policy> next_;              // to be published, or being published; guarded by mutex_
-  std::optional<Error> failure_;            // of a publication; guarded by mutex_
+  std::optional<Policy> next_;               // to be published, or being published; guarded by mutex_
+  std::optional<Error> failure_;             // of a publication; guarded by mutex_
   std::set<std::optional<Version>> wanted_;  // guarded by mutex_
-  std::atomic<bool> stopping_ = false;      // written under mutex_
+  std::atomic<bool> stopping_ = false;       // written under mutex_
   std::thread thread_;
 };
 

@@ -87,7 +87,8 @@ json regrading_json(const RegradingCounts& c) {
   for (const auto& [worker, reason] : c.expelled) expelled.push_back({{"worker", worker.value}, {"reason", reason}});
   return {{"responses", c.responses},
           {"graded", c.graded},
-          {"share", c.responses > 0 ? json(static_cast<double>(c.graded) / static_cast<double>(c.responses)) : json(nullptr)},
+          {"share",
+           c.responses > 0 ? json(static_cast<double>(c.graded) / static_cast<double>(c.responses)) : json(nullptr)},
           {"seconds", c.seconds},
           {"different", c.different},
           {"unsettled", c.unsettled},
@@ -213,7 +214,9 @@ json make_report(const ReportInput& input) {
   for (const auto& [reason, groups] : input.groups_set_aside) set_aside += groups;
   report["groups_set_aside"] = {{"count", set_aside}, {"by_reason", input.groups_set_aside}};
   report["regrading"] = regrading_json(input.regrading);
-  report["scoring"] = {{"responses", input.scoring.responses}, {"failed_groups", input.scoring.failed_groups}, {"seconds", input.scoring.seconds}};
+  report["scoring"] = {{"responses", input.scoring.responses},
+                       {"failed_groups", input.scoring.failed_groups},
+                       {"seconds", input.scoring.seconds}};
   report["broadcast"] = {
       {"publications", f.deltas + (f.snapshot.is_object() ? 1 : 0)},
       {"full_bytes", full},
@@ -319,9 +322,11 @@ std::string report_text(const json& r) {
                      r.at("steps").get<std::uint64_t>(), r.at("steps_planned").get<std::uint64_t>(),
                      number(r.at("wall_seconds"), "{:.0f}"), r.at("ended").get<std::string>());
   for (const json& change : r.value("settings_changed", json::array())) {
-    const auto value = [&](const char* which) { return change.at(which).is_string() ? change.at(which).get<std::string>() : std::string("not given"); };
-    line("changed", fmt::format("{}: {} -> {}, from step {} on", change.at("key").get<std::string>(), value("old"), value("new"),
-                                change.at("step").get<std::uint64_t>()));
+    const auto value = [&](const char* which) {
+      return change.at(which).is_string() ? change.at(which).get<std::string>() : std::string("not given");
+    };
+    line("changed", fmt::format("{}: {} -> {}, from step {} on", change.at("key").get<std::string>(), value("old"),
+                                value("new"), change.at("step").get<std::uint64_t>()));
   }
   line("accuracy",
        fmt::format("{} -> {} on {} held-out problems;  reward {} -> {}", number(eval.at("before"), "{:.3f}"),
@@ -330,9 +335,10 @@ std::string report_text(const json& r) {
   if (eval.contains("by_task"))
     for (const auto& [task, of] : eval.at("by_task").items()) {
       const json& reward = r.at("reward").at("by_task").at(task);
-      line("", fmt::format("{}: {} -> {} on {};  reward {} -> {} in {} responses", task, number(of.at("before"), "{:.3f}"), number(of.at("after"), "{:.3f}"),
-                           number(of.at("problems"), "{:.0f}"), number(reward.at("first"), "{:.3f}"), number(reward.at("last"), "{:.3f}"),
-                           number(reward.at("responses"), "{:.0f}")));
+      line("", fmt::format("{}: {} -> {} on {};  reward {} -> {} in {} responses", task,
+                           number(of.at("before"), "{:.3f}"), number(of.at("after"), "{:.3f}"),
+                           number(of.at("problems"), "{:.0f}"), number(reward.at("first"), "{:.3f}"),
+                           number(reward.at("last"), "{:.3f}"), number(reward.at("responses"), "{:.0f}")));
     }
   line(
       "learner",
@@ -350,25 +356,28 @@ std::string report_text(const json& r) {
     line("set aside", fmt::format("{} groups that could not be generated {}", aside.at("count").get<std::uint64_t>(),
                                   aside.at("by_reason").dump()));
   if (const json& again = r.value("regrading", json::object()); again.value("responses", 0) > 0) {
-    line("regraded", fmt::format("{} of {} responses ({:.1f} %) in {:.1f} s; {} differed, {} unsettled, {} late, {} impossible",
-                                     again.at("graded").get<std::uint64_t>(), again.at("responses").get<std::uint64_t>(),
-                                     100 * again.at("share").get<double>(), again.at("seconds").get<double>(),
-                                     again.at("different").get<std::uint64_t>(), again.at("unsettled").get<std::uint64_t>(),
-                                     again.at("late").get<std::uint64_t>(), again.at("impossible").get<std::uint64_t>()));
+    line("regraded",
+         fmt::format("{} of {} responses ({:.1f} %) in {:.1f} s; {} differed, {} unsettled, {} late, {} impossible",
+                     again.at("graded").get<std::uint64_t>(), again.at("responses").get<std::uint64_t>(),
+                     100 * again.at("share").get<double>(), again.at("seconds").get<double>(),
+                     again.at("different").get<std::uint64_t>(), again.at("unsettled").get<std::uint64_t>(),
+                     again.at("late").get<std::uint64_t>(), again.at("impossible").get<std::uint64_t>()));
     for (const json& gone : again.at("expelled"))
-      line("", fmt::format("worker {} expelled: {}", gone.at("worker").get<std::uint64_t>(), gone.at("reason").get<std::string>()));
+      line("", fmt::format("worker {} expelled: {}", gone.at("worker").get<std::uint64_t>(),
+                           gone.at("reason").get<std::string>()));
   }
-  if (const json& scoring = r.value("scoring", json::object()); scoring.value("responses", 0) + scoring.value("failed_groups", 0) > 0)
-    line("scored here", fmt::format("{} responses in {:.1f} s; {} groups failed", scoring.at("responses").get<std::uint64_t>(),
-                                    scoring.at("seconds").get<double>(), scoring.at("failed_groups").get<std::uint64_t>()));
+  if (const json& scoring = r.value("scoring", json::object());
+      scoring.value("responses", 0) + scoring.value("failed_groups", 0) > 0)
+    line("scored here",
+         fmt::format("{} responses in {:.1f} s; {} groups failed", scoring.at("responses").get<std::uint64_t>(),
+                     scoring.at("seconds").get<double>(), scoring.at("failed_groups").get<std::uint64_t>()));
   line("broadcast", fmt::format("{} publications; full {}, delta {} on average ({}x smaller)",
                                 b.at("publications").get<std::uint64_t>(), bytes(b.at("full_bytes")),
                                 bytes(b.at("delta_bytes_mean")), number(b.at("compression_ratio"), "{:.1f}")));
   line("", fmt::format("T_b {} s (p95 {} s){}; lower bound {} s, formula {} s; learner sent {}",
                        number(b.at("t_b_seconds_median"), "{:.3f}"), number(b.at("t_b_seconds_p95"), "{:.3f}"),
-                       waited_for(b),
-                       number(b.at("lower_bound_seconds"), "{:.3f}"), number(b.at("predicted_seconds"), "{:.3f}"),
-                       bytes(b.at("learner_bytes_sent"))));
+                       waited_for(b), number(b.at("lower_bound_seconds"), "{:.3f}"),
+                       number(b.at("predicted_seconds"), "{:.3f}"), bytes(b.at("learner_bytes_sent"))));
   if (const json& parts = b.value("t_b_parts", json()); parts.is_object()) {
     std::string text;
     for (const char* part : {"encode", "seal", "send", "verify", "install", "acknowledge"})

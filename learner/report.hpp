@@ -23,17 +23,17 @@ struct WorkerEntry {
   WorkerId id;
   std::string offer;
   std::optional<double> price_usd_per_hour;  // machine and disk; absent: not stated
-  std::uint64_t rollouts = 0;  // accepted
+  std::uint64_t rollouts = 0;                // accepted
   std::uint64_t bytes_in = 0, bytes_forwarded = 0;
-  Duration delay{};  // one way from the learner; zero: not known
+  Duration delay{};          // one way from the learner; zero: not known
   std::uint32_t region = 0;  // of network.regions, and its name; "" where there are none
   std::string region_name;
-  std::optional<double> install_seconds_mean;  // as it says: from a complete policy until it is in place
+  std::optional<double> install_seconds_mean;      // as it says: from a complete policy until it is in place
   std::uint64_t memory_bytes = 0, heap_bytes = 0;  // as it says; 0: it has not
   std::optional<Version> version;
   overlay::Digest digest{};
-  bool away = false;  // out of reach, but expected back
-  bool lost = false;  // gone for good
+  bool away = false;           // out of reach, but expected back
+  bool lost = false;           // gone for good
   bool quarantined = false;    // forwarded bad chunks: it forwards no more
   std::uint64_t troubles = 0;  // events of this name about it
 };
@@ -46,13 +46,13 @@ struct ReportInput {
   provisioner::FleetSummary fleet;
   double wall_seconds = 0;            // of all processes of the run, as RunClock counts them
   std::optional<double> learner_usd;  // absent: the price of its machine is not known
-  Version version;  // of the learner's policy at the end
+  Version version;                    // of the learner's policy at the end
   overlay::Digest digest{};
   std::uint64_t bytes_sent = 0;  // by the learner, chunks and control
   std::uint64_t steps_done = 0;
   std::string topology;
-  std::string ended;                                   // "completed", or why it ended early
-  nlohmann::json rejected = nlohmann::json::object();  // trajectories or submissions by reason
+  std::string ended;                                      // "completed", or why it ended early
+  nlohmann::json rejected = nlohmann::json::object();     // trajectories or submissions by reason
   std::map<std::string, std::uint64_t> groups_set_aside;  // by reason
   replay_buffer::BoundSteps bound;                        // what kept workers from taking more work
   ProcessMemory memory;                                   // of the learner's process

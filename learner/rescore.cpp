@@ -34,9 +34,11 @@ Result<Rescored> grade_again(const RescoreTask& grader, const schema::Trajectory
     ECHO_ASSIGN(const model::Phrasing* phrasing, grader.phrasing());
     const std::vector<model::Token> tokens = response_of(t);
     for (const auto turn : turns_of(t, tokens)) responses.push_back(phrasing->answer(turn));
-    if (responses.empty()) return fail(Code::kCorrupt, kOperation, "its loss mask does not begin and end with the policy's tokens");
+    if (responses.empty())
+      return fail(Code::kCorrupt, kOperation, "its loss mask does not begin and end with the policy's tokens");
   }
-  ECHO_ASSIGN(const auto episode, grader.task->begin(problem, data_plane::episode_seed(grader.seed, t.group(), t.member())));
+  ECHO_ASSIGN(const auto episode,
+              grader.task->begin(problem, data_plane::episode_seed(grader.seed, t.group(), t.member())));
   Rescored again;
   bool done = false;
   for (again.turns = 0; again.turns < responses.size() && !done; ++again.turns) {
@@ -47,7 +49,8 @@ Result<Rescored> grade_again(const RescoreTask& grader, const schema::Trajectory
   }
   again.ended_early = done && again.turns < responses.size();
   if (!done) data_plane::add(again.score, episode->cut());
-  if (!std::isfinite(again.score.reward)) return fail(Code::kCorrupt, kOperation, "its reward is now {}", again.score.reward);
+  if (!std::isfinite(again.score.reward))
+    return fail(Code::kCorrupt, kOperation, "its reward is now {}", again.score.reward);
   return again;
 }
 

@@ -14,8 +14,8 @@
 namespace echoline::learner {
 
 struct RescoreTask {
-  std::uint64_t seed = 1;                        // of the run
-  const data_plane::Adapter* task = nullptr;     // grades
+  std::uint64_t seed = 1;                         // of the run
+  const data_plane::Adapter* task = nullptr;      // grades
   const data_plane::Adapter* problems = nullptr;  // the run's own: where `task` has none, or others; may be absent
   // The run's, for what has several turns: its first use may read files.
   std::function<Result<const model::Phrasing*>()> phrasing;
@@ -33,8 +33,8 @@ Result<Rescored> grade_again(const RescoreTask& grader, const schema::Trajectory
 
 // What comes of many.
 struct RescoreSum {
-  std::uint64_t graded = 0, agree = 0;  // with the same reward and verdict
-  std::uint64_t components_differ = 0;  // although they agree
+  std::uint64_t graded = 0, agree = 0;            // with the same reward and verdict
+  std::uint64_t components_differ = 0;            // although they agree
   std::map<std::string, std::uint64_t> ungraded;  // by reason, at most 16 of them; further ones under "others"
   double reward_old = 0, reward_new = 0, correct_old = 0, correct_new = 0;  // means over what was graded
   struct Part {

@@ -18,8 +18,8 @@ std::string listed(const std::vector<SettingChange>& changes, const std::functio
   std::string text;
   for (const SettingChange& change : changes)
     if (is_kept(change.key))
-      text += fmt::format("{}{} was {} and is {}", text.empty() ? "" : ", ", change.key, change.before.value_or("not given"),
-                          change.now.value_or("not given"));
+      text += fmt::format("{}{} was {} and is {}", text.empty() ? "" : ", ", change.key,
+                          change.before.value_or("not given"), change.now.value_or("not given"));
   return text;
 }
 
@@ -32,8 +32,8 @@ Result<std::vector<SettingChange>> changed_settings(const RunConfig& config) {
   if (!text) return text.error();
   const auto before = flat_config(*text);
   if (!before)
-    return fail(Code::kCorrupt, kOperation, "{}: {}; put the settings of the run's start into it, or remove it", file.string(),
-                before.error().detail);
+    return fail(Code::kCorrupt, kOperation, "{}: {}; put the settings of the run's start into it, or remove it",
+                file.string(), before.error().detail);
   ECHO_ASSIGN(const auto now, flat_config(config.resolved_yaml));
   std::vector<SettingChange> changes;
   for (const auto& [key, value] : *before) {
@@ -51,10 +51,14 @@ Result<std::vector<SettingChange>> changed_settings(const RunConfig& config) {
 
 Status note_changed_settings(RunRecord& record, const RunConfig& config, std::uint64_t step) {
   ECHO_ASSIGN(const std::vector<SettingChange> changes, changed_settings(config));
-  const auto text = [](const std::optional<std::string>& value) { return value ? nlohmann::json(*value) : nlohmann::json(nullptr); };
+  const auto text = [](const std::optional<std::string>& value) {
+    return value ? nlohmann::json(*value) : nlohmann::json(nullptr);
+  };
   for (const SettingChange& change : changes) {
-    log::info("from step {} on {} is {} (before: {})", step, change.key, change.now.value_or("not given"), change.before.value_or("not given"));
-    const nlohmann::json fields = {{"key", change.key}, {"old", text(change.before)}, {"new", text(change.now)}, {"step", step}};
+    log::info("from step {} on {} is {} (before: {})", step, change.key, change.now.value_or("not given"),
+              change.before.value_or("not given"));
+    const nlohmann::json fields = {
+        {"key", change.key}, {"old", text(change.before)}, {"new", text(change.now)}, {"step", step}};
     record.event("setting_changed", fields);
     record.metric("setting_changed", fields);  // for the report
   }
@@ -73,7 +77,8 @@ void mark_consumed(const std::filesystem::path& folder, std::uint64_t resume_ste
   const auto text = read_file(file, 64 << 20);
   if (!text && text.error().code == Code::kNotFound) return;
   const auto noted = text ? nlohmann::json::parse(*text, nullptr, false) : nlohmann::json();
-  const bool sound = noted.is_object() && noted.contains("step") && noted["step"].is_number_unsigned() && noted.contains("groups");
+  const bool sound =
+      noted.is_object() && noted.contains("step") && noted["step"].is_number_unsigned() && noted.contains("groups");
   // Where an older checkpoint is resumed, the step is done again.
   if (sound && noted["step"].get<std::uint64_t>() + 1 == resume_step) {
     replay_buffer::Batch batch{resume_step - 1, {}};
@@ -89,30 +94,37 @@ void mark_consumed(const std::filesystem::path& folder, std::uint64_t resume_ste
 Status check_resume(const RunConfig& config, const model::ModelConfig& model, const BuiltIn& built_in) {
   const std::filesystem::path folder = config.run_folder(), checkpoints = folder / "checkpoints";
   if (!std::filesystem::exists(folder / "metrics.jsonl"))
-    return fail(Code::kNotFound, kOperation, "{} holds no run; start it without --resume{}", folder.string(), earlier_hint(folder));
-  if (const auto found = find_policy(checkpoints); !found && found.error().code == Code::kNotFound)
-    return fail(Code::kNotFound, kOperation, "{} holds no checkpoint; start the run without --resume{}", checkpoints.string(),
+    return fail(Code::kNotFound, kOperation, "{} holds no run; start it without --resume{}", folder.string(),
                 earlier_hint(folder));
+  if (const auto found = find_policy(checkpoints); !found && found.error().code == Code::kNotFound)
+    return fail(Code::kNotFound, kOperation, "{} holds no checkpoint; start the run without --resume{}",
+                checkpoints.string(), earlier_hint(folder));
   ECHO_ASSIGN(const std::vector<SettingChange> changes, changed_settings(config));
   const std::string group_size = listed(changes, [](const std::string& key) { return key == "rollout.group_size"; });
   if (!group_size.empty())
-    return fail(Code::kInvalid, kOperation, "{}: {}; a run keeps its group size, because its replay buffer holds groups of it",
-                folder.string(), group_size);
+    return fail(Code::kInvalid, kOperation,
+                "{}: {}; a run keeps its group size, because its replay buffer holds groups of it", folder.string(),
+                group_size);
   if (config.learner.trainer == TrainerKind::kExternal || !built_in.settings_digest) return ok();
   if (config.learner.loss.kl_coefficient > 0 && !std::filesystem::exists(checkpoints / kCheckpointReference))
     return fail(Code::kInvalid, kOperation,
-                "{} is not there: the run began with learner.kl_coefficient 0, and so without a reference policy. Resume it with "
+                "{} is not there: the run began with learner.kl_coefficient 0, and so without a reference policy. "
+                "Resume it with "
                 "kl_coefficient 0, or start anew",
                 (checkpoints / kCheckpointReference).string());
   // An unreadable checkpoint is no reason to refuse: loading goes back to an older one.
   const auto newest = find_policy(checkpoints);
-  const auto state = newest ? read_checkpoint_state(newest->model.parent_path()) : Result<nlohmann::json>(newest.error());
-  if (!state || !state->contains("config_digest") || (*state)["config_digest"] == built_in.settings_digest(config, model)) return ok();
+  const auto state =
+      newest ? read_checkpoint_state(newest->model.parent_path()) : Result<nlohmann::json>(newest.error());
+  if (!state || !state->contains("config_digest") ||
+      (*state)["config_digest"] == built_in.settings_digest(config, model))
+    return ok();
   const std::string kept = listed(changes, [](const std::string& key) {
     return key.starts_with("model.") || key.starts_with("task.") || key.starts_with("tasks") || key == "run.seed";
   });
   return fail(Code::kInvalid, kOperation,
-              "{} belongs to a run with another model, task or seed ({}): resume with the settings that the run was started with, or start "
+              "{} belongs to a run with another model, task or seed ({}): resume with the settings that the run was "
+              "started with, or start "
               "another run",
               newest->model.parent_path().string(), kept.empty() ? "the files that they name have changed" : kept);
 }

@@ -24,15 +24,15 @@ struct SettingChange {
 // By key. Empty when the run's folder has no config.yaml; kCorrupt when it is no YAML.
 Result<std::vector<SettingChange>> changed_settings(const RunConfig& config);
 
-// Whether the run in the folder of `config` can go on with these settings. Only reads. Errors: kNotFound without a run or a checkpoint,
-// kInvalid when a setting differs that a run keeps.
+// Whether the run in the folder of `config` can go on with these settings. Only reads. Errors: kNotFound without a run
+// or a checkpoint, kInvalid when a setting differs that a run keeps.
 Status check_resume(const RunConfig& config, const model::ModelConfig& model, const BuiltIn& built_in);
 
 // Puts the changed settings into the run's events and metrics, before config.yaml is replaced.
 Status note_changed_settings(RunRecord& record, const RunConfig& config, std::uint64_t step);
 
-// Step `step`, counted from 0, was trained on these groups, and the replay buffer could not mark them as consumed: the file consumed.json
-// in the run's folder says so until the run is resumed.
+// Step `step`, counted from 0, was trained on these groups, and the replay buffer could not mark them as consumed: the
+// file consumed.json in the run's folder says so until the run is resumed.
 Status note_unmarked(const std::filesystem::path& folder, std::uint64_t step, const std::vector<GroupId>& groups);
 // Has `consume` mark them, if the run is resumed at the step after, and removes the file. A failure is logged.
 void mark_consumed(const std::filesystem::path& folder, std::uint64_t resume_step,

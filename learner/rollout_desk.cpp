@@ -21,10 +21,10 @@ constexpr std::uint32_t kRetryMs = 40;                      // when there is not
 constexpr std::uint32_t kRefusedRetryMs = 1000;             // when its policy is not the published one
 constexpr Duration kTick = std::chrono::milliseconds(200);  // leases expire at least this often
 constexpr Duration kPauseMin = std::chrono::seconds(1);
-constexpr int kRefillsMax = 8;                              // rounds in which groups that nobody can generate are replaced by others
-constexpr std::uint64_t kSetAsideShown = 20;                // groups whose setting aside the log tells
-constexpr std::size_t kBlamesNeeded = 2;                    // different workers, where there are so many
-constexpr double kProgressPerLease = 3;                     // signs of life in the shortest lease granted
+constexpr int kRefillsMax = 8;                // rounds in which groups that nobody can generate are replaced by others
+constexpr std::uint64_t kSetAsideShown = 20;  // groups whose setting aside the log tells
+constexpr std::size_t kBlamesNeeded = 2;      // different workers, where there are so many
+constexpr double kProgressPerLease = 3;       // signs of life in the shortest lease granted
 
 // The stable text that reports count by.
 std::string_view text_of(schema::WorkFailure failure) {
@@ -55,7 +55,11 @@ std::string digest_bytes(const overlay::Digest& digest) {
 }  // namespace
 
 RolloutDesk::RolloutDesk(const DeskOptions& options, Door door, DeskEvents events)
-    : options_(options), events_(std::move(events)), queue_(kQueueMax), door_(std::move(door)), patience_(options.database_patience) {
+    : options_(options),
+      events_(std::move(events)),
+      queue_(kQueueMax),
+      door_(std::move(door)),
+      patience_(options.database_patience) {
   limits_.message_max = door_.message_max(options.group_size);
   waiting_bytes_max_ =
       std::clamp<std::size_t>(kWaitingLongest * limits_.message_max.count, kWaitingBytesMin, kWaitingBytesMax);
@@ -91,7 +95,9 @@ void RolloutDesk::stop() {
 double RolloutDesk::unix_seconds() const { return opened_unix_s_ + seconds(clock_.now() - opened_); }
 
 // The time that leases are compared with. It stands still while the database cannot store.
-double RolloutDesk::lease_time() const { return held_up_ ? opened_unix_s_ + seconds(last_tick_ - opened_) : unix_seconds(); }
+double RolloutDesk::lease_time() const {
+  return held_up_ ? opened_unix_s_ + seconds(last_tick_ - opened_) : unix_seconds();
+}
 
 // A stopped process or a busy disk: what workers handed in meanwhile is still to be read.
 void RolloutDesk::excuse_pause() {
@@ -151,7 +157,10 @@ void RolloutDesk::release_overflowed() {
   for (const WorkerId worker : workers)
     backlog_.push_back(Write{[this, worker]() -> Status {
       ECHO_ASSIGN(const std::uint64_t leases, ledger_->give_back_all(worker));
-      log::warn("worker {} sent more messages than are kept while the database could not store; {} of its groups go to other workers", worker, leases);
+      log::warn(
+          "worker {} sent more messages than are kept while the database could not store; {} of its groups go to other "
+          "workers",
+          worker, leases);
       return ok();
     }});
 }
@@ -285,7 +294,8 @@ void RolloutDesk::receive(WorkerId worker, std::string bytes) {
     }
   }
   if (bad) return expel(worker, *bad);
-  // A message of a time without storage is handled within a moment when that has ended, with all the others: it is no part of a flood.
+  // A message of a time without storage is handled within a moment when that has ended, with all the others: it is no
+  // part of a flood.
   if (queue_.try_push(Item(Incoming{worker, std::move(bytes), is_held_up_}))) return;
   was_read(worker, size);
   log::warn("worker {}: message dropped, {} wait already; its lease will expire", worker, kQueueMax);
@@ -351,7 +361,8 @@ void RolloutDesk::tell_off_talker(WorkerId worker) {
 
 void RolloutDesk::keep_conduct(WorkerId worker) {
   // After a failure the file lacks this until the next change; memory has it.
-  if (const Status kept = noted(ledger_->keep(worker, conduct_.of(worker))); !kept) log::error("{}", kept.error().message());
+  if (const Status kept = noted(ledger_->keep(worker, conduct_.of(worker))); !kept)
+    log::error("{}", kept.error().message());
 }
 
 void RolloutDesk::tell_idle() {
@@ -361,7 +372,7 @@ void RolloutDesk::tell_idle() {
 // Messages that have to wait for the database go back into the backlog.
 void RolloutDesk::handle_requests(std::vector<Incoming> messages) {
   std::vector<std::pair<WorkerId, schema::Submission>> submissions;
-  std::vector<std::size_t> submitted;                              // where they stand in `messages`
+  std::vector<std::size_t> submitted;                                 // where they stand in `messages`
   std::vector<std::pair<std::size_t, schema::WorkerMessage>> others;  // likewise
   std::vector<bool> waits(messages.size(), false);
   for (std::size_t i = 0; i < messages.size(); ++i) {
@@ -463,8 +474,7 @@ bool RolloutDesk::take_in(const std::vector<std::pair<WorkerId, schema::Submissi
     const bool forged = refusals[i] && refusals[i]->forged && verdict.reason == refusals[i]->reason;
     const bool not_its = verdict.reason == "unknown lease" || verdict.reason == "lease of another worker";
     if (!forged && !not_its && verdict.reason != "malformed") continue;
-    const std::string why =
-        fmt::format("lease {}: {}: {}", verdict.lease, verdict.reason, printable(verdict.detail));
+    const std::string why = fmt::format("lease {}: {}: {}", verdict.lease, verdict.reason, printable(verdict.detail));
     log::warn("worker {}, {}", worker, why);
     if (forged || conduct_.malformed(worker)) expel(worker, why);
     keep_conduct(worker);
@@ -484,8 +494,8 @@ bool RolloutDesk::give_back(WorkerId worker, const schema::WorkReturned& returne
   return true;
 }
 
-// The lease goes back and does not count against its problem. One worker's word keeps that worker from the version and no other one:
-// its memory may be broken, or it may lie.
+// The lease goes back and does not count against its problem. One worker's word keeps that worker from the version and
+// no other one: its memory may be broken, or it may lie.
 bool RolloutDesk::blame_policy(WorkerId worker, const schema::WorkFailed& failure) {
   const LeaseId lease{failure.lease() & static_cast<std::uint64_t>(INT64_MAX)};
   const auto returned = ledger_->give_back(worker, std::span(&lease, 1));
@@ -503,7 +513,8 @@ bool RolloutDesk::blame_policy(WorkerId worker, const schema::WorkFailed& failur
     log::warn("worker {} cannot generate with version {}: {}", worker, version, printable(failure.detail()));
   blame.detail = printable(failure.detail());
   if (is_unusable(version)) return true;
-  if (conduct_.failed(worker)) expel(worker, "log-probabilities of one policy after another are not finite on it alone");
+  if (conduct_.failed(worker))
+    expel(worker, "log-probabilities of one policy after another are not finite on it alone");
   keep_conduct(worker);
   return true;
 }
@@ -515,9 +526,10 @@ bool RolloutDesk::is_unusable(Version version) {
   if (blame.told) return true;
   if (blame.workers.size() < std::min(kBlamesNeeded, asking_.size())) return false;
   blame.told = true;
-  log::error("{} workers cannot generate with version {}: {}; no leases are granted for it any more", blame.workers.size(), version,
-             blame.detail);
-  if (events_.policy_unusable) events_.policy_unusable({version, {blame.workers.begin(), blame.workers.end()}, blame.detail});
+  log::error("{} workers cannot generate with version {}: {}; no leases are granted for it any more",
+             blame.workers.size(), version, blame.detail);
+  if (events_.policy_unusable)
+    events_.policy_unusable({version, {blame.workers.begin(), blame.workers.end()}, blame.detail});
   return true;
 }
 
@@ -530,8 +542,8 @@ bool RolloutDesk::is_kept_from(WorkerId worker, Version version) {
 // An error if no result can come any more, because of the policies that workers have.
 Status RolloutDesk::stuck() {
   const bool kept = newest_ && is_unusable(*newest_) && std::ranges::all_of(asking_, [&](const auto& asked) {
-    return retired_.contains(asked.first) || is_kept_from(asked.first, asked.second);
-  });
+                      return retired_.contains(asked.first) || is_kept_from(asked.first, asked.second);
+                    });
   std::uint64_t live = 0;
   if (kept) {
     ECHO_ASSIGN(const replay_buffer::LedgerCounts leases, ledger_->counts());
@@ -544,7 +556,8 @@ Status RolloutDesk::stuck() {
   if (stuck_since_ == kNever) stuck_since_ = clock_.now();
   if (clock_.now() - stuck_since_ < options_.stuck_max) return ok();
   return fail(Code::kInvalid, "generate rollouts",
-              "no worker can generate with version {}, because {}, and what earlier versions left is less than a batch for step {}. Go on from "
+              "no worker can generate with version {}, because {}, and what earlier versions left is less than a batch "
+              "for step {}. Go on from "
               "a checkpoint before that version, with --resume",
               *newest_, blamed_.at(*newest_).detail, step_ + 1);
 }
@@ -560,8 +573,7 @@ bool RolloutDesk::take_back(WorkerId worker, const schema::WorkFailed& failure) 
   if (!known || !*known) return true;
   log::warn("worker {} gives lease {} back: {}: {}", worker, lease, reason, detail);
   tell_set_aside();
-  if (conduct_.failed(worker))
-    expel(worker, fmt::format("group after group fails on it alone: {}", reason));
+  if (conduct_.failed(worker)) expel(worker, fmt::format("group after group fails on it alone: {}", reason));
   keep_conduct(worker);
   return true;
 }
@@ -574,21 +586,24 @@ void RolloutDesk::tell_set_aside(bool unasked) {
       log::warn("group {} ('{}') is set aside: {}: {}{}", told.group, printable(told.problem), told.reason, told.detail,
                 told_set_aside_ == kSetAsideShown ? "; further ones are in events.jsonl only" : "");
     if (conduct_.set_aside(unasked) && can_generate_)
-      can_generate_ = fail(Code::kInvalid, "generate rollouts",
-                       "one group after another is set aside and none succeeds, the last one ('{}') because: {}: {}",
-                       printable(told.problem), told.reason, told.detail);
+      can_generate_ =
+          fail(Code::kInvalid, "generate rollouts",
+               "one group after another is set aside and none succeeds, the last one ('{}') because: {}: {}",
+               printable(told.problem), told.reason, told.detail);
     door_.forget(told.group);
     if (events_.set_aside) events_.set_aside(told);
   }
 }
 
-// In one transaction: each worker is answered once its leases are on disk. False when that has to wait for the database.
+// In one transaction: each worker is answered once its leases are on disk. False when that has to wait for the
+// database.
 bool RolloutDesk::lease_and_renew(std::span<const Message> messages) {
   std::vector<std::pair<WorkerId, schema::LearnerMessage>> answers;
   const Status durable = ledger_->together([&] {
     for (const auto& [worker, message] : messages) {
       if (message->has_request())
-        grant(worker, message->request(), *answers.emplace_back(worker, schema::LearnerMessage()).second.mutable_grant());
+        grant(worker, message->request(),
+              *answers.emplace_back(worker, schema::LearnerMessage()).second.mutable_grant());
       else
         renew(worker, message->progress());
     }
@@ -634,10 +649,9 @@ Result<void> RolloutDesk::fill(WorkerId worker, const schema::WorkRequest& reque
   const Version version{request.version()};
   double shortest_s = 0;
   for (int round = 0; round < kRefillsMax && grant.leases().empty() && can_generate_; ++round) {
-    ECHO_ASSIGN(const auto leases,
-                ledger_->grant({worker, version, digests_.at(version), request.groups_max(), step_pace_.seconds(),
-                                digests_.rbegin()->first},
-                               step_, unix_seconds()));
+    ECHO_ASSIGN(const auto leases, ledger_->grant({worker, version, digests_.at(version), request.groups_max(),
+                                                   step_pace_.seconds(), digests_.rbegin()->first},
+                                                  step_, unix_seconds()));
     if (events_.turned_away && ledger_->turned_away(worker)) events_.turned_away(worker);
     if (leases.empty()) break;
     for (const replay_buffer::LeaseRecord& record : leases) {
@@ -737,7 +751,8 @@ Status RolloutDesk::consume(std::uint64_t step, const replay_buffer::Batch& batc
     in_training_.clear();
     step_ = step + 1;
     step_pace_.finished(unix_seconds());
-    if (const auto step_s = step_pace_.seconds()) regrader_->step_measured(*step_s, std::uint64_t{options_.prompts_per_step} * options_.group_size);
+    if (const auto step_s = step_pace_.seconds())
+      regrader_->step_measured(*step_s, std::uint64_t{options_.prompts_per_step} * options_.group_size);
     return ok();
   });
 }

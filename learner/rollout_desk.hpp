@@ -40,10 +40,11 @@ struct DeskOptions {
   std::uint32_t lookahead_steps = 3;
   std::uint64_t steps_total = 0;  // no work is handed out that no step would use
   replay_buffer::LeaseLength lease;
-  const Clock* clock = nullptr;                        // the system's when absent
-  Duration retry_every = std::chrono::seconds(1);      // while the database cannot store
+  const Clock* clock = nullptr;                         // the system's when absent
+  Duration retry_every = std::chrono::seconds(1);       // while the database cannot store
   Duration database_patience = DiskPatience::kDefault;  // with errors that are not about room, before the run ends
-  Duration stuck_max = std::chrono::minutes(1);  // no worker can generate with the policy it has, and a batch is not whole
+  Duration stuck_max =
+      std::chrono::minutes(1);  // no worker can generate with the policy it has, and a batch is not whole
 };
 
 // A group that could not be generated, and that nobody will be asked for again.
@@ -53,7 +54,8 @@ struct GroupSetAside {
   std::string reason, detail;
 };
 
-// A policy that workers cannot generate with: its log-probabilities are not finite. No lease is granted for it any more.
+// A policy that workers cannot generate with: its log-probabilities are not finite. No lease is granted for it any
+// more.
 struct PolicyUnusable {
   Version version;
   std::vector<WorkerId> workers;  // that have found out
@@ -62,17 +64,18 @@ struct PolicyUnusable {
 
 // What the desk tells others; called on its thread or by receive(), must not block.
 struct DeskEvents {
-  std::function<void(WorkerId, std::string bytes)> send;                // a message for a worker
+  std::function<void(WorkerId, std::string bytes)> send;  // a message for a worker
   // Durable trajectories of a worker, and for how long it had work that no earlier ones account for.
   std::function<void(WorkerId, std::uint64_t rollouts, double held_s)> accepted;
   std::function<void(WorkerId, const std::string& reason)> misbehaved;  // it should be expelled
   std::function<void(const GroupSetAside&)> set_aside;
   std::function<void(const PolicyUnusable&)> policy_unusable;  // may be empty
   std::function<void(WorkerId)> turned_away;  // it asked, held nothing, and there was nothing for anybody; may be empty
-  std::function<void(WorkerId)> leaving;  // it was told to end, and finishes what it has; may be empty
+  std::function<void(WorkerId)> leaving;      // it was told to end, and finishes what it has; may be empty
   // The database's error when it stops storing; null when it stores again. May be empty.
   std::function<void(const Error*)> held_up;
-  std::function<void(WorkerId)> drained;  // one that retire() was called for has handed in all; may be empty, may come again
+  std::function<void(WorkerId)>
+      drained;  // one that retire() was called for has handed in all; may be empty, may come again
 };
 
 struct DeskCounts {
@@ -86,10 +89,11 @@ struct DeskCounts {
 // Owns the replay buffer and the job ledger on a thread of its own; every method is thread-safe. Messages wait in a
 // bounded queue and submissions that wait together are committed together; each is acknowledged once it is durable.
 //
-// While the database cannot store, because its disk is full or fails, the desk is held up: it keeps messages in order, grants no lease, ends
-// none and blames no worker. It tries again every DeskOptions::retry_every. Once that succeeds, leases last longer by the time that has passed,
-// and the messages are handled. The desk waits for room without end. It gives the database up, and wait_batch() returns the error, when the file
-// is damaged, or when another failure has lasted for DeskOptions::database_patience.
+// While the database cannot store, because its disk is full or fails, the desk is held up: it keeps messages in order,
+// grants no lease, ends none and blames no worker. It tries again every DeskOptions::retry_every. Once that succeeds,
+// leases last longer by the time that has passed, and the messages are handled. The desk waits for room without end. It
+// gives the database up, and wait_batch() returns the error, when the file is damaged, or when another failure has
+// lasted for DeskOptions::database_patience.
 class RolloutDesk {
  public:
   // `resume_step`: the next learner step; whatever later steps consumed becomes available again.
@@ -114,8 +118,9 @@ class RolloutDesk {
   // it; nothing when `wait` is over or stop() was called. kInvalid when group after group had to be set aside and none
   // could be generated; the database's error when it is given up.
   Result<std::optional<replay_buffer::Batch>> wait_batch(std::uint64_t step, Duration wait);
-  // The next three return the error of a database that cannot store now (kExhausted, kIo, kUnavailable), and may be called again.
-  // Marks the batch consumed by `step`, drops what the next step may not use any more, and moves on to that step.
+  // The next three return the error of a database that cannot store now (kExhausted, kIo, kUnavailable), and may be
+  // called again. Marks the batch consumed by `step`, drops what the next step may not use any more, and moves on to
+  // that step.
   Status consume(std::uint64_t step, const replay_buffer::Batch& batch);
   // Removes what was consumed before `step`; see ReplayBuffer::prune.
   Status prune(std::uint64_t step);
@@ -185,8 +190,8 @@ class RolloutDesk {
   void tell_set_aside(bool unasked = false);  // `unasked`: no worker has been asked for these groups
   Result<std::optional<replay_buffer::Batch>> trainable_batch(std::uint64_t step);
   void offer_batch();
-  // The wall clock as it was when the desk was opened, from then on by a clock that nobody sets: leases outlive a clock that
-  // jumps.
+  // The wall clock as it was when the desk was opened, from then on by a clock that nobody sets: leases outlive a clock
+  // that jumps.
   double unix_seconds() const;
   void excuse_pause();
 
@@ -199,7 +204,7 @@ class RolloutDesk {
   std::mutex waiting_mutex_;
   std::map<WorkerId, Waiting> waiting_;     // in queue_, by sender; guarded by waiting_mutex_
   std::map<WorkerId, std::string> barred_;  // who was told to go, and why; guarded by waiting_mutex_
-  std::set<WorkerId> overflowed_;           // whose messages were dropped while the desk was held up; guarded by waiting_mutex_
+  std::set<WorkerId> overflowed_;  // whose messages were dropped while the desk was held up; guarded by waiting_mutex_
   std::atomic<bool> is_held_up_ = false, is_given_up_ = false;
   std::atomic<bool> wants_no_more_ = false;
   BoundedQueue<Item> queue_;
@@ -222,12 +227,12 @@ class RolloutDesk {
   Door door_;
   data_plane::TrajectoryLimits limits_;
   Conduct conduct_;
-  std::deque<Item> backlog_;  // in order; messages and writes
+  std::deque<Item> backlog_;          // in order; messages and writes
   std::optional<TimePoint> held_up_;  // and when to try again
   DiskPatience patience_;
   bool told_held_up_ = false;  // until the backlog is worked off
   Status database_;            // its error, once it is given up
-  Status can_generate_;  // or why group after group had to be set aside
+  Status can_generate_;        // or why group after group had to be set aside
   std::uint64_t step_ = 0;
   replay_buffer::StepPace step_pace_;
   const SystemClock system_clock_;

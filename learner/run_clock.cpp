@@ -15,8 +15,8 @@ constexpr std::chrono::seconds kSaveEvery(5);
 RunClock::RunClock(std::filesystem::path file, std::optional<double> usd_per_hour, const Clock& clock)
     : file_(std::move(file)), usd_per_hour_(usd_per_hour), clock_(clock), started_(clock.now()) {}
 
-Result<std::unique_ptr<RunClock>> RunClock::open(const std::filesystem::path& folder, std::optional<double> usd_per_hour,
-                                                 bool resume, const Clock& clock) {
+Result<std::unique_ptr<RunClock>> RunClock::open(const std::filesystem::path& folder,
+                                                 std::optional<double> usd_per_hour, bool resume, const Clock& clock) {
   std::unique_ptr<RunClock> run(new RunClock(folder / "usage.json", usd_per_hour, clock));
   if (resume && std::filesystem::exists(run->file_)) {
     ECHO_ASSIGN(const std::string text, read_file(run->file_, 1 << 20));

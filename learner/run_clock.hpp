@@ -1,5 +1,5 @@
-// How long the processes of a run have worked on it, and what the learner's machine has cost; a killed process is counted
-// up to a few seconds before its end.
+// How long the processes of a run have worked on it, and what the learner's machine has cost; a killed process is
+// counted up to a few seconds before its end.
 #pragma once
 #include <condition_variable>
 #include <filesystem>

@@ -60,19 +60,24 @@ void read_rollout(ConfigSection s, RolloutSection& c) {
   s.read("min_p", c.min_p, {.min = 0.0, .max = 1.0},
          "and from those that are at least this part as likely as the likeliest; 0: from all");
   s.read("response_tokens_max", c.response_tokens_max, {.min = 1, .max = 1'000'000},
-         "a response that has not ended by then is cut; in a task of many turns, all of them and what the policy is told between them");
-  s.read("turn_tokens_max", c.turn_tokens_max, {.min = 1, .max = 1'000'000}, {"so does a turn that has not ended by then", "what is left of the response"});
-  s.read("stop", c.stop, {"a response ends when its text contains one of these, such as [\"</answer>\"]; it stays part of the text", "none"});
+         "a response that has not ended by then is cut; in a task of many turns, all of them and what the policy is "
+         "told between them");
+  s.read("turn_tokens_max", c.turn_tokens_max, {.min = 1, .max = 1'000'000},
+         {"so does a turn that has not ended by then", "what is left of the response"});
+  s.read("stop", c.stop,
+         {"a response ends when its text contains one of these, such as [\"</answer>\"]; it stays part of the text",
+          "none"});
   for (const std::string& stop : c.stop)
     if (stop.empty() || stop.size() > model::kStopBytesMax || c.stop.size() > model::kStopsMax)
-      s.error("stop", fmt::format("expected at most {} texts of 1 to {} bytes, found {} of them, one '{}'", model::kStopsMax, model::kStopBytesMax,
-                                  c.stop.size(), stop));
-  s.read_choice("on_new_policy", c.on_new_policy,
-                {{"continue", schema::ON_NEW_POLICY_CONTINUE},
-                 {"finish", schema::ON_NEW_POLICY_FINISH},
-                 {"abort", schema::ON_NEW_POLICY_ABORT}},
-                "what becomes of the responses a worker is at when it gets a new policy: they go on under it, each token "
-                "with its own version (continue), they are finished first (finish), or others begin anew (abort)");
+      s.error("stop", fmt::format("expected at most {} texts of 1 to {} bytes, found {} of them, one '{}'",
+                                  model::kStopsMax, model::kStopBytesMax, c.stop.size(), stop));
+  s.read_choice(
+      "on_new_policy", c.on_new_policy,
+      {{"continue", schema::ON_NEW_POLICY_CONTINUE},
+       {"finish", schema::ON_NEW_POLICY_FINISH},
+       {"abort", schema::ON_NEW_POLICY_ABORT}},
+      "what becomes of the responses a worker is at when it gets a new policy: they go on under it, each token "
+      "with its own version (continue), they are finished first (finish), or others begin anew (abort)");
   s.read("metadata_max", c.metadata_max, {.min = Bytes{0}, .max = data_plane::kMetadataMost},
          "of the metadata that a worker may hand in with a trajectory; it is stored with it. A trajectory with more is "
          "refused");
@@ -97,12 +102,14 @@ void read_staleness(ConfigSection s, StalenessSection& c) {
                                   "before a publication trains on a policy that is {} steps old. Raise budget or lower "
                                   "publish_every",
                                   c.budget, least, least));
-  s.read_or_auto("lookahead", c.lookahead, {.min = 0, .max = 1000},
-                 "batches of work that may be handed out ahead of the step that will train on them, at most S. `auto`: S, so that "
-                 "S alone bounds how old data gets. A smaller number keeps data fresher than S; 2 keep a learner as busy as more "
-                 "do, fewer leave it waiting");
+  s.read_or_auto(
+      "lookahead", c.lookahead, {.min = 0, .max = 1000},
+      "batches of work that may be handed out ahead of the step that will train on them, at most S. `auto`: S, so that "
+      "S alone bounds how old data gets. A smaller number keeps data fresher than S; 2 keep a learner as busy as more "
+      "do, fewer leave it waiting");
   if (c.lookahead > c.budget)
-    s.error("lookahead", fmt::format("expected at most the budget S = {}, or `auto`, which follows it; found {}", c.budget, *c.lookahead));
+    s.error("lookahead", fmt::format("expected at most the budget S = {}, or `auto`, which follows it; found {}",
+                                     c.budget, *c.lookahead));
 }
 
 void read_warm_start(ConfigSection s, WarmStartSection& c) {
@@ -115,81 +122,99 @@ void read_warm_start(ConfigSection s, WarmStartSection& c) {
 
 void read_device(ConfigSection s, std::string& device, const char* description) {
   s.read("device", device, description);
-  const bool numbered = device.starts_with("cuda:") && device.size() > 5 && device.size() <= 7 &&
-                        std::all_of(device.begin() + 5, device.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
+  const bool numbered =
+      device.starts_with("cuda:") && device.size() > 5 && device.size() <= 7 &&
+      std::all_of(device.begin() + 5, device.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
   if (device != "cpu" && device != "cuda" && !numbered)
     s.error("device", fmt::format("expected cpu, cuda or cuda:N, found '{}'", device));
 }
 
-void read_learner(ConfigSection s, const RunSection& run, const ModelSection& model, const RolloutSection& rollout, LearnerSection& c) {
-  s.read_choice("trainer", c.trainer, {{"built_in", TrainerKind::kBuiltIn}, {"external", TrainerKind::kExternal}},
-                "what trains: this program, or one of the user's own that takes batches and publishes policies over `api` "
-                "(docs/trainers.md); of what follows only `api`, `checkpoint_every`, `checkpoints_kept` and `usd_per_hour` then "
-                "count");
-  s.read("api", c.api,
-         "for an external trainer: `socket`, a unix socket in the run's folder, or 127.0.0.1:PORT with a token; the run's "
-         "trainer-api.json says where it is");
+void read_learner(ConfigSection s, const RunSection& run, const ModelSection& model, const RolloutSection& rollout,
+                  LearnerSection& c) {
+  s.read_choice(
+      "trainer", c.trainer, {{"built_in", TrainerKind::kBuiltIn}, {"external", TrainerKind::kExternal}},
+      "what trains: this program, or one of the user's own that takes batches and publishes policies over `api` "
+      "(docs/trainers.md); of what follows only `api`, `checkpoint_every`, `checkpoints_kept` and `usd_per_hour` then "
+      "count");
+  s.read(
+      "api", c.api,
+      "for an external trainer: `socket`, a unix socket in the run's folder, or 127.0.0.1:PORT with a token; the run's "
+      "trainer-api.json says where it is");
   if (c.trainer == TrainerKind::kExternal && rollout.truncates())
     s.error("trainer",
-            fmt::format("an external trainer gets log-probabilities of the whole distribution, and rollout.top_p {}, top_k {} and min_p {} "
+            fmt::format("an external trainer gets log-probabilities of the whole distribution, and rollout.top_p {}, "
+                        "top_k {} and min_p {} "
                         "draw from a part of it: its importance weights would be wrong. Set them to 1, 0 and 0",
                         rollout.top_p, rollout.top_k, rollout.min_p));
   std::string_view loss = loss_names().front();
-  s.read_choice("loss", loss,
-                {{"dapo", "dapo"}, {"grpo", "grpo"}, {"dr_grpo", "dr_grpo"}, {"rloo", "rloo"}, {"opo", "opo"},
-                 {"gspo", "gspo"}, {"cispo", "cispo"}, {"tis", "tis"}, {"tis_sequence", "tis_sequence"},
-                 {"m2po", "m2po"}},
-                "a published loss by its name, with its own defaults for the keys that follow, down to `kl_form`; their "
-                "formulas are in docs/losses.md");
+  s.read_choice(
+      "loss", loss,
+      {{"dapo", "dapo"},
+       {"grpo", "grpo"},
+       {"dr_grpo", "dr_grpo"},
+       {"rloo", "rloo"},
+       {"opo", "opo"},
+       {"gspo", "gspo"},
+       {"cispo", "cispo"},
+       {"tis", "tis"},
+       {"tis_sequence", "tis_sequence"},
+       {"m2po", "m2po"}},
+      "a published loss by its name, with its own defaults for the keys that follow, down to `kl_form`; their "
+      "formulas are in docs/losses.md");
   c.loss = *loss_named(loss);
-  s.read_choice("baseline", c.loss.baseline,
-                {{"mean", Baseline::kMean},
-                 {"leave_one_out", Baseline::kLeaveOneOut},
-                 {"length_weighted", Baseline::kLengthWeighted}},
-                {"an advantage is the reward less the mean of its group, of the others in it, or weighted by their lengths",
-                 "`mean`; rloo: leave_one_out, opo: length_weighted"});
-  s.read_choice("advantage_scale", c.loss.advantage_scale,
-                {{"std", AdvantageScale::kStd}, {"none", AdvantageScale::kNone}},
-                {"and divided by the group's standard deviation (std) or not (none)",
-                 "`std`; dr_grpo, rloo, opo: none"});
+  s.read_choice(
+      "baseline", c.loss.baseline,
+      {{"mean", Baseline::kMean},
+       {"leave_one_out", Baseline::kLeaveOneOut},
+       {"length_weighted", Baseline::kLengthWeighted}},
+      {"an advantage is the reward less the mean of its group, of the others in it, or weighted by their lengths",
+       "`mean`; rloo: leave_one_out, opo: length_weighted"});
+  s.read_choice(
+      "advantage_scale", c.loss.advantage_scale, {{"std", AdvantageScale::kStd}, {"none", AdvantageScale::kNone}},
+      {"and divided by the group's standard deviation (std) or not (none)", "`std`; dr_grpo, rloo, opo: none"});
   const std::initializer_list<std::pair<std::string_view, Level>> levels{{"token", Level::kToken},
                                                                          {"sequence", Level::kSequence}};
   s.read_choice("ratio_level", c.loss.ratio_level, levels,
                 {"of each token, or the geometric mean over the response's tokens", "`token`; gspo: sequence"});
-  s.read_choice("trust_region", c.loss.trust_region,
-                {{"clip", TrustRegion::kClip},
-                 {"detached_clip", TrustRegion::kDetachedClip},
-                 {"second_moment", TrustRegion::kSecondMoment},
-                 {"none", TrustRegion::kNone}},
-                {"how far one learner step may go: the probability ratio is clipped, and with it its gradient (clip), or "
-                 "clipped as a weight of the gradient (detached_clip); tokens that make the mean squared log-ratio of "
-                 "their response too large are left out (second_moment); or only `importance_cap` bounds it (none)",
-                 "`clip`; cispo: detached_clip, m2po: second_moment, rloo, opo, tis, tis_sequence: none"});
+  s.read_choice(
+      "trust_region", c.loss.trust_region,
+      {{"clip", TrustRegion::kClip},
+       {"detached_clip", TrustRegion::kDetachedClip},
+       {"second_moment", TrustRegion::kSecondMoment},
+       {"none", TrustRegion::kNone}},
+      {"how far one learner step may go: the probability ratio is clipped, and with it its gradient (clip), or "
+       "clipped as a weight of the gradient (detached_clip); tokens that make the mean squared log-ratio of "
+       "their response too large are left out (second_moment); or only `importance_cap` bounds it (none)",
+       "`clip`; cispo: detached_clip, m2po: second_moment, rloo, opo, tis, tis_sequence: none"});
   s.read("clip_low", c.loss.clip_low, {.min = 0.0, .max = 1.0},
          {"a probability ratio counts down to 1 - `clip_low`", "`0.2`; gspo: 0.0003, cispo: 1"});
   s.read("clip_high", c.loss.clip_high, {.min = 0.0, .max = 100.0},
          {"and up to 1 + `clip_high`", "`0.28`; grpo, dr_grpo: 0.2, gspo: 0.0004, cispo: 4"});
   s.read("second_moment_max", c.loss.second_moment_max, {.min = 1e-9, .max = 100.0},
          "the mean squared log-ratio that `trust_region: second_moment` allows a response");
-  s.read_choice("importance_level", c.loss.importance_level, levels,
-                {"importance weights of each token, or the product over the response's", "`token`; tis_sequence: sequence"});
+  s.read_choice(
+      "importance_level", c.loss.importance_level, levels,
+      {"importance weights of each token, or the product over the response's", "`token`; tis_sequence: sequence"});
   s.read("importance_cap", c.loss.importance_cap, {.min = 1.0, .max = 1000.0},
          "C: the most that an importance weight corrects for a policy that has moved on since the rollout");
-  s.read_choice("aggregation", c.loss.aggregation,
-                {{"token_mean", Aggregation::kTokenMean},
-                 {"sequence_mean", Aggregation::kSequenceMean},
-                 {"sequence_sum", Aggregation::kSequenceSum},
-                 {"fixed_length", Aggregation::kFixedLength}},
-                {"every token of a batch counts the same, or every response; or the sum over a response's tokens is taken "
-                 "as it is, or divided by rollout.response_tokens_max",
-                 "`token_mean`; grpo, gspo: sequence_mean, rloo, opo: sequence_sum, dr_grpo: fixed_length"});
+  s.read_choice(
+      "aggregation", c.loss.aggregation,
+      {{"token_mean", Aggregation::kTokenMean},
+       {"sequence_mean", Aggregation::kSequenceMean},
+       {"sequence_sum", Aggregation::kSequenceSum},
+       {"fixed_length", Aggregation::kFixedLength}},
+      {"every token of a batch counts the same, or every response; or the sum over a response's tokens is taken "
+       "as it is, or divided by rollout.response_tokens_max",
+       "`token_mean`; grpo, gspo: sequence_mean, rloo, opo: sequence_sum, dr_grpo: fixed_length"});
   s.read("kl_coefficient", c.loss.kl_coefficient, {.min = 0.0, .max = 100.0},
          "beta: weight of the divergence from the policy before the first step; 0 keeps no reference policy");
-  s.read_choice("kl_form", c.loss.kl_form, {{"k3", KlForm::kK3}, {"k2", KlForm::kK2}, {"k1", KlForm::kK1}},
-                "the estimate of that divergence: added to the loss (k3, k2), or taken off the reward of each token (k1)");
+  s.read_choice(
+      "kl_form", c.loss.kl_form, {{"k3", KlForm::kK3}, {"k2", KlForm::kK2}, {"k1", KlForm::kK1}},
+      "the estimate of that divergence: added to the loss (k3, k2), or taken off the reward of each token (k1)");
   c.optimizer.learning_rate = model.default_learning_rate();
   s.read("learning_rate", c.optimizer.learning_rate, {.min = 0.0, .max = 1.0},
-         {"of AdamW, after the warmup", "`1e-6` for a model that is loaded (`model.path`), `1e-3` for a new one (`model.preset`)"});
+         {"of AdamW, after the warmup",
+          "`1e-6` for a model that is loaded (`model.path`), `1e-3` for a new one (`model.preset`)"});
   s.read("learning_rate_warmup_steps", c.optimizer.warmup_updates, {.min = 0, .max = 1'000'000},
          "updates over which the rate rises from 0");
   s.read_choice("learning_rate_schedule", c.optimizer.schedule,
@@ -217,11 +242,13 @@ void read_learner(ConfigSection s, const RunSection& run, const ModelSection& mo
   s.read("threads", c.threads, {.min = 1, .max = 1024}, "of the learner's computation");
   read_device(s, c.device, "where the learner computes: cpu, cuda, or cuda:N for one of several");
   c.compute = c.device == "cpu" ? Compute::kFp32 : Compute::kBf16;
-  s.read_choice("compute", c.compute, {{"fp32", Compute::kFp32}, {"bf16", Compute::kBf16}},
-                {"the type of weights and activations in training; masters are fp32 in any case, and the policy is bf16",
-                 "fp32 on a CPU, bf16 on a GPU"});
+  s.read_choice(
+      "compute", c.compute, {{"fp32", Compute::kFp32}, {"bf16", Compute::kBf16}},
+      {"the type of weights and activations in training; masters are fp32 in any case, and the policy is bf16",
+       "fp32 on a CPU, bf16 on a GPU"});
   s.read("microbatch_tokens", c.microbatch_tokens, {.min = 1, .max = 1 << 30},
-         "tokens that go forward and backward at a time; a prompt that responses share counts once. The gradients of a batch "
+         "tokens that go forward and backward at a time; a prompt that responses share counts once. The gradients of a "
+         "batch "
          "add up over as many such parts as it needs. `echoline model info --train` says what memory they take");
   s.read("recompute", c.recompute,
          "keep only what goes from layer to layer, and compute the rest again for the gradient: a third more time, far "
@@ -245,22 +272,29 @@ void read_learner(ConfigSection s, const RunSection& run, const ModelSection& mo
 
 // Regions by name, and the ways between them, each good for both directions.
 void read_regions(ConfigSection& s, provisioner::RegionMap& map) {
-  const auto named = [&](ConfigSection& section, const char* key, const std::string& name) -> std::optional<std::uint32_t> {
+  const auto named = [&](ConfigSection& section, const char* key,
+                         const std::string& name) -> std::optional<std::uint32_t> {
     std::vector<std::string> names;
     for (const provisioner::Region& region : map.regions) names.push_back(region.name);
     const auto it = std::find(names.begin(), names.end(), name);
     if (it != names.end()) return static_cast<std::uint32_t>(it - names.begin());
     if (!name.empty())
-      section.error(key, fmt::format("no region '{}' in network.regions{}", printable(name, 60), did_you_mean(name, names)));
+      section.error(key,
+                    fmt::format("no region '{}' in network.regions{}", printable(name, 60), did_you_mean(name, names)));
     return std::nullopt;
   };
-  for (ConfigSection region : s.sections("regions", "who stands where; without any, all stand in one place. Between regions trees send "
-                                                    "a policy once, to a relay that passes it on")) {
+  for (ConfigSection region :
+       s.sections("regions",
+                  "who stands where; without any, all stand in one place. Between regions trees send "
+                  "a policy once, to a relay that passes it on")) {
     provisioner::Region r;
     region.require("name", r.name, "of your own");
     r.places = {r.name};
-    region.read("places", r.places, {"machines stand there whose offer states a place that contains one of these words, or that say so themselves "
-                                     "(`echoline worker --place`); who is nowhere else stands with the learner", "its name"});
+    region.read(
+        "places", r.places,
+        {"machines stand there whose offer states a place that contains one of these words, or that say so themselves "
+         "(`echoline worker --place`); who is nowhere else stands with the learner",
+         "its name"});
     map.regions.push_back(std::move(r));
     if (map.regions.size() > chains::kRegionsMax) {
       region.error("name", fmt::format("more than {} regions", chains::kRegionsMax));
@@ -278,8 +312,10 @@ void read_regions(ConfigSection& s, provisioner::RegionMap& map) {
     std::optional<BitRate> rate;
     way.require("from", from, "a region");
     way.require("to", to, "another, or the same");
-    way.read("delay", delay, {.min = Duration(0), .max = std::chrono::seconds(60)}, {"one way: half of what ping says", "network.delay_expected, or what is measured"});
-    way.read("rate", rate, {.min = BitRate{1000}, .max = BitRate{1e15}}, {"of all that crosses together, each direction", "unlimited"});
+    way.read("delay", delay, {.min = Duration(0), .max = std::chrono::seconds(60)},
+             {"one way: half of what ping says", "network.delay_expected, or what is measured"});
+    way.read("rate", rate, {.min = BitRate{1000}, .max = BitRate{1e15}},
+             {"of all that crosses together, each direction", "unlimited"});
     const auto a = named(way, "from", from), b = named(way, "to", to);
     if (!a || !b) continue;
     if (*a == *b && rate) way.error("rate", "within a region only the machines' own links count");
@@ -296,22 +332,26 @@ void read_network(ConfigSection s, NetworkSection& c) {
   s.read("port", port, {.min = 0, .max = 65535}, "0: any free one");
   c.port = static_cast<std::uint16_t>(port);
   const Limits<BitRate> positive{.min = BitRate{1000}, .max = BitRate{1e12}};
-  s.read("uplink", c.uplink, positive, {"B: the most that the learner sends; without it nothing holds it back, and 1 Gbit/s are planned with", "unlimited"});
+  s.read("uplink", c.uplink, positive,
+         {"B: the most that the learner sends; without it nothing holds it back, and 1 Gbit/s are planned with",
+          "unlimited"});
   s.read("worker_rate", c.worker_rate, positive,
          {"b: the most that a worker sends, and the most that it receives", "the links of its offer"});
   s.read("chunk", c.chunk, {.min = Bytes{1024}, .max = Bytes{1u << 20}},
          {"the piece in which a publication is proven and passed on", "by the payload, the fleet and its links"});
   using chains::TopologyPolicy;
-  s.read_choice("topology", c.topology,
-                {{"auto", TopologyPolicy::kAuto},
-                 {"trees", TopologyPolicy::kTrees},
-                 {"stripes", TopologyPolicy::kStripes},
-                 {"best_chains", TopologyPolicy::kBestChains},
-                 {"echo2", TopologyPolicy::kEcho2},
-                 {"star", TopologyPolicy::kStar}},
-                "who sends to whom: whichever of the others is expected to be soonest, for the planned fleet first and then for who is there (auto), a tree for each share of the chunks (trees), chains for each (stripes), as many "
-                "chains as are fastest (best_chains), B / b chains as ECHO-2 has them (echo2), or the learner to "
-                "everybody (star)");
+  s.read_choice(
+      "topology", c.topology,
+      {{"auto", TopologyPolicy::kAuto},
+       {"trees", TopologyPolicy::kTrees},
+       {"stripes", TopologyPolicy::kStripes},
+       {"best_chains", TopologyPolicy::kBestChains},
+       {"echo2", TopologyPolicy::kEcho2},
+       {"star", TopologyPolicy::kStar}},
+      "who sends to whom: whichever of the others is expected to be soonest, for the planned fleet first and then for "
+      "who is there (auto), a tree for each share of the chunks (trees), chains for each (stripes), as many "
+      "chains as are fastest (best_chains), B / b chains as ECHO-2 has them (echo2), or the learner to "
+      "everybody (star)");
   s.read("delay_expected", c.delay_expected, {.min = Duration(0), .max = std::chrono::seconds(60)},
          "one way between two machines, for planning only; network.ways says it by regions");
   read_regions(s, c.regions);
@@ -354,8 +394,9 @@ void read_fleet(ConfigSection s, FleetSection& c, bool simulated = false) {
          "how often vast.ai is asked again while the run goes on; a file is read again when it has changed");
   if (simulated ? c.search : offers.has_value() == c.search)
     s.error(offers || simulated ? "search" : "",
-            simulated ? "a simulated market is not searched: name a file of offers, or make some up under simulation.market"
-                      : "expected exactly one of 'offers' (a file) and 'search: true'");
+            simulated
+                ? "a simulated market is not searched: name a file of offers, or make some up under simulation.market"
+                : "expected exactly one of 'offers' (a file) and 'search: true'");
   c.offers = offers.value_or(std::filesystem::path{});
   using provisioner::OfferFormat;
   s.read_choice("offers_format", c.offers_format,
@@ -369,12 +410,16 @@ void read_fleet(ConfigSection s, FleetSection& c, bool simulated = false) {
          "a catalogue lists kinds of machines: how many of each can be rented");
   s.read("profile", c.profile,
          {"tokens per second by GPU and size of the model, for offers that do not state their throughput, such as "
-          "profiles/gpus.yaml", "such offers are left out"});
+          "profiles/gpus.yaml",
+          "such offers are left out"});
   s.read("response_tokens_expected", c.response_tokens_expected, {.min = 1, .max = 1'000'000},
          {"tokens of a rollout on the average, to predict throughput by", "rollout.response_tokens_max"});
   s.read_choice("provider", c.provider,
-                {{"local", ProviderKind::kLocal}, {"vast", ProviderKind::kVast}, {"ssh", ProviderKind::kSsh},
-                 {"exec", ProviderKind::kExec}, {"none", ProviderKind::kNone}},
+                {{"local", ProviderKind::kLocal},
+                 {"vast", ProviderKind::kVast},
+                 {"ssh", ProviderKind::kSsh},
+                 {"exec", ProviderKind::kExec},
+                 {"none", ProviderKind::kNone}},
                 "processes on this machine, held to their offer's speed and links (local), hosts of vast.ai (vast), "
                 "hosts that are there (ssh), whatever commands start (exec), or nothing is rented and workers join "
                 "by hand (none)");
@@ -393,7 +438,8 @@ void read_fleet(ConfigSection s, FleetSection& c, bool simulated = false) {
   vast.read("url", c.vast_url, {"where the service is", "https://console.vast.ai"});
   vast.read("key_file", c.vast_key_file, {"a file of mode 600 that holds the key", "VAST_API_KEY"});
   vast.read("bid_raise_max", c.vast_bid_raise_max, {.min = 0.0, .max = 10.0},
-            "a bid that others top while its machine runs is raised, to at most (1 + this) times what it was at first; 0: never");
+            "a bid that others top while its machine runs is raised, to at most (1 + this) times what it was at first; "
+            "0: never");
   s.read("headroom", c.headroom, {.min = 0.0, .max = 10.0},
          "delta: (1 + delta) times the capacity that keeps the learner busy is rented, and again when half of it is "
          "used up");
@@ -428,7 +474,8 @@ void read_fleet(ConfigSection s, FleetSection& c, bool simulated = false) {
          {"of an offer, which must then state its own", "any"});
   s.read("duration_min", c.duration_min, {.min = Duration(0), .max = std::chrono::hours(24 * 3650)},
          {"an offer must be there for so long, and must say so", "any"});
-  s.read("workers_max", c.workers_max, {.min = 1, .max = simulated ? static_cast<std::uint32_t>(chains::kChainWorkersMax) : 4096},
+  s.read("workers_max", c.workers_max,
+         {.min = 1, .max = simulated ? static_cast<std::uint32_t>(chains::kChainWorkersMax) : 4096},
          "rented at the same time");
   s.read("join_timeout", c.join_timeout, {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)},
          "a rented worker that has not joined by then is returned, and another rented in its place");
@@ -441,24 +488,29 @@ void read_worker(ConfigSection s, const RolloutSection& rollout, WorkerSection& 
   s.read_choice("engine", c.engine, {{"builtin", "builtin"}, {"sglang", "sglang"}, {"vllm", "vllm"}},
                 "what generates on a rented worker: the engine that comes with it, or a server that it starts");
   s.read("engine_command", c.engine_command,
-         "the shell command that starts sglang or vllm; {model} stands for the directory of the policy, {port} for the port to listen on");
+         "the shell command that starts sglang or vllm; {model} stands for the directory of the policy, {port} for the "
+         "port to listen on");
   s.read("engine_patience", c.engine_patience, {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)},
          "how long its start, loading a policy, or an answer may take before it counts as hung");
   read_device(s, c.device, "where the built-in engine computes: cpu, cuda, or cuda:N for one of several");
   if (c.engine != "builtin" && c.device != "cpu")
     s.error("device", "is for the built-in engine: the command that starts a server says where it computes");
   if (c.engine == "builtin") {
-    if (!c.engine_command.empty()) s.error("engine_command", "is for an engine that is a server: set worker.engine as well");
+    if (!c.engine_command.empty())
+      s.error("engine_command", "is for an engine that is a server: set worker.engine as well");
     return;
   }
   for (const char* place : {"{model}", "{port}"})
     if (c.engine_command.find(place) == std::string::npos)
-      s.error("engine_command", fmt::format("expected the command that starts {}, with {{model}} and {{port}} in it; {} is missing", c.engine,
-                                            place));
+      s.error("engine_command",
+              fmt::format("expected the command that starts {}, with {{model}} and {{port}} in it; {} is missing",
+                          c.engine, place));
   if (rollout.truncates())
-    s.error("engine", fmt::format("{} does not say how likely a token was among those that rollout.top_p, top_k and min_p leave: leave "
-                                  "none out (1, 0 and 0), or use the built-in engine",
-                                  c.engine));
+    s.error("engine",
+            fmt::format(
+                "{} does not say how likely a token was among those that rollout.top_p, top_k and min_p leave: leave "
+                "none out (1, 0 and 0), or use the built-in engine",
+                c.engine));
 }
 
 void read_all(ConfigSection root, RunConfig& c) {
@@ -492,8 +544,11 @@ void read_simulated_run(ConfigSection root, RunConfig& c) {
 }
 
 std::vector<std::string> WorkerSection::arguments() const {
-  if (engine == "builtin") return device == "cpu" ? std::vector<std::string>{} : std::vector<std::string>{"--device", device};
-  return {"--engine", engine, "--engine-command", engine_command, "--engine-patience", fmt::format("{} s", seconds(engine_patience))};
+  if (engine == "builtin")
+    return device == "cpu" ? std::vector<std::string>{} : std::vector<std::string>{"--device", device};
+  return {"--engine",          engine,
+          "--engine-command",  engine_command,
+          "--engine-patience", fmt::format("{} s", seconds(engine_patience))};
 }
 
 Result<RunConfig> load_run_config(const std::filesystem::path& path,

@@ -20,7 +20,7 @@
 namespace echoline {
 struct ConfigKey;
 class ConfigSection;
-}
+}  // namespace echoline
 
 namespace echoline::learner {
 
@@ -39,18 +39,18 @@ struct ModelSection {
 };
 
 struct TaskSection {
-  std::string adapter;  // data_plane::kSeveral where the run has several
+  std::string adapter;              // data_plane::kSeveral where the run has several
   std::string options_json = "{}";  // the adapter's own configuration
   bool scored_by_workers = true;
   std::vector<data_plane::TaskOfSeveral> several;
   // Whether workers hand in text only, which the learner scores; by a problem's id.
   bool scored_by_learner(std::string_view problem_id) const;
   // How a problem is put to the model (model/phrasing.hpp).
-  std::string prompt = "{prompt}";       // the problem goes where {prompt} stands
+  std::string prompt = "{prompt}";         // the problem goes where {prompt} stands
   std::string turn = "\n{observation}\n";  // without `chat`: between a turn and the next
-  bool chat = false;                     // in the model's chat template, as the message of a user
-  std::string system;                    // the message before it; needs `chat`
-  std::string chat_options_json = "{}";  // more names for the template, such as enable_thinking
+  bool chat = false;                       // in the model's chat template, as the message of a user
+  std::string system;                      // the message before it; needs `chat`
+  std::string chat_options_json = "{}";    // more names for the template, such as enable_thinking
 };
 
 // Greedy answers to held-out problems: before the first step, after the last, and in between.
@@ -68,22 +68,24 @@ struct RolloutSection {
   double min_p = 0;
   std::uint32_t response_tokens_max = 64;
   std::optional<std::uint32_t> turn_tokens_max;
-  std::vector<std::string> stop;  // strings that end a response
+  std::vector<std::string> stop;                  // strings that end a response
   Bytes metadata_max = data_plane::kMetadataMax;  // of a trajectory
   schema::OnNewPolicy on_new_policy = schema::ON_NEW_POLICY_CONTINUE;
-  // A worker's right to a group ends after twice the time it needs for response_tokens_max tokens, as measured on it, but
-  // not before lease_min; every sign of progress renews it. lease_first: before anything was measured. lease_max: the
-  // longest a group may take at all.
+  // A worker's right to a group ends after twice the time it needs for response_tokens_max tokens, as measured on it,
+  // but not before lease_min; every sign of progress renews it. lease_first: before anything was measured. lease_max:
+  // the longest a group may take at all.
   Duration lease_first = std::chrono::seconds(60);
   Duration lease_min = std::chrono::seconds(10);
   Duration lease_max = std::chrono::hours(2);
   std::uint64_t trajectories_per_step() const { return std::uint64_t{prompts_per_step} * group_size; }
-  bool truncates() const { return top_p < 1 || top_k > 0 || min_p > 0; }  // tokens are drawn from a part of the distribution
+  bool truncates() const {
+    return top_p < 1 || top_k > 0 || min_p > 0;
+  }  // tokens are drawn from a part of the distribution
 };
 
 struct StalenessSection {
-  std::uint32_t budget = 3;         // S >= kappa - 1; 0: every step trains on rollouts of the policy it updates
-  std::uint32_t publish_every = 1;  // kappa
+  std::uint32_t budget = 3;                // S >= kappa - 1; 0: every step trains on rollouts of the policy it updates
+  std::uint32_t publish_every = 1;         // kappa
   std::optional<std::uint32_t> lookahead;  // batches that may be handed out ahead of consumption, <= S; absent: S
   std::uint32_t lookahead_steps() const { return lookahead.value_or(budget); }
 };
@@ -105,9 +107,9 @@ struct LearnerSection {
   OptimizerConfig optimizer;
   Truncated truncated = Truncated::kKeep;
   double truncated_penalty = 1.0;
-  std::uint32_t minibatches = 1;        // updates per learner step
-  int threads = 1;                      // of libtorch
-  std::string device = "cpu";           // cpu, cuda, cuda:N
+  std::uint32_t minibatches = 1;  // updates per learner step
+  int threads = 1;                // of libtorch
+  std::string device = "cpu";     // cpu, cuda, cuda:N
   Compute compute = Compute::kFp32;
   std::int64_t microbatch_tokens = 8192;
   bool recompute = false;
@@ -137,7 +139,7 @@ enum class ProviderKind { kLocal, kVast, kSsh, kExec, kNone };
 
 struct FleetSection {
   std::filesystem::path offers;
-  bool search = false;  // ask vast.ai for offers instead
+  bool search = false;                              // ask vast.ai for offers instead
   Duration search_every = std::chrono::minutes(5);  // while the run goes on
   provisioner::OfferFormat offers_format = provisioner::OfferFormat::kAuto;
   std::uint32_t catalogue_copies = 1;                     // of each kind of machine that a catalogue lists
@@ -145,7 +147,7 @@ struct FleetSection {
   std::optional<std::uint32_t> response_tokens_expected;  // of a rollout; absent: rollout.response_tokens_max
   ProviderKind provider = ProviderKind::kLocal;
   std::optional<std::filesystem::path> provider_file;
-  std::string image;  // of the container that a rented host runs
+  std::string image;                            // of the container that a rented host runs
   std::optional<std::filesystem::path> bundle;  // from which a rented host gets the program
   Bytes disk{20'000'000'000};
   std::string vast_url;
@@ -158,13 +160,14 @@ struct FleetSection {
   std::optional<double> usd_per_hour_max;
   std::optional<double> usd_max;  // of the whole run
   provisioner::Pricing pricing = provisioner::Pricing::kOnDemand;
-  double bid_over_min = 0.10;                   // a bid is so much above the least one
-  std::optional<std::uint32_t> per_host_max;    // offers of one owner, or machine where that is not stated
-  std::vector<std::string> places;              // an offer's place contains one of these words; empty: any
+  double bid_over_min = 0.10;                 // a bid is so much above the least one
+  std::optional<std::uint32_t> per_host_max;  // offers of one owner, or machine where that is not stated
+  std::vector<std::string> places;            // an offer's place contains one of these words; empty: any
   std::optional<BitRate> up_min;
-  provisioner::Assumptions assume;              // for what offers do not state
+  provisioner::Assumptions assume;        // for what offers do not state
   std::optional<double> reliability_min;  // of an offer, 0..1; offers that do not state it are then left out
-  std::optional<Duration> duration_min;   // an offer can be rented so long; offers that do not state it are then left out
+  std::optional<Duration>
+      duration_min;  // an offer can be rented so long; offers that do not state it are then left out
   std::uint32_t workers_max = 64;
   Duration join_timeout = std::chrono::seconds(60);
   // How long the machine and the place of a worker that is away are kept; also how long a worker tries to come back.
@@ -203,8 +206,8 @@ struct RunConfig {
 Result<RunConfig> load_run_config(const std::filesystem::path& path,
                                   const std::vector<std::pair<std::string, std::string>>& overrides = {});
 
-// The sections of a run file that a simulated run has as well, from a file that the caller has opened. model, task, evaluation
-// and worker may be absent; so may fleet.offers, where offers are made up elsewhere.
+// The sections of a run file that a simulated run has as well, from a file that the caller has opened. model, task,
+// evaluation and worker may be absent; so may fleet.offers, where offers are made up elsewhere.
 void read_simulated_run(ConfigSection root, RunConfig& config);
 
 // Every key of a run file with its meaning, as the reader has it; those of the built-in adapters included.

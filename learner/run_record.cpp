@@ -105,7 +105,8 @@ Result<std::unique_ptr<RunRecord>> RunRecord::open(const std::filesystem::path& 
       return ok();
     }));
   }
-  for (const auto& [rows, name] : {std::pair(&record->events_, "events.jsonl"), std::pair(&record->metrics_, "metrics.jsonl")}) {
+  for (const auto& [rows, name] :
+       {std::pair(&record->events_, "events.jsonl"), std::pair(&record->metrics_, "metrics.jsonl")}) {
     rows->path = folder / name;
     rows->fd = ::open(rows->path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
     if (rows->fd < 0) return os_error("open run", rows->path);
@@ -127,7 +128,8 @@ Status RunRecord::Rows::write_out() {
     if (n < 0) return os_error("record the run", path);
     pending.erase(0, static_cast<std::size_t>(n));
   }
-  if (const std::uint64_t rows = std::exchange(lost, 0); rows > 0) log::error("{}: {} rows are lost", path.string(), rows);
+  if (const std::uint64_t rows = std::exchange(lost, 0); rows > 0)
+    log::error("{}: {} rows are lost", path.string(), rows);
   return ok();
 }
 
@@ -183,7 +185,9 @@ void RunRecord::disk(std::string_view part, std::uint64_t step, const Error* err
   const char* advice = full ? "make room there: the run waits, no worker is blamed, and it goes on by itself"
                             : "look after the disk: the run waits for a minute, and then ends so that --resume goes on";
   log::error("{}: {}. What to do: {}", part, error->message(), advice);
-  event("alarm", {{"kind", kind}, {"step", step}, {"detail", fmt::format("{}: {}", part, error->message())}, {"advice", advice}});
+  event(
+      "alarm",
+      {{"kind", kind}, {"step", step}, {"detail", fmt::format("{}: {}", part, error->message())}, {"advice", advice}});
 }
 
 Status RunRecord::written() {

@@ -41,11 +41,11 @@ class RunRecord {
   void metric(std::string_view kind, nlohmann::json fields);
   // The kinds of the alarms that go on; a resumed run knows those of the rows before.
   std::vector<std::string> alarms() const;
-  // The learner's own disk refuses what `part` of the run writes: an alarm, disk_full or disk_failing, that says what is full and where. It
-  // lasts until `error` is null. Repeated calls change nothing.
+  // The learner's own disk refuses what `part` of the run writes: an alarm, disk_full or disk_failing, that says what
+  // is full and where. It lasts until `error` is null. Repeated calls change nothing.
   void disk(std::string_view part, std::uint64_t step, const Error* error);
-  // Writes out the rows that could not be written when they came: kExhausted or kIo while the disk refuses them. Up to kRowsPendingMax wait
-  // in memory, further ones are lost.
+  // Writes out the rows that could not be written when they came: kExhausted or kIo while the disk refuses them. Up to
+  // kRowsPendingMax wait in memory, further ones are lost.
   Status written();
   // Replaces status.json.
   void status(const nlohmann::json& status);
@@ -82,8 +82,8 @@ class RunRecord {
 // What runs write for others to read: whatever bytes a text in it has, this is JSON.
 std::string json_text(const nlohmann::json& value, int indent = -1);
 
-// Runs of the same name that were moved aside and can be resumed: "runs/a.2 (step 40), runs/a.1 (step 7)", newest first;
-// empty when there is none.
+// Runs of the same name that were moved aside and can be resumed: "runs/a.2 (step 40), runs/a.1 (step 7)", newest
+// first; empty when there is none.
 std::string earlier_runs(const std::filesystem::path& folder);
 // What to add to "there is nothing to resume": where they are and what to do with them; empty when there is none.
 std::string earlier_hint(const std::filesystem::path& folder);

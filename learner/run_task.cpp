@@ -32,7 +32,9 @@ Door RunTask::door(const RunConfig& config) const {
   options.turn_tokens_max = config.rollout.turn_tokens_max.value_or(0);
   options.seed = config.run.seed;
   options.metadata_max = config.rollout.metadata_max;
-  options.unscored = [task = config.task](const schema::Problem& problem) { return task.scored_by_learner(problem.id()); };
+  options.unscored = [task = config.task](const schema::Problem& problem) {
+    return task.scored_by_learner(problem.id());
+  };
   options.trainable = [shape = files.config](const schema::Trajectory& t) { return check_trainable(t, shape); };
   return Door(std::move(options), *adapter, phrasing);
 }
@@ -45,8 +47,9 @@ void RunTask::describe(const RunConfig& config, schema::RunSpec& spec) const {
   spec.set_prompt_json(phrasing.prompt_json());
   // What may hold secrets stays here.
   const auto& several = config.task.several;
-  const bool scored_there = several.empty() ? config.task.scored_by_workers
-                                            : std::ranges::any_of(several, [](const auto& task) { return task.scored_by_workers; });
+  const bool scored_there = several.empty()
+                                ? config.task.scored_by_workers
+                                : std::ranges::any_of(several, [](const auto& task) { return task.scored_by_workers; });
   if (!scored_there) return;
   spec.set_adapter_name(config.task.adapter);
   spec.set_adapter_config_json(adapter->options_for_workers(config.task.options_json));

@@ -1,5 +1,5 @@
-// What the policies of a run are asked, and in whose tokens: the model's files but not its weights, how problems are put to it,
-// and the task's problems. The same whoever trains. Private to learner/.
+// What the policies of a run are asked, and in whose tokens: the model's files but not its weights, how problems are
+// put to it, and the task's problems. The same whoever trains. Private to learner/.
 #pragma once
 #include <memory>
 #include <vector>

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 #include <mutex>
+#include <set>
 #include <thread>
 
 #include "base/clock.hpp"
@@ -69,7 +69,8 @@ class Service {
     ECHO_ASSIGN(const SourceMaker make_source, source_maker(config_, options_.built_in));
     for (const provisioner::PlanRow& row : plan_.plan.rows) offers_.emplace(row.offer.id, &row.offer);
     if (options_.planned) options_.planned(plan_.plan);
-    ECHO_ASSIGN(record_, RunRecord::open(config_.run_folder(), options_.resume, options_.resume ? kLockPatience : Duration{}));
+    ECHO_ASSIGN(record_,
+                RunRecord::open(config_.run_folder(), options_.resume, options_.resume ? kLockPatience : Duration{}));
     ECHO_ASSIGN(run_clock_, RunClock::open(record_->folder(), config_.learner.usd_per_hour, options_.resume, clock_));
     if (!record_->moved_to().empty()) {
       log::info("the earlier run was moved to {}", record_->moved_to().string());
@@ -81,11 +82,13 @@ class Service {
       ECHO_TRY(keep_settings());
     ECHO_ASSIGN(RunTask task, RunTask::read(config_));
     task_.emplace(std::move(task));
-    ECHO_ASSIGN(policy_, make_source({config_, *task_, *record_, [this](const std::string& text) { source_phase(text); },
-                                      [this] { return fleet_money(); }, stop_, options_.built_in.probe},
-                                     options_.resume));
+    ECHO_ASSIGN(policy_,
+                make_source({config_, *task_, *record_, [this](const std::string& text) { source_phase(text); },
+                             [this] { return fleet_money(); }, stop_, options_.built_in.probe},
+                            options_.resume));
     if (node_ && step_ != policy_->steps()) {
-      log::warn("the checkpoint goes back to step {} instead of {}: workers have to join anew", policy_->steps(), step_);
+      log::warn("the checkpoint goes back to step {} instead of {}: workers have to join anew", policy_->steps(),
+                step_);
       node_->stop();
       node_.reset();
     }
@@ -94,7 +97,8 @@ class Service {
     if (!options_.resume) ECHO_TRY(policy_->begin());
     if (stop_) return finish("interrupted");
     ECHO_TRY(start_desk());
-    if (options_.resume) ECHO_TRY(keep_settings());  // nothing has refused the run: what it was started with before may go
+    if (options_.resume)
+      ECHO_TRY(keep_settings());  // nothing has refused the run: what it was started with before may go
     ECHO_TRY(describe_run());
     ECHO_TRY(start_fleet());
     ECHO_TRY(wait_for_fleet());
@@ -121,13 +125,14 @@ class Service {
     return write_file_atomic(record_->folder() / "plan.json", json_text(plan_.plan.to_json(), 2) + "\n");
   }
 
-  // Does `work` again until the disk takes what it writes; the run stands still meanwhile. An error: of something else, of a disk that
-  // fails for longer than DiskPatience has, of the money, or after a request to stop.
+  // Does `work` again until the disk takes what it writes; the run stands still meanwhile. An error: of something else,
+  // of a disk that fails for longer than DiskPatience has, of the money, or after a request to stop.
   Status persist(std::string_view part, const std::function<Status()>& work) {
     DiskPatience patience;
     for (;;) {
       const Status done = work();
-      const bool wait = !done && patience.after(done.error(), clock_.now()) == DiskPatience::Verdict::kWait && !(desk_ && desk_->given_up());
+      const bool wait = !done && patience.after(done.error(), clock_.now()) == DiskPatience::Verdict::kWait &&
+                        !(desk_ && desk_->given_up());
       if (!wait) record_->disk(part, step_, nullptr);
       if (done) return done;
       if (!wait || stop_) return done;
@@ -143,8 +148,10 @@ class Service {
   // Why the run ends, once what it has come to is kept.
   Error ends(Error why) {
     const Status kept = persist("checkpoints", [this] { return policy_->checkpoint(); });
-    why.detail += kept ? fmt::format("; a checkpoint of step {} is written: go on with --resume", step_)
-                       : fmt::format("; no checkpoint of step {} could be written ({}): --resume goes on from the one before", step_, kept.error().message());
+    why.detail +=
+        kept ? fmt::format("; a checkpoint of step {} is written: go on with --resume", step_)
+             : fmt::format("; no checkpoint of step {} could be written ({}): --resume goes on from the one before",
+                           step_, kept.error().message());
     return why;
   }
 
@@ -246,7 +253,9 @@ class Service {
       ECHO_TRY(data_plane::parse_vitals(bytes));
       return ok();
     };
-    events.region_of = [this](const overlay::MemberInfo& member) { return region_of(printable(member.name), member.place); };
+    events.region_of = [this](const overlay::MemberInfo& member) {
+      return region_of(printable(member.name), member.place);
+    };
     // What machines call themselves and say is shown from here on: in the log, in files, on terminals.
     events.heartbeat = [this](const overlay::HeardFrom& beat) { heartbeat(beat); };
     events.joined = [this](const overlay::MemberInfo& member) { worker_joined(member); };
@@ -325,11 +334,14 @@ class Service {
     events.policy_unusable = [this](const PolicyUnusable& policy) {
       json workers = json::array();
       for (const WorkerId worker : policy.workers) workers.push_back(worker.value);
-      record_->event("policy_unusable", {{"version", policy.version.value}, {"workers", std::move(workers)}, {"detail", policy.detail}});
+      record_->event("policy_unusable",
+                     {{"version", policy.version.value}, {"workers", std::move(workers)}, {"detail", policy.detail}});
     };
     ECHO_ASSIGN(desk_, RolloutDesk::open(desk, task_->door(config_), step_, std::move(events)));
     if (options_.resume)
-      mark_consumed(record_->folder(), step_, [this](std::uint64_t step, const replay_buffer::Batch& batch) { return desk_->consume(step, batch); });
+      mark_consumed(record_->folder(), step_, [this](std::uint64_t step, const replay_buffer::Batch& batch) {
+        return desk_->consume(step, batch);
+      });
     desk_step_ = step_;
     desk_ready_ = true;
     return ok();
@@ -355,7 +367,8 @@ class Service {
     fleet.replace_lost = config_.fleet.replace_lost;
     fleet.other_usd = [this] { return run_clock_->learner_usd().value_or(0); };
     ECHO_ASSIGN(const model::ModelConfig model, run_model_config(config_));
-    fleet.market = [this, source = std::make_shared<MarketSource>(config_, model, plan_.plan.request, plan_.plan.market)](
+    fleet.market = [this,
+                    source = std::make_shared<MarketSource>(config_, model, plan_.plan.request, plan_.plan.market)](
                        const std::atomic<bool>& stop) { return source->look(clock_.unix_seconds(), stop); };
     fleet.ledger_file = record_->folder() / "ledger.sqlite";
     fleet.providers = provider_options(config_);
@@ -368,7 +381,8 @@ class Service {
     ECHO_TRY(make_folders(fleet.providers.log_folder));
     ECHO_ASSIGN(fleet_, provisioner::FleetDriver::start(std::move(fleet)));
     fleet_ready_ = true;
-    std::vector<std::pair<WorkerId, std::string>> here;  // that outlived an earlier process, and were back before the fleet
+    std::vector<std::pair<WorkerId, std::string>>
+        here;  // that outlived an earlier process, and were back before the fleet
     {
       const std::lock_guard lock(mutex_);
       for (const auto& [id, w] : workers_)
@@ -392,23 +406,29 @@ class Service {
       const std::filesystem::path folder = std::filesystem::absolute(worker_folders() / offer.id);
       std::error_code error;
       std::filesystem::remove_all(folder, error);  // of an earlier machine under this offer
-      spec.argv = {options_.program.string(), "worker", "--join",
-                   overlay::to_text(overlay::reached_from_here(node_->endpoint())), "--name", offer.id, "--folder",
-                   folder.string(), "--up", fmt::format("{} bit/s", worker_up(config_, offer).bits_per_s), "--down",
-                   fmt::format("{} bit/s", worker_down(config_, offer).bits_per_s), "--rollouts-per-s",
-                   fmt::format("{}", offer.rollouts_per_s)};
+      const auto rate = [](BitRate r) { return fmt::format("{} bit/s", r.bits_per_s); };
+      const std::string learner = overlay::to_text(overlay::reached_from_here(node_->endpoint()));
+      spec.argv = {options_.program.string(), "worker", "--join", learner, "--name", offer.id};
+      const std::pair<const char*, std::string> options[] = {
+          {"--folder", folder.string()},
+          {"--up", rate(worker_up(config_, offer))},
+          {"--down", rate(worker_down(config_, offer))},
+          {"--rollouts-per-s", fmt::format("{}", offer.rollouts_per_s)}};
+      for (const auto& [option, value] : options) spec.argv.insert(spec.argv.end(), {option, value});
       const std::vector<std::string> engine = config_.worker.arguments();
       spec.argv.insert(spec.argv.end(), engine.begin(), engine.end());
     } else {
       const auto reached = overlay::reached_from_elsewhere(node_->endpoint());
       const std::string& bind = config_.network.bind;
       if (reached.empty() || overlay::is_loopback(bind))
-        return fail(Code::kInvalid, "network.bind", "a host rented from '{}' cannot reach a learner that listens on {}: bind to "
-                    "an address that others reach, or to '::'", offer.provider, bind);
+        return fail(Code::kInvalid, "network.bind",
+                    "a host rented from '{}' cannot reach a learner that listens on {}: bind to "
+                    "an address that others reach, or to '::'",
+                    offer.provider, bind);
       // In a bundle that the host fetches; or brought by ssh, which brings this very program, or in the image.
       const std::string at = overlay::to_text(reached.front());
-      std::vector<std::string> words{"worker", "--join", at, "--name", offer.id, "--folder",
-                                     "/var/tmp/echoline-" + offer.id, "--bind", "::"};
+      std::vector<std::string> words{
+          "worker", "--join", at, "--name", offer.id, "--folder", "/var/tmp/echoline-" + offer.id, "--bind", "::"};
       if (offer.provider == "vast") {  // the container is told by which port others reach this one
         spec.ports = {kContainerPort};
         words.insert(words.end(), {"--port", std::to_string(kContainerPort)});
@@ -430,8 +450,8 @@ class Service {
     return spec;
   }
 
-  // Until every rented worker has joined, or the join timeout is over and some have; machines that never join are replaced
-  // meanwhile, a few times. A learner without provider waits for one worker.
+  // Until every rented worker has joined, or the join timeout is over and some have; machines that never join are
+  // replaced meanwhile, a few times. A learner without provider waits for one worker.
   Status wait_for_fleet() {
     constexpr int kMachinesTried = 3;
     const TimePoint begin = clock_.now();
@@ -445,8 +465,8 @@ class Service {
       const Duration waited = clock_.now() - begin;
       if (joined > 0 && waited >= patience) return ok();
       if (waited >= (missing > 0 && fleet_ ? kMachinesTried : 1) * patience)
-        return fail(Code::kUnavailable, "start fleet", "no worker joined within {}{}; {}", to_text(waited), latest_trouble(),
-                    where_to_look());
+        return fail(Code::kUnavailable, "start fleet", "no worker joined within {}{}; {}", to_text(waited),
+                    latest_trouble(), where_to_look());
       std::this_thread::sleep_for(kPoll / 2);
     }
     return ok();
@@ -467,14 +487,15 @@ class Service {
   // A run whose money is spent cannot go on.
   Status fleet_money() const {
     if (!fleet_ || !fleet_->summary().numbers.money_spent) return ok();
-    return fail(Code::kExhausted, "fleet",
-                "${:.2f} of fleet.usd_max are spent, and the fleet is given back: the run stands at step {}; go on with "
-                "--resume and a larger fleet.usd_max",
-                fleet_->summary().numbers.usd, step_);
+    return fail(
+        Code::kExhausted, "fleet",
+        "${:.2f} of fleet.usd_max are spent, and the fleet is given back: the run stands at step {}; go on with "
+        "--resume and a larger fleet.usd_max",
+        fleet_->summary().numbers.usd, step_);
   }
 
-  // Hands the policy to the publisher, which encodes it while training goes on. Waits while the policy before is still being
-  // encoded, because then there is no memory for a third. False when asked to stop before there was a policy.
+  // Hands the policy to the publisher, which encodes it while training goes on. Waits while the policy before is still
+  // being encoded, because then there is no memory for a third. False when asked to stop before there was a policy.
   Result<bool> publish(Version version) {
     ECHO_ASSIGN(const bool published, wait_until_published());
     if (!published) return false;
@@ -515,8 +536,8 @@ class Service {
   // What rented workers on this machine keep: their identity and publications.
   std::filesystem::path worker_folders() const { return record_->folder() / "workers"; }
 
-  // Without any worker or machine on its way. A fleet asks offers that failed anew after minutes, and workers come back by
-  // themselves for that long.
+  // Without any worker or machine on its way. A fleet asks offers that failed anew after minutes, and workers come back
+  // by themselves for that long.
   Duration alone_max() const { return std::max(config_.fleet.join_timeout, config_.fleet.away_max); }
 
   // False when asked to stop before a batch was there, was trained on, or its policy was made.
@@ -542,8 +563,9 @@ class Service {
         log::warn("no worker is left; waiting for one");
       } else if (clock_.now() - alone_since > alone_max()) {
         ECHO_TRY(checkpoint());
-        return fail(Code::kUnavailable, "train", "no worker for {}{}: the run stands at step {}, go on with --resume; {}",
-                    to_text(alone_max()), latest_trouble(), step_, where_to_look());
+        return fail(Code::kUnavailable, "train",
+                    "no worker for {}{}: the run stands at step {}, go on with --resume; {}", to_text(alone_max()),
+                    latest_trouble(), step_, where_to_look());
       }
     }
     if (!batch) return false;
@@ -737,7 +759,8 @@ class Service {
     if (desk_ready_) desk_->worker_lost(id);
   }
 
-  // From every heartbeat of every worker to the fleet, past no other thread: however long a step takes, who works is seen.
+  // From every heartbeat of every worker to the fleet, past no other thread: however long a step takes, who works is
+  // seen.
   void heartbeat(const overlay::HeardFrom& beat) {
     const WorkerId id = beat.worker;
     const auto vitals = data_plane::parse_vitals(beat.application);
@@ -752,11 +775,14 @@ class Service {
     }
     // While nothing can be stored there is no work for anybody.
     const bool turned_away = progress.turned_away || (desk_ready_ && desk_->held_up());
-    if (fleet_ready_) fleet_->beat({id, progress.rollouts, progress.busy_s, turned_away}, beat.bytes_in, beat.bytes_forwarded, beat.bytes_delivered);
+    if (fleet_ready_)
+      fleet_->beat({id, progress.rollouts, progress.busy_s, turned_away}, beat.bytes_in, beat.bytes_forwarded,
+                   beat.bytes_delivered);
   }
 
   void broadcast_done(const overlay::BroadcastReport& report) {
-    if (fleet_ready_ && report.base) fleet_->broadcast_measured(report.t_b, report.payload);  // a snapshot is not what it usually carries
+    if (fleet_ready_ && report.base)
+      fleet_->broadcast_measured(report.t_b, report.payload);  // a snapshot is not what it usually carries
     std::vector<chains::WorkerLink> links;
     {
       const std::lock_guard lock(mutex_);
@@ -766,8 +792,9 @@ class Service {
     const BitRate up = learner_up(config_);
     const chains::Regions& ways = config_.network.regions.ways;
     // For as many as T_b counts: in a small fleet that may be fewer than q says.
-    const double counted = std::clamp(static_cast<double>(report.acknowledged) / static_cast<double>(std::max<std::size_t>(1, report.workers)),
-                                      1e-9, config_.network.quorum);
+    const double counted = std::clamp(
+        static_cast<double>(report.acknowledged) / static_cast<double>(std::max<std::size_t>(1, report.workers)), 1e-9,
+        config_.network.quorum);
     json row = {{"version", report.version.value},
                 {"snapshot", !report.base.has_value()},
                 {"payload_bytes", report.payload.count},
@@ -777,14 +804,14 @@ class Service {
                 {"depth", report.depth},
                 {"chunk_bytes", report.chunk.count},
                 {"learner_bytes", report.learner_bytes_sent.count},
-                {"lower_bound_seconds",
-                 seconds(chains::lower_bound(report.payload, up, links, counted, ways))}};
+                {"lower_bound_seconds", seconds(chains::lower_bound(report.payload, up, links, counted, ways))}};
     const auto predicted = chains::broadcast_time(report.topology, overlay::on_the_wire(report.payload, report.chunk),
                                                   overlay::on_the_wire(report.chunk, report.chunk), up, links, ways);
     if (predicted) row["predicted_seconds"] = seconds(predicted->fraction(counted));
     const overlay::BroadcastParts& parts = report.parts;
-    row["t_b_parts"] = {{"encode", seconds(parts.encode)}, {"seal", seconds(parts.seal)},       {"send", seconds(parts.send)},
-                        {"verify", seconds(parts.verify)}, {"install", seconds(parts.install)}, {"acknowledge", seconds(parts.acknowledge)}};
+    row["t_b_parts"] = {{"encode", seconds(parts.encode)},   {"seal", seconds(parts.seal)},
+                        {"send", seconds(parts.send)},       {"verify", seconds(parts.verify)},
+                        {"install", seconds(parts.install)}, {"acknowledge", seconds(parts.acknowledge)}};
     last_t_b_seconds_ = seconds(report.t_b);
     record_->metric("broadcast", std::move(row));
   }
@@ -921,7 +948,7 @@ class Service {
   std::unique_ptr<RunClock> run_clock_;
   std::optional<RunTask> task_;
   std::unique_ptr<PolicySource> policy_;
-  std::uint64_t step_ = 0;  // steps done; the version that step produced
+  std::uint64_t step_ = 0;                    // steps done; the version that step produced
   std::atomic<std::uint64_t> desk_step_ = 0;  // the same, for the desk's thread
   Duration stood_still_{};                    // of the step under way, while the disk refused
 
@@ -943,7 +970,9 @@ class Service {
   std::unique_ptr<provisioner::FleetDriver> fleet_;
   std::unique_ptr<RolloutDesk> desk_;
   Publisher publisher_{delta::EncodeOptions{.threads = static_cast<unsigned>(config_.learner.threads)},
-                       {[this](Version version) { desk_->publishing(version); },  // its first tokens may be here before all of it has left
+                       {[this](Version version) {
+                          desk_->publishing(version);
+                        },  // its first tokens may be here before all of it has left
                         [this](const PublishReport& report) { published(report); }}};
   std::mutex node_mutex_;  // held while node_ is being started
   std::unique_ptr<overlay::LearnerNode> node_;
@@ -951,7 +980,7 @@ class Service {
 
   std::string phase_, topology_;
   std::optional<chains::Topology> drawn_;  // as topology.dot has it; guarded by mutex_
-  std::set<WorkerId> seeds_;  // of the topology; workers that the learner itself sends to
+  std::set<WorkerId> seeds_;               // of the topology; workers that the learner itself sends to
   TimePoint status_due_{};
   double reward_ = 0, wait_seconds_ = 0, training_seconds_ = 0;
 };

@@ -37,9 +37,8 @@ const std::vector<std::pair<std::string_view, LossConfig>>& named_losses() {
     LossConfig m2po = dapo;
     m2po.trust_region = TrustRegion::kSecondMoment;
     return std::vector<std::pair<std::string_view, LossConfig>>{
-        {"dapo", dapo}, {"grpo", grpo}, {"dr_grpo", dr_grpo}, {"rloo", rloo},
-        {"opo", opo},   {"gspo", gspo}, {"cispo", cispo},     {"tis", tis},
-        {"tis_sequence", tis_sequence}, {"m2po", m2po}};
+        {"dapo", dapo},   {"grpo", grpo}, {"dr_grpo", dr_grpo},           {"rloo", rloo}, {"opo", opo}, {"gspo", gspo},
+        {"cispo", cispo}, {"tis", tis},   {"tis_sequence", tis_sequence}, {"m2po", m2po}};
   }();
   return all;
 }

@@ -10,8 +10,8 @@
 
 namespace echoline::learner {
 
-// What a response's reward is compared with: the mean of its group, the mean of the others in it, or the mean weighted by
-// length, which has the least variance where every token adds to the gradient.
+// What a response's reward is compared with: the mean of its group, the mean of the others in it, or the mean weighted
+// by length, which has the least variance where every token adds to the gradient.
 enum class Baseline { kMean, kLeaveOneOut, kLengthWeighted };
 enum class AdvantageScale { kStd, kNone };  // divide by the group's standard deviation, or only centre
 enum class Level { kToken, kSequence };     // a ratio of each token, or one of the whole response

@@ -18,7 +18,8 @@ WorkerMeter::Progress WorkerMeter::heard(const schema::Vitals& vitals, TimePoint
   const double told_s = vitals.busy_s() - (vitals.busy_s() < told_busy_s_ ? 0 : told_busy_s_);
   const double passed_s = seconds(now - since_);
   if (untold_since_ == kNever) untold_since_ = now;
-  if (told_s == 0 && now - untold_since_ < kToldWithin) return {};  // the heartbeat after its results tells of their time
+  if (told_s == 0 && now - untold_since_ < kToldWithin)
+    return {};  // the heartbeat after its results tells of their time
   // Of one that is back, the time it was away is in what it tells.
   const double worked_s = std::exchange(returned_, false) || told_s == 0 ? pending_.busy_s : told_s;
   const Progress progress{pending_.rollouts, std::max(std::min(worked_s, passed_s), pending_.busy_s / 2)};

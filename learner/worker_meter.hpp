@@ -8,9 +8,10 @@
 
 namespace echoline::learner {
 
-// Pure. Rollouts count when they were accepted. The seconds are the worker's own, because only it knows when it generated
-// and when it waited; but they cannot be more than have passed, nor less than half of the time in which it had leases. So
-// who lies about its speed gains a factor of two, and who says nothing of its time is taken to have worked while it had leases.
+// Pure. Rollouts count when they were accepted. The seconds are the worker's own, because only it knows when it
+// generated and when it waited; but they cannot be more than have passed, nor less than half of the time in which it
+// had leases. So who lies about its speed gains a factor of two, and who says nothing of its time is taken to have
+// worked while it had leases.
 class WorkerMeter {
  public:
   struct Progress {

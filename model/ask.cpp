@@ -6,7 +6,8 @@
 
 namespace echoline::model {
 
-Result<Generation> ask(const std::filesystem::path& folder, const std::vector<Token>& prompt, const Sampling& sampling) {
+Result<Generation> ask(const std::filesystem::path& folder, const std::vector<Token>& prompt,
+                       const Sampling& sampling) {
   ECHO_ASSIGN(const LoadedModel loaded, load_model(folder));
   ECHO_ASSIGN(auto generations, generate(*loaded.transformer, {prompt}, sampling));
   return std::move(generations.front());

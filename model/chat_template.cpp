@@ -24,9 +24,9 @@ struct ChatTemplate::Tree {
 
 namespace {
 
-constexpr std::size_t kStepsMax = 1'000'000;       // expressions and statements of one rendering
-constexpr std::size_t kBytesMax = 256u << 20;      // of all texts and lists made on the way
-constexpr std::size_t kNestingMax = 64;            // of lists and mappings in a variable; they are freed recursively
+constexpr std::size_t kStepsMax = 1'000'000;   // expressions and statements of one rendering
+constexpr std::size_t kBytesMax = 256u << 20;  // of all texts and lists made on the way
+constexpr std::size_t kNestingMax = 64;        // of lists and mappings in a variable; they are freed recursively
 constexpr std::string_view kWhat = "chat template";
 
 using Integer = std::int64_t;
@@ -84,9 +84,13 @@ class Renderer {
           out_ += text;
           break;
         }
-        case Statement::Kind::kSet: ECHO_TRY(set(s)); break;
-        case Statement::Kind::kBreak: return Flow::kBreak;
-        case Statement::Kind::kContinue: return Flow::kContinue;
+        case Statement::Kind::kSet:
+          ECHO_TRY(set(s));
+          break;
+        case Statement::Kind::kBreak:
+          return Flow::kBreak;
+        case Statement::Kind::kContinue:
+          return Flow::kContinue;
         case Statement::Kind::kIf:
           for (const Statement::Branch& branch : s.branches) {
             bool holds = true;
@@ -133,7 +137,8 @@ class Renderer {
     if (const List* list = value.list())
       for (const Value& item : *list) ECHO_TRY(check_nesting(item, depth + 1, inside_namespace));
     if (const Dict* dict = value.dict()) {
-      if (inside_namespace && namespaces_.contains(dict)) return bad("a namespace inside a namespace is not implemented");
+      if (inside_namespace && namespaces_.contains(dict))
+        return bad("a namespace inside a namespace is not implemented");
       for (const auto& [key, item] : *dict) ECHO_TRY(check_nesting(item, depth + 1, inside_namespace));
     }
     return ok();
@@ -182,8 +187,10 @@ class Renderer {
       ECHO_TRY(step(s.line));
       const Scope scope(scopes_);
       const auto at = static_cast<std::size_t>(i);
-      Dict about{{"index", {i + 1}},        {"index0", {i}},       {"revindex", {length - i}}, {"revindex0", {length - i - 1}},
-                 {"first", {i == 0}},       {"last", {i + 1 == length}}, {"length", {length}}};
+      Dict about{{"index", {i + 1}},         {"index0", {i}},
+                 {"revindex", {length - i}}, {"revindex0", {length - i - 1}},
+                 {"first", {i == 0}},        {"last", {i + 1 == length}},
+                 {"length", {length}}};
       if (i > 0) about.emplace_back("previtem", items[at - 1]);
       if (i + 1 < length) about.emplace_back("nextitem", items[at + 1]);
       chat::put(scopes_.back(), "loop", chat::make_dict(std::move(about)));
@@ -230,7 +237,8 @@ class Renderer {
   Result<Value> eval(const Expression& e) {
     ECHO_TRY(step(e.line));
     switch (e.kind) {
-      case Kind::kLiteral: return e.value;
+      case Kind::kLiteral:
+        return e.value;
       case Kind::kName: {
         const Value* value = lookup(e.name);
         return value ? *value : Value{Undefined{e.name}};
@@ -258,10 +266,14 @@ class Renderer {
         ECHO_ASSIGN(const Value index, eval(*e.parts[1]));
         return element(object, index);
       }
-      case Kind::kSlice: return slice(e);
-      case Kind::kCall: return call(e);
-      case Kind::kFilter: return filter(e);
-      case Kind::kTest: return test(e);
+      case Kind::kSlice:
+        return slice(e);
+      case Kind::kCall:
+        return call(e);
+      case Kind::kFilter:
+        return filter(e);
+      case Kind::kTest:
+        return test(e);
       case Kind::kNot: {
         ECHO_ASSIGN(const Value value, eval(*e.parts[0]));
         return Value{!chat::truthy(value)};
@@ -272,7 +284,8 @@ class Renderer {
         if (const auto* d = value.as<double>()) return Value{-*d};
         return bad("cannot negate {}", chat::kind(value));
       }
-      case Kind::kBinary: return binary(e);
+      case Kind::kBinary:
+        return binary(e);
       case Kind::kConditional: {
         ECHO_ASSIGN(const Value condition, eval(*e.parts[0]));
         if (chat::truthy(condition)) return eval(*e.parts[1]);
@@ -336,7 +349,8 @@ class Renderer {
     const Integer begin = within(bounds[0], stride > 0 ? 0 : size - 1), end = within(bounds[1], stride > 0 ? size : -1);
     List taken;
     const Integer bounded = std::clamp(stride, -size - 1, size + 1);  // so that nothing overflows
-    for (Integer i = begin; stride > 0 ? i < end : i > end; i += bounded) taken.push_back(all[static_cast<std::size_t>(i)]);
+    for (Integer i = begin; stride > 0 ? i < end : i > end; i += bounded)
+      taken.push_back(all[static_cast<std::size_t>(i)]);
     if (!text) return chat::make_list(std::move(taken));
     std::string out;
     for (const Value& c : taken) out += *c.as<std::string>();

@@ -1,10 +1,10 @@
 // The chat template of a Hugging Face tokenizer: the part of Jinja that such templates are written in.
 //
 // Implemented: if/elif/else, for (with else, if, break, continue and loop), set, namespace(), white-space control,
-// comments; literals, attributes, indices, slices, arithmetic, comparisons, in, and/or/not, a if b else c, ~; the tests,
-// filters and methods named in chat_template.cpp. raise_exception() is an error. The clock is not: strftime_now is
-// undefined, because a prompt must be the same wherever and whenever it is formed. Anything else is an error that names
-// the construct and its line; a tag when the template is read, the rest when it is reached.
+// comments; literals, attributes, indices, slices, arithmetic, comparisons, in, and/or/not, a if b else c, ~; the
+// tests, filters and methods named in chat_template.cpp. raise_exception() is an error. The clock is not: strftime_now
+// is undefined, because a prompt must be the same wherever and whenever it is formed. Anything else is an error that
+// names the construct and its line; a tag when the template is read, the rest when it is reached.
 #pragma once
 #include <memory>
 #include <string>

@@ -198,8 +198,10 @@ Result<ModelConfig> ModelConfig::from_file(const std::filesystem::path& path) {
 
 std::string ModelConfig::to_json() const {
   nlohmann::ordered_json j = {
-      {"architectures", {std::find_if(std::begin(kFamilies), std::end(kFamilies),
-                                      [&](const auto& known) { return known.first == family; })->second}},
+      {"architectures",
+       {std::find_if(std::begin(kFamilies), std::end(kFamilies),
+                     [&](const auto& known) { return known.first == family; })
+            ->second}},
       {"model_type", family_name(family)},
       {"vocab_size", vocab_size},
       {"hidden_size", hidden_size},
@@ -262,9 +264,10 @@ Status ModelConfig::validate() const {
     const bool sound = positive(r.factor) && positive(r.low_freq_factor) && positive(r.high_freq_factor) &&
                        r.low_freq_factor < r.high_freq_factor && r.original_positions >= 1;
     if (!sound)
-      return bad("'rope_scaling' has factor {}, low_freq_factor {}, high_freq_factor {} and "
-                 "original_max_position_embeddings {}, expected positive numbers, the low factor below the high one",
-                 r.factor, r.low_freq_factor, r.high_freq_factor, r.original_positions);
+      return bad(
+          "'rope_scaling' has factor {}, low_freq_factor {}, high_freq_factor {} and "
+          "original_max_position_embeddings {}, expected positive numbers, the low factor below the high one",
+          r.factor, r.low_freq_factor, r.high_freq_factor, r.original_positions);
   }
   if (!positive(initializer_range))
     return bad("'initializer_range' is {}, expected a positive number", initializer_range);

@@ -1,4 +1,5 @@
-// What a decoder of the Qwen3, Qwen2 (2.5 included) or Llama (3 included) family looks like: its shape, as Hugging Face's config.json names it, and its sizes.
+// What a decoder of the Qwen3, Qwen2 (2.5 included) or Llama (3 included) family looks like: its shape, as Hugging
+// Face's config.json names it, and its sizes.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -18,8 +19,8 @@ using Token = std::int32_t;
 enum class Family { kQwen3, kQwen2, kLlama };
 const char* family_name(Family family);  // config.json's model_type
 
-// Rotary positions beyond those trained first, in the manner of Llama 3: slow rotations are slowed down by `factor`, fast
-// ones stay, those in between are in between.
+// Rotary positions beyond those trained first, in the manner of Llama 3: slow rotations are slowed down by `factor`,
+// fast ones stay, those in between are in between.
 struct RopeScaling {
   double factor = 8, low_freq_factor = 1, high_freq_factor = 4;
   std::int64_t original_positions = 8192;

@@ -9,8 +9,8 @@
 namespace echoline::model {
 namespace {
 
-// Values whose magnitude, as bits, is at least `least`: how many there are, and the index of the first. Whole blocks are counted without a
-// branch, so the compiler vectorises them.
+// Values whose magnitude, as bits, is at least `least`: how many there are, and the index of the first. Whole blocks
+// are counted without a branch, so the compiler vectorises them.
 template <class Bits>
 std::pair<std::uint64_t, std::uint64_t> count_from(std::span<const std::byte> bytes, Bits least) {
   constexpr Bits kMagnitude = static_cast<Bits>(~Bits{0}) >> 1;
@@ -56,8 +56,9 @@ Status check_finite(const delta::StateView& state) {
         continue;
     }
     if (found.first == 0 || ++tensors > 1) continue;
-    text = fmt::format("tensor '{}' holds {} values that are NaN, infinite or too large for bf16, the first at index {} of {}", tensor.name,
-                       found.first, found.second, tensor.bytes.size() / delta::dtype_bytes(tensor.dtype));
+    text = fmt::format(
+        "tensor '{}' holds {} values that are NaN, infinite or too large for bf16, the first at index {} of {}",
+        tensor.name, found.first, found.second, tensor.bytes.size() / delta::dtype_bytes(tensor.dtype));
   }
   if (!text) return ok();
   return fail(Code::kInvalid, "check policy", "{}{}; the values of a policy are finite: has training diverged?", *text,

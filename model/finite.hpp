@@ -4,8 +4,8 @@
 
 namespace echoline::model {
 
-// kInvalid if a floating-point value is NaN or infinite, or becomes infinite when it is rounded to bf16: names the first such tensor,
-// the index of its first such value, and their count.
+// kInvalid if a floating-point value is NaN or infinite, or becomes infinite when it is rounded to bf16: names the
+// first such tensor, the index of its first such value, and their count.
 Status check_finite(const delta::StateView& state);
 
 }  // namespace echoline::model

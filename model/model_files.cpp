@@ -55,7 +55,8 @@ Status add_eos(const ordered_json& root, const char* file, const ModelConfig& co
 Status read_chat(ModelFiles& files) {
   ECHO_ASSIGN(const ordered_json root, object_in(files.content, kTokenizerConfig));
   ordered_json special = ordered_json::object();
-  for (const char* name : {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}) {
+  for (const char* name :
+       {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}) {
     const auto it = root.find(name);
     if (it == root.end()) continue;
     if (it->is_string()) special[name] = *it;
@@ -75,7 +76,8 @@ Status read_chat(ModelFiles& files) {
       files.chat_template = named["template"].get<std::string>();
   }
   if (!files.chat_template)
-    return fail(Code::kInvalid, kTokenizerConfig, "'chat_template' is neither a text nor a list with one named 'default'");
+    return fail(Code::kInvalid, kTokenizerConfig,
+                "'chat_template' is neither a text nor a list with one named 'default'");
   return ok();
 }
 

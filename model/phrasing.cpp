@@ -29,8 +29,9 @@ Error bad(fmt::format_string<Args...> format, Args&&... args) {
 
 Result<Phrasing> Phrasing::make(const ModelFiles& files, const PromptStyle& style) {
   if (style.chat && !files.chat_template)
-    return bad("task.chat is set, but the model has no chat template: neither chat_template.jinja nor 'chat_template' in "
-               "tokenizer_config.json");
+    return bad(
+        "task.chat is set, but the model has no chat template: neither chat_template.jinja nor 'chat_template' in "
+        "tokenizer_config.json");
   if (!style.system.empty() && !style.chat) return bad("task.system needs task.chat: only a chat has a system message");
   ordered_json variables = ordered_json::parse(files.special_tokens_json, nullptr, false);
   const ordered_json options = ordered_json::parse(style.chat_options_json, nullptr, false);
@@ -51,7 +52,8 @@ Result<Phrasing> Phrasing::make(const ModelFiles& files, const PromptStyle& styl
 }
 
 Result<Phrasing> Phrasing::from_parts(Tokenizer tokenizer, std::vector<Token> eos, std::string_view prompt_json) {
-  if (eos.empty()) return bad("no token ends a text: neither config.json, generation_config.json nor the tokenizer names one");
+  if (eos.empty())
+    return bad("no token ends a text: neither config.json, generation_config.json nor the tokenizer names one");
   Phrasing phrasing(std::move(tokenizer), std::move(eos));
   const ordered_json parts = ordered_json::parse(prompt_json, nullptr, false);
   const auto text = [&](const char* key, std::string& into) {
@@ -68,9 +70,11 @@ Result<Phrasing> Phrasing::from_parts(Tokenizer tokenizer, std::vector<Token> eo
     return bad("task.turn is '{}', expected a text with {} where the observation goes", phrasing.turn_.substr(0, 200),
                kObservationPlace);
   const ordered_json stops = parts.contains("stop") ? parts["stop"] : ordered_json::array();
-  if (!stops.is_array() || stops.size() > kStopsMax) return bad("expected at most {} stop strings, found {}", kStopsMax, stops.dump().substr(0, 200));
+  if (!stops.is_array() || stops.size() > kStopsMax)
+    return bad("expected at most {} stop strings, found {}", kStopsMax, stops.dump().substr(0, 200));
   for (const ordered_json& stop : stops) {
-    if (!stop.is_string() || stop.get_ref<const std::string&>().empty() || stop.get_ref<const std::string&>().size() > kStopBytesMax)
+    if (!stop.is_string() || stop.get_ref<const std::string&>().empty() ||
+        stop.get_ref<const std::string&>().size() > kStopBytesMax)
       return bad("rollout.stop: expected texts of 1 to {} bytes, found {}", kStopBytesMax, stop.dump().substr(0, 200));
     phrasing.stop_.push_back(stop.get<std::string>());
   }
@@ -97,7 +101,8 @@ std::vector<ChatMessage> conversation(const Told& prompt, std::string_view text,
   std::vector<ChatMessage> messages = prompt.messages;
   if (messages.empty()) messages.push_back({"user", prompt.text});
   if (ChatMessage& last = messages.back(); last.role == "user") last.content = filled(text, kPromptPlace, last.content);
-  if (!system.empty() && messages.front().role != "system") messages.insert(messages.begin(), {"system", std::string(system)});
+  if (!system.empty() && messages.front().role != "system")
+    messages.insert(messages.begin(), {"system", std::string(system)});
   return messages;
 }
 

@@ -23,10 +23,12 @@ struct PromptStyle {
   std::string system;                    // a message before it; needs `chat`
   std::string chat_options_json = "{}";  // more names for the template, such as enable_thinking
   std::vector<std::string> stop = {};    // a response ends when its text contains one of these
-  std::string turn = "\n{observation}\n";  // without `chat`: between a response and the next goes what the policy is told
+  std::string turn =
+      "\n{observation}\n";  // without `chat`: between a response and the next goes what the policy is told
 };
 
-// A prompt as a conversation: `text` is around what the user said last, and `system` first where the prompt has no such message.
+// A prompt as a conversation: `text` is around what the user said last, and `system` first where the prompt has no such
+// message.
 std::vector<ChatMessage> conversation(const Told& prompt, std::string_view text, std::string_view system);
 
 inline constexpr std::size_t kStopsMax = 16, kStopBytesMax = 64;
@@ -44,13 +46,15 @@ class Phrasing {
   // The text and the tokens that the model continues. kInvalid for a prompt the template or the tokenizer refuses.
   Result<std::string> prompt_text(const Told& problem) const;
   Result<std::vector<Token>> prompt(const Told& problem) const;
-  // What goes between a response and the next one: the tokens of an observation, where this is a chat as its messages or that of a
-  // user. The tokens before stay as they are. `response`: the one before, with the token that ended it. kInvalid as above.
+  // What goes between a response and the next one: the tokens of an observation, where this is a chat as its messages
+  // or that of a user. The tokens before stay as they are. `response`: the one before, with the token that ended it.
+  // kInvalid as above.
   Result<std::vector<Token>> follow_up(std::span<const Token> response, const Told& observation) const;
-  // How many tokens of a response there are until it ends: with an ending token, or with the one that completes a stop string in
-  // its text. Absent: neither is there. The first `known` tokens are known not to end it.
+  // How many tokens of a response there are until it ends: with an ending token, or with the one that completes a stop
+  // string in its text. Absent: neither is there. The first `known` tokens are known not to end it.
   std::optional<std::size_t> end(std::span<const Token> response, std::size_t known = 0) const;
-  // What is graded of a response: its text up to its end, without the token that ends it, with the stop string that does.
+  // What is graded of a response: its text up to its end, without the token that ends it, with the stop string that
+  // does.
   std::string answer(std::span<const Token> response) const;
 
   const Tokenizer& tokenizer() const { return tokenizer_; }

@@ -88,7 +88,8 @@ Result<delta::OwnedState> init_policy(const ModelConfig& config, std::uint64_t s
   state.seal();
   return state;
 } catch (const std::bad_alloc&) {
-  return fail(Code::kExhausted, "initialise model", "{} do not fit into memory", to_text(memory_estimate(config).policy_bf16));
+  return fail(Code::kExhausted, "initialise model", "{} do not fit into memory",
+              to_text(memory_estimate(config).policy_bf16));
 }
 
 namespace {

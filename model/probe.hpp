@@ -5,9 +5,9 @@
 
 namespace echoline::model {
 
-// Runs the policy (bf16, policy_layout()) on a few tokens of the vocabulary. kInvalid if a log-probability at `temperature` is not finite,
-// kExhausted if memory ends. Most weights are used where they are; those of queries, keys and values are copied, and one layer is
-// widened to fp32 at a time.
+// Runs the policy (bf16, policy_layout()) on a few tokens of the vocabulary. kInvalid if a log-probability at
+// `temperature` is not finite, kExhausted if memory ends. Most weights are used where they are; those of queries, keys
+// and values are copied, and one layer is widened to fp32 at a time.
 Status probe_policy(const delta::StateView& policy, const ModelConfig& config, double temperature, int threads);
 
 }  // namespace echoline::model

@@ -17,8 +17,9 @@ struct Question {
   Sampling sampling;
 };
 struct Questions {
-  std::function<std::optional<Question>()> next;              // nothing: none now, and once none is under way, those were all
-  std::function<bool(std::span<const Token> response)> ends;  // or empty; after every token: true ends it (a stop string)
+  std::function<std::optional<Question>()> next;  // nothing: none now, and once none is under way, those were all
+  std::function<bool(std::span<const Token> response)>
+      ends;  // or empty; after every token: true ends it (a stop string)
   // Every one once, in the order in which they end; one that fails, fails alone. An error ends it all.
   std::function<Status(std::uint64_t id, Result<Generation>)> hear;
   std::string device = "cpu";

@@ -19,8 +19,8 @@ Runtime runtime() {
 }
 
 void keep_freed_memory() {
-  // What is larger (of the size of an embedding, a few in a step) leaves a hole that nothing of its size comes back to before others
-  // have settled there: it has an area of its own, and goes.
+  // What is larger (of the size of an embedding, a few in a step) leaves a hole that nothing of its size comes back to
+  // before others have settled there: it has an area of its own, and goes.
   ::mallopt(M_MMAP_THRESHOLD, 200 << 20);
   ::mallopt(M_TRIM_THRESHOLD, 1 << 30);
 }

@@ -11,12 +11,23 @@ constexpr std::size_t kDepthMax = 200;  // of expressions and of blocks; evaluat
 
 template <class... Args>
 Error bad(std::size_t line, fmt::format_string<Args...> format, Args&&... args) {
-  return fail(Code::kInvalid, "chat template", "line {}: {}", line,
-              fmt::format(format, std::forward<Args>(args)...));
+  return fail(Code::kInvalid, "chat template", "line {}: {}", line, fmt::format(format, std::forward<Args>(args)...));
 }
 
 struct Token {
-  enum class Kind { kText, kOutputBegin, kOutputEnd, kTagBegin, kTagEnd, kName, kInteger, kFloat, kString, kOperator, kEnd };
+  enum class Kind {
+    kText,
+    kOutputBegin,
+    kOutputEnd,
+    kTagBegin,
+    kTagEnd,
+    kName,
+    kInteger,
+    kFloat,
+    kString,
+    kOperator,
+    kEnd
+  };
   Kind kind;
   std::size_t line;
   std::string text;
@@ -195,7 +206,8 @@ class Lexer {
         const std::string hex = text_.substr(at_, digits);
         const bool right = hex.size() == digits && hex.find_first_not_of("0123456789abcdefABCDEF") == std::string::npos;
         const unsigned long code = right ? std::strtoul(hex.c_str(), nullptr, 16) : 0x110000;
-        if (code > 0x10ffff || (code >= 0xd800 && code < 0xe000)) return bad(line_, "malformed escape \\{}{}", escaped, hex);
+        if (code > 0x10ffff || (code >= 0xd800 && code < 0xe000))
+          return bad(line_, "malformed escape \\{}{}", escaped, hex);
         append_utf8(out, static_cast<std::uint32_t>(code));
         go_to(at_ + digits);
       } else {
@@ -273,10 +285,14 @@ class Parser {
   }
   std::string shown() const {
     switch (token().kind) {
-      case Token::Kind::kOutputEnd: return "}}";
-      case Token::Kind::kTagEnd: return "%}";
-      case Token::Kind::kEnd: return "the end of the template";
-      default: return fmt::format("'{}'", token().text.substr(0, 40));
+      case Token::Kind::kOutputEnd:
+        return "}}";
+      case Token::Kind::kTagEnd:
+        return "%}";
+      case Token::Kind::kEnd:
+        return "the end of the template";
+      default:
+        return fmt::format("'{}'", token().text.substr(0, 40));
     }
   }
   Status expect(std::string_view symbol) {
@@ -376,7 +392,8 @@ class Parser {
       if (take(".")) {
         ECHO_ASSIGN(s.attribute, name("an attribute"));
       }
-      if (!take("=")) return bad(line(), "only {{% set NAME = VALUE %}} is implemented, found {} after the name", shown());
+      if (!take("="))
+        return bad(line(), "only {{% set NAME = VALUE %}} is implemented, found {} after the name", shown());
       ECHO_ASSIGN(s.expression, expression());
     } else if ((tag == "break" || tag == "continue") && loops_ > 0) {
       s.kind = tag == "break" ? Statement::Kind::kBreak : Statement::Kind::kContinue;
@@ -416,7 +433,8 @@ class Parser {
       if (take_word("else")) {
         ECHO_ASSIGN(other, expression());
       }
-      ECHO_ASSIGN(node, make(Kind::kConditional, at, "if", nodes(std::move(condition), std::move(node), std::move(other))));
+      ECHO_ASSIGN(node,
+                  make(Kind::kConditional, at, "if", nodes(std::move(condition), std::move(node), std::move(other))));
     }
     return node;
   }
@@ -575,7 +593,8 @@ class Parser {
     ECHO_TRY(expect("("));
     while (!take(")")) {
       const Token& after = tokens_[std::min(at_ + 1, tokens_.size() - 1)];
-      const bool named = token().kind == Token::Kind::kName && after.kind == Token::Kind::kOperator && after.text == "=";
+      const bool named =
+          token().kind == Token::Kind::kName && after.kind == Token::Kind::kOperator && after.text == "=";
       if (named) {
         keywords.push_back(token().text);
         next();
@@ -602,8 +621,10 @@ class Parser {
     const Token& t = token();
     const std::size_t at = t.line;
     switch (t.kind) {
-      case Token::Kind::kInteger: return literal({static_cast<std::int64_t>(std::strtoll(t.text.c_str(), nullptr, 10))});
-      case Token::Kind::kFloat: return literal({std::strtod(t.text.c_str(), nullptr)});
+      case Token::Kind::kInteger:
+        return literal({static_cast<std::int64_t>(std::strtoll(t.text.c_str(), nullptr, 10))});
+      case Token::Kind::kFloat:
+        return literal({std::strtod(t.text.c_str(), nullptr)});
       case Token::Kind::kString: {
         std::string text = t.text;
         while (tokens_[at_ + 1].kind == Token::Kind::kString) {
@@ -620,7 +641,8 @@ class Parser {
         next();
         return make(Kind::kName, at, std::move(text), {});
       }
-      default: break;
+      default:
+        break;
     }
     std::vector<Node> parts;
     if (take("(")) {

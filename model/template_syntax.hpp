@@ -38,11 +38,11 @@ struct Expression {
 
 struct Statement {
   enum class Kind {
-    kText,      // text
-    kOutput,    // {{ expression }}
-    kIf,        // the first branch whose condition holds; one without condition is the else
-    kFor,       // targets in expression (if condition): branches[0]; branches[1] when there was no item
-    kSet,       // targets[0] or targets[0].attribute = expression
+    kText,    // text
+    kOutput,  // {{ expression }}
+    kIf,      // the first branch whose condition holds; one without condition is the else
+    kFor,     // targets in expression (if condition): branches[0]; branches[1] when there was no item
+    kSet,     // targets[0] or targets[0].attribute = expression
     kBreak,
     kContinue,
   };

@@ -23,9 +23,9 @@ bool is_space(std::string_view character) {
     const auto c = static_cast<unsigned char>(character.front());
     return c == ' ' || (c >= 0x09 && c <= 0x0d) || (c >= 0x1c && c <= 0x1f);
   }
-  static constexpr std::string_view kSpaces[] = {
-      "\u0085", "\u00a0", "\u1680", "\u2000", "\u2001", "\u2002", "\u2003", "\u2004", "\u2005", "\u2006",
-      "\u2007", "\u2008", "\u2009", "\u200a", "\u2028", "\u2029", "\u202f", "\u205f", "\u3000"};
+  static constexpr std::string_view kSpaces[] = {"\u0085", "\u00a0", "\u1680", "\u2000", "\u2001", "\u2002", "\u2003",
+                                                 "\u2004", "\u2005", "\u2006", "\u2007", "\u2008", "\u2009", "\u200a",
+                                                 "\u2028", "\u2029", "\u202f", "\u205f", "\u3000"};
   return std::find(std::begin(kSpaces), std::end(kSpaces), character) != std::end(kSpaces);
 }
 
@@ -100,7 +100,8 @@ bool equal(const Value& a, const Value& b) {
   if (const auto x = number(a), y = number(b); x && y) return *x == *y;
   if (a.held.index() != b.held.index()) return false;
   if (const auto* s = a.as<std::string>()) return *s == *b.as<std::string>();
-  if (const List* list = a.list()) return std::equal(list->begin(), list->end(), b.list()->begin(), b.list()->end(), equal);
+  if (const List* list = a.list())
+    return std::equal(list->begin(), list->end(), b.list()->begin(), b.list()->end(), equal);
   if (const Dict* dict = a.dict()) {
     if (dict == b.dict()) return true;
     return dict->size() == b.dict()->size() && std::all_of(dict->begin(), dict->end(), [&](const auto& entry) {

@@ -32,7 +32,9 @@ struct Value {
   const T* as() const {
     return std::get_if<T>(&held);
   }
-  const List* list() const { return as<std::shared_ptr<const List>>() ? as<std::shared_ptr<const List>>()->get() : nullptr; }
+  const List* list() const {
+    return as<std::shared_ptr<const List>>() ? as<std::shared_ptr<const List>>()->get() : nullptr;
+  }
   Dict* dict() const { return as<std::shared_ptr<Dict>>() ? as<std::shared_ptr<Dict>>()->get() : nullptr; }
   bool undefined() const { return as<Undefined>() != nullptr; }
 };

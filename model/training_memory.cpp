@@ -7,8 +7,8 @@ namespace echoline::model {
 namespace {
 
 constexpr std::int64_t kLogits = std::int64_t{1} << 25;  // that transformer.cpp holds at a time
-constexpr double kProgram = 250e6;                     // with its libraries, measured
-constexpr double kUpdated = 1 << 20;                   // values that the optimiser updates at a time
+constexpr double kProgram = 250e6;                       // with its libraries, measured
+constexpr double kUpdated = 1 << 20;                     // values that the optimiser updates at a time
 
 Bytes bytes(double count) { return Bytes{static_cast<std::uint64_t>(count)}; }
 
@@ -18,14 +18,15 @@ TrainingMemory training_memory(const ModelConfig& c, const TrainingShape& s) {
   const auto parameters = static_cast<double>(c.parameters());
   const double element = s.bf16 ? 2 : 4;
   // Sequences are packed: as many tokens as are allowed, or one longer sequence.
-  const auto tokens = static_cast<double>(std::max(s.microbatch_tokens, std::max<std::int64_t>(2, s.sequence_tokens) - 1));
+  const auto tokens =
+      static_cast<double>(std::max(s.microbatch_tokens, std::max<std::int64_t>(2, s.sequence_tokens) - 1));
   const auto hidden = static_cast<double>(c.hidden_size), inner = static_cast<double>(c.intermediate_size);
   const auto q = static_cast<double>(c.heads * c.head_dim), kv = static_cast<double>(c.kv_heads * c.head_dim);
   const auto layers = static_cast<double>(c.layers), vocabulary = static_cast<double>(c.vocab_size);
 
-  // Of one layer, for one token. In fp32 on a CPU hand-written gradients need two norms' inputs and outputs, queries, keys and
-  // values before and after the rotation, what attention gives, gate, up and their product. Otherwise libtorch keeps fp32 copies
-  // in norms, and silu(gate).
+  // Of one layer, for one token. In fp32 on a CPU hand-written gradients need two norms' inputs and outputs, queries,
+  // keys and values before and after the rotation, what attention gives, gate, up and their product. Otherwise libtorch
+  // keeps fp32 copies in norms, and silu(gate).
   const bool lean = !s.bf16 && !s.on_device;
   const double norms = 2 * hidden * (lean ? 2 * element : 4 + 2 * element);
   const double rotated = lean ? (q + 2 * kv) * element : (q + kv) * (c.qk_norm() ? 8 : 0);
@@ -34,8 +35,8 @@ TrainingMemory training_memory(const ModelConfig& c, const TrainingShape& s) {
   const double in_layer = tokens * (norms + rotated + attended + mlp);
   const double between = tokens * hidden * element;
 
-  // The head: the logits of a part of the rows, in bf16 another time in fp32 (on a device in fp32 twice); its weight's gradient,
-  // an fp32 sum where there are several parts.
+  // The head: the logits of a part of the rows, in bf16 another time in fp32 (on a device in fp32 twice); its weight's
+  // gradient, an fp32 sum where there are several parts.
   const double part = std::max(1.0, std::floor(static_cast<double>(kLogits) / vocabulary));
   const bool several = tokens > part;
   const double logits = std::min(tokens, part) * vocabulary;
@@ -46,7 +47,8 @@ TrainingMemory training_memory(const ModelConfig& c, const TrainingShape& s) {
   // A look at responses before the step, in fp32 on a CPU; and an update, a part of the largest tensor at a time.
   const double look = 4 * logits + (s.bf16 ? 4 * table : 0);
   const double update = std::min(kUpdated, std::max(table, inner * hidden)) * (s.int8_moments ? 38 : 14);
-  // The last moment: the embedding's gradient, beside the head's where they are one tensor; bf16 gradients are not summed yet.
+  // The last moment: the embedding's gradient, beside the head's where they are one tensor; bf16 gradients are not
+  // summed yet.
   const double last = (c.tie_embeddings ? 2 : 1) * table * element + (s.bf16 ? 2 * parameters : 0);
   // The first layers' gradients: one layer's activations, and gradients of it on their way.
   const double waiting = c.tie_embeddings ? table * element : 0;
@@ -58,7 +60,8 @@ TrainingMemory training_memory(const ModelConfig& c, const TrainingShape& s) {
   m.optimizer = bytes(parameters * (4 + (s.int8_moments ? 2 * (1 + 4.0 / 256) : 8)));
   if (s.recompute) {
     m.activations = bytes(layers * between);
-    m.passing = bytes(std::max({head, last, of_layers + 1.25 * in_layer, look - layers * between, update - layers * between}));
+    m.passing =
+        bytes(std::max({head, last, of_layers + 1.25 * in_layer, look - layers * between, update - layers * between}));
   } else {
     m.activations = bytes(layers * in_layer);
     m.passing = bytes(head);

@@ -19,7 +19,8 @@ struct Rotation {
   std::int64_t heads, kv_heads;
   double eps;
 };
-// Applies norm and rotation to queries and keys, and leaves values as they are: qkv [tokens, (heads + 2 kv_heads) * dim]
+// Applies norm and rotation to queries and keys, and leaves values as they are: qkv [tokens, (heads + 2 kv_heads) *
+// dim]
 // -> [tokens, heads + 2 kv_heads, dim].
 torch::Tensor rotate(const torch::Tensor& qkv, const Rotation& rotation);
 

@@ -35,7 +35,8 @@ void register_path(torch::nn::Module& root, const std::string& path, const Tenso
 // What all layers share in one pass.
 struct Pass {
   std::int64_t batch, tokens;
-  Tensor cos, sin;  // [positions, head_dim]: of all tokens, or of the tokens of every row; sin with the sign of the rotation
+  Tensor cos,
+      sin;  // [positions, head_dim]: of all tokens, or of the tokens of every row; sin with the sign of the rotation
   Attention* attention;  // or null, and then
   Tensor segments;       // of model/packed
 };
@@ -55,7 +56,8 @@ Tensor decode(const ModelConfig& config, const Pass& pass, std::size_t index, co
   Tensor qkv = few_rows(z0, layer.qkv) ? cpu_product(z0, layer.qkv)
                                        : joint_product(z0, layer.qkv.to(z0.scalar_type()), layer.q, layer.k, layer.v);
   if (layer.qkv_bias.defined()) {
-    const Tensor bias = torch::GradMode::is_enabled() ? torch::cat({layer.q_bias, layer.k_bias, layer.v_bias}) : layer.qkv_bias;
+    const Tensor bias =
+        torch::GradMode::is_enabled() ? torch::cat({layer.q_bias, layer.k_bias, layer.v_bias}) : layer.qkv_bias;
     qkv = qkv + bias.to(qkv.scalar_type());
   }
   const Tensor rows =
@@ -63,7 +65,8 @@ Tensor decode(const ModelConfig& config, const Pass& pass, std::size_t index, co
   Tensor mixed;
   if (pass.attention) {
     const Tensor in_batch = rows.view({pass.batch, pass.tokens, heads + 2 * kv, dim});
-    mixed = pass.attention->attend(index, in_batch.narrow(2, 0, heads), in_batch.narrow(2, heads, kv), in_batch.narrow(2, heads + kv, kv));
+    mixed = pass.attention->attend(index, in_batch.narrow(2, 0, heads), in_batch.narrow(2, heads, kv),
+                                   in_batch.narrow(2, heads + kv, kv));
   } else {
     mixed = attend_packed(rows, heads, kv, pass.segments, attention_way(rows.device()));
   }
@@ -72,8 +75,8 @@ Tensor decode(const ModelConfig& config, const Pass& pass, std::size_t index, co
   return y + product(gated(product(z, layer.gate), product(z, layer.up)), layer.down);
 }
 
-// One layer of which only the input is kept: it is run again when its gradient is asked for, and the weights' gradients are
-// added up then. The model outlives the pass.
+// One layer of which only the input is kept: it is run again when its gradient is asked for, and the weights' gradients
+// are added up then. The model outlives the pass.
 struct Recomputed : torch::autograd::Function<Recomputed> {
   static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x, const ModelConfig* config,
                         const Transformer::Layer* layer, const Pass* pass) {
@@ -114,8 +117,9 @@ torch::ScalarType compute_dtype(const torch::Device& device) {
 Tensor attend_causally(const Tensor& q, const Tensor& k, const Tensor& v) {
   const std::int64_t batch = q.size(0), tokens = q.size(1), heads = q.size(2), dim = q.size(3);
   const std::int64_t kv_heads = k.size(2), group = heads / kv_heads;
-  if (q.is_cpu()) return attend_packed(torch::cat({q, k, v}, 2).flatten(0, 1), heads, kv_heads, uniform_segments(batch, tokens),
-                                        AttentionWay::kKernels);
+  if (q.is_cpu())
+    return attend_packed(torch::cat({q, k, v}, 2).flatten(0, 1), heads, kv_heads, uniform_segments(batch, tokens),
+                         AttentionWay::kKernels);
   const Tensor keys = k.transpose(1, 2).flatten(0, 1), values = v.transpose(1, 2).flatten(0, 1);
   std::vector<Tensor> parts;
   for (std::int64_t begin = 0; begin < tokens; begin += kQueriesMax) {
@@ -211,13 +215,14 @@ void Transformer::grow_rope(std::int64_t positions) {
 }
 
 Tensor Transformer::hidden_states(const Tensor& ids, const Tensor& positions, Attention* attention) {
-  return normed(through_layers(ids, positions, attention, {}, /*wide=*/true)).view({ids.size(0), ids.size(1), config_.hidden_size});
+  return normed(through_layers(ids, positions, attention, {}, /*wide=*/true))
+      .view({ids.size(0), ids.size(1), config_.hidden_size});
 }
 
 Tensor Transformer::normed(const Tensor& x) const { return rms_norm(x, norm_, config_.rms_norm_eps); }
 
-Tensor Transformer::through_layers(const Tensor& ids, const Tensor& positions, Attention* attention, const Tensor& segments,
-                                   bool wide) {
+Tensor Transformer::through_layers(const Tensor& ids, const Tensor& positions, Attention* attention,
+                                   const Tensor& segments, bool wide) {
   TORCH_CHECK(ids.dim() == 2 && ids.scalar_type() == torch::kLong, "ids is not int64 [batch, tokens]");
   Pass pass{ids.size(0), ids.size(1), {}, {}, attention, segments};
   if (!attention && !segments.defined()) pass.segments = uniform_segments(pass.batch, pass.tokens);
@@ -268,7 +273,8 @@ TokenScores Transformer::token_logprobs(const Tensor& ids, double temperature, c
   const LinearScores scores =
       linear_scores(normed(hidden.index_select(0, chosen)), lm_head_, targets.index_select(0, chosen), temperature);
   const Tensor zeros = torch::zeros({shape[0] * last}, scores.logprobs.options().requires_grad(false));
-  return {zeros.index_copy(0, chosen, scores.logprobs).view(shape), zeros.index_copy(0, chosen, scores.entropy).view(shape)};
+  return {zeros.index_copy(0, chosen, scores.logprobs).view(shape),
+          zeros.index_copy(0, chosen, scores.entropy).view(shape)};
 }
 
 TokenScores Transformer::packed_logprobs(const PackedTokens& packed, double temperature, bool as_trained) {
@@ -289,8 +295,8 @@ Result<torch::Device> device_named(const std::string& name) {
     return fail(Code::kInvalid, kOperation, "expected cpu, cuda or cuda:N, found '{}'", name);
   const int index = numbered ? std::stoi(name.substr(5)) : 0, devices = static_cast<int>(torch::cuda::device_count());
   if (index >= devices)
-    return fail(Code::kUnavailable, kOperation, "{} is not there: libtorch {} sees {} CUDA devices", name, TORCH_VERSION,
-                devices);
+    return fail(Code::kUnavailable, kOperation, "{} is not there: libtorch {} sees {} CUDA devices", name,
+                TORCH_VERSION, devices);
   return torch::Device(torch::kCUDA, static_cast<c10::DeviceIndex>(index));
 }
 

@@ -1,10 +1,11 @@
 // The decoder of the Qwen3, Qwen2 and Llama families on libtorch, with Hugging Face's parameter names.
 //
-// RMSNorm, rotary positions, grouped-query attention, SwiGLU. Qwen3 has a norm on every head of queries and keys, Qwen2 a
-// bias on queries, keys and values, Llama 3 slowed rotations for long texts. Parameters are fp32 on a CPU, holding values that are exact in bf16 once a policy was loaded, and bf16 on CUDA, which
-// then computes in it. A CPU that only generates may keep them in bf16: without gradients it computes in fp32 all the
-// same, with the same results, and reads half the bytes. With gradients everything is computed in the parameters' type
-// (norms, rotations, softmax over the vocabulary and sums of gradients in fp32).
+// RMSNorm, rotary positions, grouped-query attention, SwiGLU. Qwen3 has a norm on every head of queries and keys, Qwen2
+// a bias on queries, keys and values, Llama 3 slowed rotations for long texts. Parameters are fp32 on a CPU, holding
+// values that are exact in bf16 once a policy was loaded, and bf16 on CUDA, which then computes in it. A CPU that only
+// generates may keep them in bf16: without gradients it computes in fp32 all the same, with the same results, and reads
+// half the bytes. With gradients everything is computed in the parameters' type (norms, rotations, softmax over the
+// vocabulary and sums of gradients in fp32).
 #pragma once
 #include <memory>
 #include <optional>
@@ -55,7 +56,8 @@ class Transformer : public torch::nn::Module {
   // Hidden states [..., hidden] -> logits fp32 [..., vocab].
   torch::Tensor logits(const torch::Tensor& hidden) const;
 
-  // Gradients from now on at the price of a second pass: of each layer only its input is kept, the rest is computed again.
+  // Gradients from now on at the price of a second pass: of each layer only its input is kept, the rest is computed
+  // again.
   void recompute_layers(bool on) { recompute_ = on; }
 
   // Scores the tokens of right-padded ids [batch, tokens] under softmax(logits / temperature). Only entries where

@@ -137,8 +137,8 @@ Status load_changes(Transformer& model, const delta::StateView& state, std::span
   const auto parameters = sorted_parameters(model);
   // Otherwise named: a tied head that is repeated, or fp32.
   for (std::size_t i = 0; i < state.size(); ++i)
-    if (state.size() != parameters.size() || state[i].name != parameters[i].first || state[i].dtype != delta::DType::kBF16 ||
-        parameters[i].second.sizes() != state[i].shape)
+    if (state.size() != parameters.size() || state[i].name != parameters[i].first ||
+        state[i].dtype != delta::DType::kBF16 || parameters[i].second.sizes() != state[i].shape)
       return load_policy(model, state);
   return guarded("load changes", [&]() -> Status {
     for (const delta::TensorWrite& write : written) {

@@ -21,8 +21,9 @@ Status export_policy(const Transformer& model, delta::OwnedState& into);
 // A tied model accepts a lm_head.weight that repeats the embedding.
 Status load_policy(Transformer& model, const delta::StateView& state);
 
-// The same for a model that holds what the state was before the delta that `written` came of (delta::IncomingDelta): only
-// what changed is copied, and 10 bytes for every changed element of a part, one part at a time, are needed beside it.
+// The same for a model that holds what the state was before the delta that `written` came of (delta::IncomingDelta):
+// only what changed is copied, and 10 bytes for every changed element of a part, one part at a time, are needed beside
+// it.
 Status load_changes(Transformer& model, const delta::StateView& state, std::span<const delta::TensorWrite> written);
 
 // With the values of init_policy().

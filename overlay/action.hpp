@@ -109,8 +109,8 @@ struct BroadcastDone {
 struct TopologyChanged {
   chains::Topology topology;
 };
-// A late worker needs a publication that is not stored: of `current`, as the stored deltas from `from` folded into one, or as
-// a full snapshot. One at a time.
+// A late worker needs a publication that is not stored: of `current`, as the stored deltas from `from` folded into one,
+// or as a full snapshot. One at a time.
 struct NeedCatchUp {
   Version current;
   std::optional<Version> from;  // absent: a full snapshot
@@ -153,8 +153,9 @@ struct Disconnected {  // the last action of a core
 }  // namespace act
 
 using Action = std::variant<act::Dial, act::Send, act::Close, act::Admit, act::SetReading, act::UseCertificate,
-                            act::SaveState, act::Spool, act::Unspool, act::DropSpool, act::Joined,
-                            act::WorkerAway, act::Lost, act::TroubleOf, act::Acked, act::MessageFrom, act::HeardFrom, act::BroadcastDone, act::TopologyChanged, act::NeedCatchUp,
-                            act::ChoseTopology, act::FoundSlowHop, act::Welcomed, act::Deliver, act::DeliverPart, act::Message, act::Away, act::Disconnected>;
+                            act::SaveState, act::Spool, act::Unspool, act::DropSpool, act::Joined, act::WorkerAway,
+                            act::Lost, act::TroubleOf, act::Acked, act::MessageFrom, act::HeardFrom, act::BroadcastDone,
+                            act::TopologyChanged, act::NeedCatchUp, act::ChoseTopology, act::FoundSlowHop,
+                            act::Welcomed, act::Deliver, act::DeliverPart, act::Message, act::Away, act::Disconnected>;
 
 }  // namespace echoline::overlay

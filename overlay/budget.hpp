@@ -1,5 +1,5 @@
-// How much one identity may say: a token bucket for every kind of message, and a last one for what was dropped, whose end
-// is an expulsion. The budgets are far above what a worker ever needs, so only floods meet them. Pure.
+// How much one identity may say: a token bucket for every kind of message, and a last one for what was dropped, whose
+// end is an expulsion. The budgets are far above what a worker ever needs, so only floods meet them. Pure.
 #pragma once
 #include <array>
 #include <cstdint>

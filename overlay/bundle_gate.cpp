@@ -14,8 +14,8 @@ std::optional<BitRate> share_of(const std::optional<BitRate>& up) {
 
 BundleGate::Answer refusal(std::string_view status, const std::string& why) {
   const std::string text = (status.starts_with("503") ? "later: " : "refused: ") + why + "\n";
-  return {fmt::format("HTTP/1.1 {}\r\nContent-Type: text/plain\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{}", status,
-                      text.size(), text),
+  return {fmt::format("HTTP/1.1 {}\r\nContent-Type: text/plain\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{}",
+                      status, text.size(), text),
           false};
 }
 
@@ -71,8 +71,8 @@ BundleGate::Answer BundleGate::asked(ConnId conn, std::string_view request, doub
   used.until_unix_s = static_cast<double>(token->expires_unix_s);
   if (used.times >= kTimesPerToken)
     return refusal("429 Too Many Requests",
-                   fmt::format("the join token for '{}' has fetched the bundle {} times: issue another one", token->instance,
-                               kTimesPerToken));
+                   fmt::format("the join token for '{}' has fetched the bundle {} times: issue another one",
+                               token->instance, kTimesPerToken));
   ++used.times;
   if (served_.size() < kAtOnce) {
     served_.insert(conn);

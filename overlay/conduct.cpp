@@ -141,8 +141,7 @@ void Conduct::step_down(WorkerId id, std::uint64_t now_ms) {
   for (auto& [child, other] : records_) other.failures_of.erase(id);
 }
 
-Conduct::Ruling Conduct::edge_failed(WorkerId child, WorkerId parent, TimePoint now, std::uint64_t now_ms,
-                                     int weighs) {
+Conduct::Ruling Conduct::edge_failed(WorkerId child, WorkerId parent, TimePoint now, std::uint64_t now_ms, int weighs) {
   Record& reporter = of(child, now_ms);
   if (reporter.kept.slanders) return Ruling::kNothing;
   say(reporter.failures_of, parent);
@@ -252,7 +251,8 @@ void Conduct::prune(const std::set<WorkerId>& present, std::uint64_t now_ms) {
   }
   std::erase_if(records_, [&](const auto& item) {
     const Kept& kept = item.second.kept;
-    return !present.contains(item.first) && !within(kept.seen_ms, kept.clean() ? kEdgeMemoryMs : kRecordMemoryMs, now_ms);
+    return !present.contains(item.first) &&
+           !within(kept.seen_ms, kept.clean() ? kEdgeMemoryMs : kRecordMemoryMs, now_ms);
   });
   while (records_.size() > std::max(kRecordsMax, present.size())) {
     auto oldest = records_.end();  // the clean ones first

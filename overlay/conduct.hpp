@@ -1,14 +1,15 @@
-// What the learner remembers of how its workers behave, by identity: it outlives connections, absences and, as far as it
-// is kept, the learner's process. Judges what workers say of each other. Pure.
+// What the learner remembers of how its workers behave, by identity: it outlives connections, absences and, as far as
+// it is kept, the learner's process. Judges what workers say of each other. Pure.
 //
-// Of two workers that disagree about what went between them, nobody else can say which one is at fault. So a single word
-// parts the two, and nothing more: they are not put together again, and the accuser does not
-// stand better than before. Fault is found where several independent words meet, and no more children got on with the
-// accused lately: in the parent that several children complain of, or in the child that complains of several parents whom
-// nobody else accuses. Who is quarantined may have been wronged, and a bad parent is none the better for that: its word
-// still parts, but finds nobody at fault.
+// Of two workers that disagree about what went between them, nobody else can say which one is at fault. So a single
+// word parts the two, and nothing more: they are not put together again, and the accuser does not stand better than
+// before. Fault is found where several independent words meet, and no more children got on with the accused lately: in
+// the parent that several children complain of, or in the child that complains of several parents whom nobody else
+// accuses. Who is quarantined may have been wronged, and a bad parent is none the better for that: its word still
+// parts, but finds nobody at fault.
 //
-// What a worker says in no known form is its own doing, and may be a broken driver's: it is counted, and the fifth ends it.
+// What a worker says in no known form is its own doing, and may be a broken driver's: it is counted, and the fifth ends
+// it.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -25,16 +26,16 @@ namespace echoline::overlay {
 
 class Conduct {
  public:
-  static constexpr int kBadChunksMax = 2;        // of one parent, unproven, before its child and it are parted
-  static constexpr int kFailuresInARow = 3;      // of one edge, before its ends are parted
-  static constexpr int kStallWeighs = 2;         // of them: nothing came over it for a whole stall time
-  static constexpr double kWeightToCondemn = 2;  // of words; one weighs 1 by who accuses nobody else
+  static constexpr int kBadChunksMax = 2;             // of one parent, unproven, before its child and it are parted
+  static constexpr int kFailuresInARow = 3;           // of one edge, before its ends are parted
+  static constexpr int kStallWeighs = 2;              // of them: nothing came over it for a whole stall time
+  static constexpr double kWeightToCondemn = 2;       // of words; one weighs 1 by who accuses nobody else
   static constexpr std::size_t kAccusedAloneMax = 2;  // by one worker: accuses more whom nobody else does: it lies
   static constexpr int kBrokenMax = 5;                // messages in no known form, within a day
   static constexpr std::size_t kFailedWithMax = 2;    // edges of one child, before it is taken to be the cause
-  static constexpr std::uint64_t kFailureSpacingMs = 250;       // what comes sooner is the same failure
-  static constexpr std::uint64_t kWordMemoryMs = 86'400'000;    // of bad chunks, and of what follows from them
-  static constexpr std::uint64_t kEdgeMemoryMs = 600'000;       // of failed edges
+  static constexpr std::uint64_t kFailureSpacingMs = 250;              // what comes sooner is the same failure
+  static constexpr std::uint64_t kWordMemoryMs = 86'400'000;           // of bad chunks, and of what follows from them
+  static constexpr std::uint64_t kEdgeMemoryMs = 600'000;              // of failed edges
   static constexpr std::uint64_t kRecordMemoryMs = 2 * kWordMemoryMs;  // of who has not been seen since
   static constexpr std::size_t kRecordsMax = 4096;
   static constexpr std::size_t kWordsMax = 32;  // said by one worker: of so many others
@@ -50,7 +51,7 @@ class Conduct {
   struct Kept {
     std::uint64_t seen_ms = 0;
     std::uint64_t quarantined_until_ms = 0;
-    bool slanders = false;                   // what it says counts no more
+    bool slanders = false;  // what it says counts no more
     chains::Role role = chains::Role::kSeed;
     std::map<WorkerId, Word> bad_chunks_of;  // parents, as it says
     Word broken;                             // what it said in no known form
@@ -68,7 +69,8 @@ class Conduct {
     MessageBudget budget;
     TokenBucket partings{kPartings};
     std::map<WorkerId, Word> failures_of;  // edges from parents, in a row; kFailuresInARow: it has failed
-    std::map<WorkerId, std::uint64_t> served;  // children that installed what it sent them, and when, the latest of each
+    std::map<WorkerId, std::uint64_t>
+        served;  // children that installed what it sent them, and when, the latest of each
 
     explicit Record(Duration heartbeat) : budget(heartbeat) {}
   };

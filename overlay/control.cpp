@@ -313,13 +313,8 @@ Result<Welcome> read(const wire::Welcome& w) {
   if (w.away_ns() > kDayNs) return bad("expected to be away for at most a day, found {} ns", w.away_ns());
   if (w.policy_bytes() > kPolicyBytesMax)
     return bad("expected a policy of at most {} bytes, found {}", kPolicyBytesMax, w.policy_bytes());
-  return Welcome{WorkerId{w.worker()},
-                 Duration(w.heartbeat_ns()),
-                 Duration(w.patience_ns()),
-                 w.unix_ms(),
-                 w.application(),
-                 Duration(w.away_ns()),
-                 Bytes{w.policy_bytes()}};
+  return Welcome{WorkerId{w.worker()}, Duration(w.heartbeat_ns()), Duration(w.patience_ns()), w.unix_ms(),
+                 w.application(),      Duration(w.away_ns()),      Bytes{w.policy_bytes()}};
 }
 
 void write_to(wire::ControlMessage& out, const Assign& m) {

@@ -219,11 +219,10 @@ struct SignedAnnouncement : Signed {};
 struct SignedManifest : Signed {};
 struct SignedBeacon : Signed {};
 
-using ControlMessage =
-    std::variant<Enrol, Enrolled, Renew, Renewed, Hello, Welcome, Assign, DialChild, NeedHelp, Help, SignedAnnouncement,
-                 SignedManifest, SignedBeacon, PeerHello, Have, MoreStreams, ChunkRequest, CannotServe, EdgeStatus,
-                 EdgeFailed, Poisoned, Installed, Heartbeat, Draining, Goodbye, Trouble, SignedGrant, Release, Notice,
-                 Return>;
+using ControlMessage = std::variant<Enrol, Enrolled, Renew, Renewed, Hello, Welcome, Assign, DialChild, NeedHelp, Help,
+                                    SignedAnnouncement, SignedManifest, SignedBeacon, PeerHello, Have, MoreStreams,
+                                    ChunkRequest, CannotServe, EdgeStatus, EdgeFailed, Poisoned, Installed, Heartbeat,
+                                    Draining, Goodbye, Trouble, SignedGrant, Release, Notice, Return>;
 
 // A whole frame. Texts are cut to kTextBytesMax; other limits are the caller's duty (checked).
 std::vector<std::byte> encode_control(const ControlMessage& message);

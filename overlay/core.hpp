@@ -132,8 +132,8 @@ class MessageQueue final : public Source {
 // Puts the parts of one peer's messages together again.
 class MessageAssembler {
  public:
-  // The whole message with its last part. kExhausted above `most` bytes: nothing of that message is kept, and the rest of
-  // it skipped; again for every `most` bytes of that.
+  // The whole message with its last part. kExhausted above `most` bytes: nothing of that message is kept, and the rest
+  // of it skipped; again for every `most` bytes of that.
   Result<std::optional<std::string>> add(const Frame& part, std::size_t most = kMessageBytesMax);
   std::size_t bytes() const { return bytes_.size(); }  // of what is not whole
 

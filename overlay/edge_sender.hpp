@@ -67,7 +67,7 @@ class EdgeSender {
   // One report for every child, from what the uplink saw.
   std::vector<EdgeReport> reports(TimePoint now) const;
 
-  std::uint64_t chunk_bytes_sent() const { return chunk_bytes_; }  // chunk bytes without headers
+  std::uint64_t chunk_bytes_sent() const { return chunk_bytes_; }    // chunk bytes without headers
   std::uint64_t helped_bytes_sent() const { return helped_bytes_; }  // of these to children that are only helped
   // Remembered for the child for which most are: those that are in the store and those that it has listed last.
   std::size_t known_publications() const;

@@ -24,7 +24,7 @@ enum class FrameType : std::uint8_t {
 
 inline constexpr std::size_t kFrameHeaderBytes = 8;
 inline constexpr std::size_t kControlBytesMax = 256 * 1024;
-inline constexpr std::size_t kStrangerBytesMax = 4 * 1024;  // one frame of a peer that is not admitted
+inline constexpr std::size_t kStrangerBytesMax = 4 * 1024;      // one frame of a peer that is not admitted
 inline constexpr std::size_t kApplicationBytesMax = 64 * 1024;  // one frame: a message, or a part of one
 inline constexpr std::size_t kChunkBytesMax = 1024 * 1024;
 inline constexpr std::size_t kChunkBytesMin = 1024;

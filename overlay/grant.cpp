@@ -58,7 +58,8 @@ Status GrantBook::check(const Grant& g, WorkerId child, std::uint64_t now_unix_m
   if (now_unix_ms >= g.expires_unix_ms)
     return fail(Code::kStale, kOperation, "it ended {} ms ago by the learner's clock", now_unix_ms - g.expires_unix_ms);
   if (g.issued < ended_until_)
-    return fail(Code::kStale, kOperation, "it was issued {} ms before all that can still be valid", ended_until_ - g.issued);
+    return fail(Code::kStale, kOperation, "it was issued {} ms before all that can still be valid",
+                ended_until_ - g.issued);
   const auto released = released_.find(child);
   if (released != released_.end() && g.issued <= released->second.first && !g.catch_up_to)
     return fail(Code::kStale, kOperation, "the learner has given the child another parent since");
@@ -86,8 +87,7 @@ Status GrantBook::show_anew(WorkerId child, const SignedGrant& as_signed, std::u
   ECHO_ASSIGN(Grant grant, open(checker_, as_signed));
   ECHO_TRY(check(grant, child, now_unix_ms));
   const auto it = shown_.find({child, false});
-  if (it == shown_.end() || grant.catch_up_to)
-    return fail(Code::kInvalid, kOperation, "it is not one that goes on");
+  if (it == shown_.end() || grant.catch_up_to) return fail(Code::kInvalid, kOperation, "it is not one that goes on");
   if (grant.issued >= it->second.grant.issued) it->second = {as_signed, std::move(grant)};
   return ok();
 }

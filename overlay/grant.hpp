@@ -29,7 +29,8 @@ inline constexpr std::size_t kGrantBytesMax = 2048;  // with 64 parents; it fits
 inline constexpr Duration kGrantLifetimeMin = std::chrono::minutes(2);
 constexpr Duration grant_lifetime(Duration away_max) { return std::max(kGrantLifetimeMin, 2 * away_max); }
 constexpr std::uint64_t grant_lifetime_ms(Duration away_max) {
-  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(grant_lifetime(away_max)).count());
+  return static_cast<std::uint64_t>(
+      std::chrono::duration_cast<std::chrono::milliseconds>(grant_lifetime(away_max)).count());
 }
 
 SignedGrant sign(const Grant& grant, const trust::SigningKey& key);
@@ -48,7 +49,9 @@ class GrantBook {
   Status check_wanted(WorkerId child, const StripeMask& wanted) const;
   // The learner's clock can go back, what it issues (LearnerCore::issue_time) cannot: a grant issued a lifetime before
   // what was last heard of it has ended, whatever the clock says.
-  void heard(std::uint64_t issued, std::uint64_t lifetime_ms) { ended_until_ = std::max(ended_until_, issued - std::min(issued, lifetime_ms)); }
+  void heard(std::uint64_t issued, std::uint64_t lifetime_ms) {
+    ended_until_ = std::max(ended_until_, issued - std::min(issued, lifetime_ms));
+  }
   // The learner has given the child other parents: what was issued until then ends here.
   void release(WorkerId child, std::uint64_t issued, std::uint64_t forget_at_unix_ms);
   // Children whose grants have ended (second: that were helped), forgotten here.
@@ -65,8 +68,8 @@ class GrantBook {
 
   const Checker& checker_;
   WorkerId self_;
-  std::uint64_t ended_until_ = 0;  // by the time of issue
-  std::map<std::pair<WorkerId, bool>, Shown> shown_;  // by child, and whether it is helped
+  std::uint64_t ended_until_ = 0;                                         // by the time of issue
+  std::map<std::pair<WorkerId, bool>, Shown> shown_;                      // by child, and whether it is helped
   std::map<WorkerId, std::pair<std::uint64_t, std::uint64_t>> released_;  // issued until, to be forgotten at
 };
 

@@ -90,7 +90,8 @@ bool HopMonitor::keeps_up_elsewhere(const Hop& hop, std::optional<double> usual)
     if (last.seen < latest_ || last.seen < last.first + kSettling + kPatience) continue;
     const auto watch = watched_.find(it->first);
     if (watch == watched_.end()) return true;
-    if (watch->second.seen - watch->second.since >= kPatience / 2 && !judge(it->first, watch->second, usual, kPatience / 2))
+    if (watch->second.seen - watch->second.since >= kPatience / 2 &&
+        !judge(it->first, watch->second, usual, kPatience / 2))
       return true;
   }
   return false;

@@ -94,9 +94,9 @@ bool LearnerCore::parent_dials(WorkerId parent, WorkerId child) const {
   return turn != dial_turns_.end() && turn->second;
 }
 
-// One end could not open the edge: the other one tries, in turns for as long as they are together, for what keeps either from
-// the other may pass. A child that nobody can reach has to try itself. True where the parent tries for the first time:
-// nothing has failed yet.
+// One end could not open the edge: the other one tries, in turns for as long as they are together, for what keeps
+// either from the other may pass. A child that nobody can reach has to try itself. True where the parent tries for the
+// first time: nothing has failed yet.
 bool LearnerCore::other_end_dials(Worker& child, std::pair<const WorkerId, Worker>& parent, TimePoint now) {
   const auto [turn, first] = dial_turns_.try_emplace({parent.first, child.view.info.id}, false);
   const bool was = turn->second;
@@ -131,11 +131,12 @@ bool LearnerCore::holds_back(const Parent& parent, const Worker& child) const {
   const auto sender = workers_.find(parent.worker);
   if (sender == workers_.end() || sender->second.silent) return false;
   const Worker& from = sender->second;
-  const auto untold = [&](const auto& holding) {  // what leads on, and of which nothing has come, not even that it is there
-    const PublicationKey& key = holding.first;
-    const StoredPublication* stored = key.base && key.base == child.view.installed ? store_.find(key) : nullptr;
-    return stored && !child.progress.contains(stored->id);
-  };
+  const auto untold =
+      [&](const auto& holding) {  // what leads on, and of which nothing has come, not even that it is there
+        const PublicationKey& key = holding.first;
+        const StoredPublication* stored = key.base && key.base == child.view.installed ? store_.find(key) : nullptr;
+        return stored && !child.progress.contains(stored->id);
+      };
   if (std::any_of(from.holdings.begin(), from.holdings.end(), untold)) return true;
   return std::any_of(child.progress.begin(), child.progress.end(), [&](const auto& has) {
     const StoredPublication* stored = store_.find(has.first);
@@ -153,9 +154,9 @@ bool LearnerCore::holds_back(const Parent& parent, const Worker& child) const {
   });
 }
 
-// It has had nothing of use for long. That is as good as an edge that fails, with everyone who says that he holds what it
-// lacks: with a helper, who was chosen for that, or with its parents. None of them is sent to help now: that would hide what
-// does not come over the edge.
+// It has had nothing of use for long. That is as good as an edge that fails, with everyone who says that he holds what
+// it lacks: with a helper, who was chosen for that, or with its parents. None of them is sent to help now: that would
+// hide what does not come over the edge.
 void LearnerCore::on_stalled(Worker& child, TimePoint now) {
   const WorkerId id = child.view.info.id;
   std::vector<WorkerId> idle;

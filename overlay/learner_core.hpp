@@ -35,7 +35,8 @@ struct LearnerConfig {
   std::optional<Version> resumed_at;
   bool durable = false;  // act::SaveState is carried out
   BitRate chain_rate = BitRate::from_mbit_per_s(8);
-  // When limits.up is absent: what the learner sends at least, and what topologies and predictions go by (absent: the same).
+  // When limits.up is absent: what the learner sends at least, and what topologies and predictions go by (absent: the
+  // same).
   BitRate up_least = BitRate::from_mbit_per_s(64);
   std::optional<BitRate> up_expected;
   chains::TopologyPolicy policy = chains::TopologyPolicy::kEcho2;
@@ -47,17 +48,17 @@ struct LearnerConfig {
   Duration silence_min{};                                // before it is silent, whatever was learned; at most that
   Duration away_max = std::chrono::minutes(5);           // before who is away is gone
   double quorum = 0.9;
-  chains::Regions regions;  // where the learner and its workers stand
+  chains::Regions regions;                                    // where the learner and its workers stand
   std::function<std::uint32_t(const MemberInfo&)> region_of;  // may be empty: all with the learner; pure
   Bytes store_bytes_max{1ull << 30};
-  Bytes policy_bytes{};  // size of the policy, for workers; zero: not known
+  Bytes policy_bytes{};                              // size of the policy, for workers; zero: not known
   std::size_t message_bytes_max = kMessageBytesMax;  // of a worker; what is longer is not kept
   // Parts of messages that are not whole yet, of all workers together: whoever holds most of them has to come anew.
   std::size_t assembling_bytes_max = 16 * kMessageBytesMax;
   // What the application says of the bytes that ride on a heartbeat. May be empty; pure.
   std::function<Status(std::string_view)> check_heartbeat;
-  bool tells_heartbeats = false;                          // act::HeardFrom comes with every one
-  bool catch_ups_on_demand = true;                        // somebody answers act::NeedCatchUp
+  bool tells_heartbeats = false;    // act::HeardFrom comes with every one
+  bool catch_ups_on_demand = true;  // somebody answers act::NeedCatchUp
   // Most stored deltas that act::NeedCatchUp may ask to fold into one; fewer where they have more than 1/kFoldShare of
   // policy_bytes together.
   std::size_t folded_max = 64;
@@ -81,19 +82,19 @@ class LearnerCore final : public Core {
   static constexpr Duration kPlanDelay = std::chrono::milliseconds(20);
   // Trees are planned anew so far apart at least, in heartbeats, doubled while it happens again and again.
   static constexpr int kPlanPauseBeats = 2, kPlanPauseBeatsMax = 128;
-  // How far apart topologies are compared, in heartbeats and by the fleet's size; and how often in a row another one has to
-  // come out before everybody is moved.
+  // How far apart topologies are compared, in heartbeats and by the fleet's size; and how often in a row another one
+  // has to come out before everybody is moved.
   static constexpr int kChooseBeats = 60, kSoonerInARow = 3;
   static constexpr Duration kChoosePerWorker = std::chrono::milliseconds(10);
   static constexpr Duration kPlanDelayPerWorker = std::chrono::microseconds(100);
   static constexpr Duration kSlowMemory = std::chrono::seconds(60);      // how long a slow uplink is held against
   static constexpr Duration kAccusationTime = std::chrono::seconds(60);  // for what a former parent has sent
   static constexpr Duration kBeaconLifetime = std::chrono::minutes(2);
-  static constexpr int kSilencesMax = 2;    // of a worker, that its learned patience grows with
+  static constexpr int kSilencesMax = 2;  // of a worker, that its learned patience grows with
   // Of heartbeat_timeout, that a worker does not hear the learner before it looks for it anew: a learner that stood
   // still for a while is not left, and who comes from another address now is back soon.
   static constexpr int kLearnerPatience = 5;
-  static constexpr int kTroublesMax = 64;   // told by one worker
+  static constexpr int kTroublesMax = 64;  // told by one worker
 
   explicit LearnerCore(LearnerConfig config);
   void start(TimePoint now);
@@ -102,13 +103,13 @@ class LearnerCore final : public Core {
   // published. With `catch_up` it is one that helps late workers to a version already published.
   Status begin(const Announcement& announcement, const SignedAnnouncement& as_signed, bool catch_up, TimePoint now);
   Status add(const PublicationId& id, std::vector<SealedChunk> chunks, TimePoint now);
-  // It counts as published once its digest is on disk. kInvalid: published before with another digest. `sealing`: the time
-  // that hashing and signing took since begin(), for BroadcastParts.
+  // It counts as published once its digest is on disk. kInvalid: published before with another digest. `sealing`: the
+  // time that hashing and signing took since begin(), for BroadcastParts.
   Status finish(const Manifest& manifest, const SignedManifest& as_signed, TimePoint now, Duration sealing = {});
   // Takes back a publication that was not closed.
   void abandon(const PublicationId& id, TimePoint now);
-  // The stored deltas that lead from version `from` to the newest. kNotFound: some are no longer stored, or they are more
-  // than may be folded.
+  // The stored deltas that lead from version `from` to the newest. kNotFound: some are no longer stored, or they are
+  // more than may be folded.
   Result<StoredDeltas> deltas_from(Version from) const;
   const Checker& checker() const { return *config_.checker; }
 
@@ -121,13 +122,13 @@ class LearnerCore final : public Core {
   void leave(TimePoint now);  // goodbye to everybody
   LearnerStats stats() const;
   const chains::Topology& topology() const { return topology_; }
-  // The chunk with which a publication of this kind should be there soonest (chains::best_chunk()): one as large as the last
-  // of its kind was, down the present topology. Never so small that a snapshot of the policy would have too many.
+  // The chunk with which a publication of this kind should be there soonest (chains::best_chunk()): one as large as the
+  // last of its kind was, down the present topology. Never so small that a snapshot of the policy would have too many.
   Bytes chunk_for(const PublicationKey& key, TimePoint now) const;
   const LearnerState& state() const { return state_; }
   std::uint64_t epoch() const { return state_.epoch; }
-  // Of what is issued now: milliseconds since 1970, but strictly later than all that this run has issued so far, wherever
-  // the clock has gone between two processes of it.
+  // Of what is issued now: milliseconds since 1970, but strictly later than all that this run has issued so far,
+  // wherever the clock has gone between two processes of it.
   std::uint64_t issue_time(TimePoint now);
 
   void on_accepted(ConnId conn, const PeerInfo& peer, TimePoint now) override;
@@ -152,8 +153,8 @@ class LearnerCore final : public Core {
     MessageAssembler incoming;
     SilenceMeter silence;
     TimePoint heard;
-    bool silent = false;  // it has lost its place, until it is heard again
-    int silences = 0;     // since it last installed something
+    bool silent = false;     // it has lost its place, until it is heard again
+    int silences = 0;        // since it last installed something
     TimePoint away_since{};  // of those in away_
     std::string away_reason;
     std::optional<Assign> assigned;
@@ -172,21 +173,21 @@ class LearnerCore final : public Core {
     std::optional<ConnId> dial_back;
     TimePoint dialled_back_at{};
     TimePoint probe_at = kNever;  // when it is dialled back again
-    bool reachable = true;  // until dialling back has failed
+    bool reachable = true;        // until dialling back has failed
     bool draining = false;
-    bool straggles = false;                     // it let a broadcast wait in vain, and has installed nothing since
-    trust::PublicKey key;                       // of its certificate: the only one that is certified for it
-    std::optional<TimePoint> said_silent;       // by a child, when the learner had missed it, too
-    std::map<WorkerId, TimePoint> silent_to;    // children that heard nothing from it any more, and when they said so
-    std::map<WorkerId, TimePoint> senders;      // former parents and helpers, and until when it may accuse them
-    std::optional<BitRate> slow_up;             // its uplink was found to be slower than planned
-    std::optional<TimePoint> slow_until;        // it was found to hold others back, and forwards nothing until then
+    bool straggles = false;                   // it let a broadcast wait in vain, and has installed nothing since
+    trust::PublicKey key;                     // of its certificate: the only one that is certified for it
+    std::optional<TimePoint> said_silent;     // by a child, when the learner had missed it, too
+    std::map<WorkerId, TimePoint> silent_to;  // children that heard nothing from it any more, and when they said so
+    std::map<WorkerId, TimePoint> senders;    // former parents and helpers, and until when it may accuse them
+    std::optional<BitRate> slow_up;           // its uplink was found to be slower than planned
+    std::optional<TimePoint> slow_until;      // it was found to hold others back, and forwards nothing until then
     std::map<PublicationId, std::vector<std::uint32_t>> progress;
     std::map<WorkerId, EdgeReport> edges;
     std::map<PublicationKey, std::uint64_t> holdings;
     std::set<WorkerId> helpers_tried;
-    std::optional<WorkerId> helper;  // whom it was sent to, until it installs something or asks again
-    std::size_t helps = 0;           // workers sent to it
+    std::optional<WorkerId> helper;    // whom it was sent to, until it installs something or asks again
+    std::size_t helps = 0;             // workers sent to it
     std::optional<Version> helped_to;  // by the learner, or on the way there
   };
   struct Broadcast {
@@ -338,8 +339,9 @@ class LearnerCore final : public Core {
   Strangers strangers_;
   std::map<WorkerId, Worker> workers_, away_;  // connected, and out of reach
   std::map<ConnId, WorkerId> control_, dial_backs_;
-  std::map<std::pair<WorkerId, WorkerId>, bool> dial_turns_;  // edges (parent, child) that could not be opened; true: the parent's
-  std::map<WorkerId, TimePoint> suspected_;               // children at a slow hop, until when that is remembered
+  std::map<std::pair<WorkerId, WorkerId>, bool>
+      dial_turns_;                           // edges (parent, child) that could not be opened; true: the parent's
+  std::map<WorkerId, TimePoint> suspected_;  // children at a slow hop, until when that is remembered
   std::uint64_t joined_ = 0, lost_ = 0, quarantined_ = 0, floods_ = 0;
   std::size_t assembling_ = 0;  // bytes
   std::optional<Version> newest_;
@@ -361,7 +363,7 @@ class LearnerCore final : public Core {
   // Its epoch and the issue times that it is about to use are on disk: before that it speaks to nobody.
   bool stands_ = false;
   TimePoint choose_at_ = kNever;
-  int sooner_ = 0;  // times in a row that another one was
+  int sooner_ = 0;               // times in a row that another one was
   TimePoint plan_not_before_{};  // trees
   Duration plan_pause_{};
   struct {

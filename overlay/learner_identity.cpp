@@ -55,7 +55,8 @@ void LearnerCore::certify(ConnId conn, const trust::PublicKey& key, TimePoint no
     if (!certificate) return refuse(conn, certificate.error().message(), now);
     if (answers_.size() >= kAnswersKept) answers_.erase(answers_.begin());
     const Enrolled enrolled{id, std::move(*certificate), config_.authority->certificate(), 0};
-    answer = answers_.insert_or_assign(key, std::pair(enrolled, static_cast<double>(state_.known[id].until_unix_s))).first;
+    answer =
+        answers_.insert_or_assign(key, std::pair(enrolled, static_cast<double>(state_.known[id].until_unix_s))).first;
   }
   enrolling_.push_back({conn, answer->second.first});
   save(now);

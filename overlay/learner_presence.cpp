@@ -103,8 +103,8 @@ void LearnerCore::gone(WorkerId id, const std::string& reason) {
   actions_.push_back(act::Lost{id, reason});
 }
 
-// For so long this process did not run: what the others said meanwhile is still to be read. Before anything else is done
-// with what comes first after it, which begins times of its own.
+// For so long this process did not run: what the others said meanwhile is still to be read. Before anything else is
+// done with what comes first after it, which begins times of its own.
 void LearnerCore::excuse_pause(TimePoint now) {
   if (now - beat_at_ <= config_.heartbeat) return;
   const Duration late = now - std::exchange(beat_at_, now);

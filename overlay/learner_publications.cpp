@@ -153,7 +153,8 @@ void LearnerCore::close_finished(TimePoint now) {
   ask_for_catch_up(now);
 }
 
-// The stored deltas that follow one another to the newest version, newest first: back to `from`, or as far as one fold may reach.
+// The stored deltas that follow one another to the newest version, newest first: back to `from`, or as far as one fold
+// may reach.
 std::vector<const StoredPublication*> LearnerCore::deltas_back_to(Version from) const {
   std::vector<const StoredPublication*> deltas;
   if (state_.published.empty()) return deltas;
@@ -177,9 +178,13 @@ std::vector<const StoredPublication*> LearnerCore::deltas_back_to(Version from) 
 Result<StoredDeltas> LearnerCore::deltas_from(Version from) const {
   const auto deltas = deltas_back_to(from);
   if (deltas.empty() || deltas.back()->key().base != from)
-    return fail(Code::kNotFound, "find deltas", "the deltas from version {} on are no longer stored, or too many to fold", from);
-  StoredDeltas found{from, deltas.front()->key().version, deltas.back()->announcement.base_digest,
-                     deltas.front()->manifest->policy_digest, {}};
+    return fail(Code::kNotFound, "find deltas",
+                "the deltas from version {} on are no longer stored, or too many to fold", from);
+  StoredDeltas found{from,
+                     deltas.front()->key().version,
+                     deltas.back()->announcement.base_digest,
+                     deltas.front()->manifest->policy_digest,
+                     {}};
   for (auto delta = deltas.rbegin(); delta != deltas.rend(); ++delta) {
     std::vector<Slice> pieces;
     for (const StoredChunk& chunk : (*delta)->chunks) pieces.push_back(chunk.data);
@@ -190,8 +195,8 @@ Result<StoredDeltas> LearnerCore::deltas_from(Version from) const {
 
 // ---- acknowledgements ----
 
-// Whether a worker can have installed that: the digest, which proves what it generates with, is that of the version. Of what
-// was published so long ago that it is forgotten nobody knows.
+// Whether a worker can have installed that: the digest, which proves what it generates with, is that of the version. Of
+// what was published so long ago that it is forgotten nobody knows.
 bool LearnerCore::is_published(const Installed& what) const {
   const auto& known = state_.published;
   const auto it = known.find(what.version);
@@ -216,7 +221,8 @@ void LearnerCore::on_ack(Worker& worker, const Installed& ack, TimePoint now) {
     const StoredPublication* stored = store_.find(id_of_it);
     if (!stored || stored->key().version > ack.version || chunks.size() != topology_.stripes()) continue;
     std::vector<std::uint32_t> all;
-    for (std::uint32_t s = 0; s < chunks.size(); ++s) all.push_back(stored->have.count_of({topology_.stripes(), std::uint64_t{1} << s}));
+    for (std::uint32_t s = 0; s < chunks.size(); ++s)
+      all.push_back(stored->have.count_of({topology_.stripes(), std::uint64_t{1} << s}));
     count_delivered(worker, id_of_it, std::exchange(chunks, all), all);
   }
   worker.view.installed = ack.version;
@@ -260,9 +266,9 @@ Bytes LearnerCore::chunk_for(const PublicationKey& key, TimePoint now) const {
   return std::max(chains::best_chunk(payload, topology_, bound), chunk_bytes_min(config_.policy_bytes));
 }
 
-// Whether one machine alone says that a broadcast took long: the last of at least three, with q < 1, which is everybody in
-// a fleet of up to nine, came more than half again as late as all others, and as its place and link explain. What is rented
-// follows from T_b.
+// Whether one machine alone says that a broadcast took long: the last of at least three, with q < 1, which is everybody
+// in a fleet of up to nine, came more than half again as late as all others, and as its place and link explain. What is
+// rented follows from T_b.
 bool LearnerCore::last_is_alone(const Broadcast& b, TimePoint now) const {
   const std::size_t n = b.active.size();
   if (n < 3 || config_.quorum >= 1 || !b.waiting.empty() || chains::counted(config_.quorum, n) < n) return false;
@@ -276,18 +282,19 @@ bool LearnerCore::last_is_alone(const Broadcast& b, TimePoint now) const {
     links.push_back({id, w.up, w.down, Duration{}, w.region});
   }
   if (const StoredPublication* stored = store_.find(b.id))
-    if (const auto times = chains::broadcast_time(b.topology, {stored->bytes}, {stored->announcement.chunk_bytes}, learner_up(), links,
-                                                    config_.regions)) {
+    if (const auto times = chains::broadcast_time(b.topology, {stored->bytes}, {stored->announcement.chunk_bytes},
+                                                  learner_up(), links, config_.regions)) {
       Duration others{}, last{};
       for (const chains::Completion& c : times->workers)
-        if (Duration& slowest = c.id == b.acked_last ? last : others; b.active.contains(c.id)) slowest = std::max(slowest, c.time);
+        if (Duration& slowest = c.id == b.acked_last ? last : others; b.active.contains(c.id))
+          slowest = std::max(slowest, c.time);
       if (others > Duration{}) expected = std::max(1.0, seconds(last) / seconds(others));
     }
   return late > kAloneFactor * expected;
 }
 
-// A broadcast is done once ceil(q * n) of the workers that were active when it was published and still live have it. One
-// that is alone in being late, or leaves, delays the report and not what it says.
+// A broadcast is done once ceil(q * n) of the workers that were active when it was published and still live have it.
+// One that is alone in being late, or leaves, delays the report and not what it says.
 void LearnerCore::check_broadcasts(TimePoint now) {
   std::erase_if(broadcasts_, [&](const Broadcast& b) {
     const std::size_t n = b.active.size();
@@ -302,15 +309,16 @@ void LearnerCore::check_broadcasts(TimePoint now) {
   });
 }
 
-// In a small fleet the quorum is everybody. One that never acknowledges must not hide how long the others took, nor keep
-// later broadcasts open: those do not wait for it until it has installed something.
+// In a small fleet the quorum is everybody. One that never acknowledges must not hide how long the others took, nor
+// keep later broadcasts open: those do not wait for it until it has installed something.
 void LearnerCore::give_up_waiting(TimePoint now) {
   std::erase_if(broadcasts_, [&](const Broadcast& b) {
     const std::size_t have = b.active.size() - b.waiting.size();
     if (have == 0 || have < b.waiting.size()) return false;
     if (now < b.last_ack + kStragglerFactor * (b.last_ack - b.published) + kStragglerPatience) return false;
     for (const WorkerId id : b.waiting)
-      if (const auto worker = workers_.find(id); worker != workers_.end() && !std::exchange(worker->second.straggles, true))
+      if (const auto worker = workers_.find(id);
+          worker != workers_.end() && !std::exchange(worker->second.straggles, true))
         log::warn("worker {} has not acknowledged version {} {} after the others: broadcasts do not wait for it", id,
                   b.version, echoline::to_text(now - b.last_ack));
     report(b, b.last_ack, have);
@@ -337,7 +345,8 @@ void LearnerCore::report(const Broadcast& b, TimePoint until, std::size_t acknow
   BroadcastReport report;
   report.version = b.version;
   report.base = b.base;
-  if (const StoredPublication* stored = store_.find(b.id)) report.payload = {stored->bytes}, report.chunk = {stored->announcement.chunk_bytes};
+  if (const StoredPublication* stored = store_.find(b.id))
+    report.payload = {stored->bytes}, report.chunk = {stored->announcement.chunk_bytes};
   report.t_b = until - b.published;
   report.parts = parts_of(b, until);
   report.workers = b.active.size() + b.stragglers.size();
@@ -356,7 +365,8 @@ void LearnerCore::ask_for_catch_up(TimePoint now) {
   for (const EdgeTrouble& t : edges_.take_troubles()) {
     if (!config_.catch_ups_on_demand) {
       if (!t.what.behind)
-        log::error("worker {} cannot be brought to version {}: nobody provides a full snapshot", t.child, t.what.target);
+        log::error("worker {} cannot be brought to version {}: nobody provides a full snapshot", t.child,
+                   t.what.target);
     } else if (!t.delta) {
       catch_ups_wanted_.insert(std::nullopt);
     } else if (catch_ups_wanted_.contains(t.position) || catch_ups_wanted_.size() < kCatchUpsWantedMax) {
@@ -393,11 +403,11 @@ void LearnerCore::end_catch_up(TimePoint now) {
   if (from && !(made && made->key().base == from)) edges_.no_delta_from(*from, now);
 }
 
-// Whether the learner begins to help one more, which then counts. One uplink serves all whom it helps: were they dozens at
-// once, none of them would soon have the whole, and be able to help others. So it begins with no more than it can send by
-// the time that who has to wait asks again, and two snapshots. That goes by what it sends, but is never slower than the
-// uplink is at least, and a worker counts once for a version: who takes nothing, or asks again and again, keeps nobody
-// waiting.
+// Whether the learner begins to help one more, which then counts. One uplink serves all whom it helps: were they dozens
+// at once, none of them would soon have the whole, and be able to help others. So it begins with no more than it can
+// send by the time that who has to wait asks again, and two snapshots. That goes by what it sends, but is never slower
+// than the uplink is at least, and a worker counts once for a version: who takes nothing, or asks again and again,
+// keeps nobody waiting.
 bool LearnerCore::begin_help(Worker& worker, const NeedHelp& need, Version target, TimePoint now) {
   if (worker.helped_to >= target) return true;
   std::map<PublicationKey, std::uint64_t> whole;

@@ -19,9 +19,7 @@ static_assert(kSuspicion > LearnerCore::kSlowMemory + std::chrono::seconds(10));
 
 }  // namespace
 
-BitRate LearnerCore::learner_up() const {
-  return up_.rate().value_or(config_.up_expected.value_or(config_.up_least));
-}
+BitRate LearnerCore::learner_up() const { return up_.rate().value_or(config_.up_expected.value_or(config_.up_least)); }
 
 chains::ChainWorker LearnerCore::chain_worker(const Worker& worker, TimePoint now) const {
   const MemberInfo& info = worker.view.info;
@@ -130,9 +128,9 @@ void LearnerCore::set_mended(chains::MendedTrees mended, TimePoint now) {
   set_topology(std::move(mended.topology), now);
 }
 
-// The fleet is another one than was planned for, or its links are. All topologies are compared by the same model; who does not
-// say what its uplink is counts as in trees. Between broadcasts, so that nobody is moved in the middle of one, unless there is
-// always one under way.
+// The fleet is another one than was planned for, or its links are. All topologies are compared by the same model; who
+// does not say what its uplink is counts as in trees. Between broadcasts, so that nobody is moved in the middle of one,
+// unless there is always one under way.
 void LearnerCore::choose_policy(TimePoint now) {
   if (!config_.chooses_policy) return;
   const Duration pause = std::max<Duration>(kChooseBeats * config_.heartbeat,
@@ -159,7 +157,8 @@ void LearnerCore::choose_policy(TimePoint now) {
     links.push_back({w.id, w.up, w.down, view.delay.value_or(usual), w.region});
   }
   auto choice = chains::choose_topology(learner_up(), config_.chain_rate, workers, links,
-                                        {{carried->bytes}, {carried->announcement.chunk_bytes}, config_.quorum}, topology_.policy, config_.regions);
+                                        {{carried->bytes}, {carried->announcement.chunk_bytes}, config_.quorum},
+                                        topology_.policy, config_.regions);
   if (!choice || choice->topology.policy == topology_.policy) {
     sooner_ = 0;
     return;
@@ -169,9 +168,11 @@ void LearnerCore::choose_policy(TimePoint now) {
   const auto present = std::find_if(choice->candidates.begin(), choice->candidates.end(),
                                     [&](const chains::Candidate& c) { return c.policy == topology_.policy; });
   const std::string text = fmt::format(
-      "topology {} instead of {}: it is expected to bring {} to {} workers in {} instead of {}, and nothing could in less than {}",
-      to_string(choice->topology.policy), to_string(topology_.policy), echoline::to_text(Bytes{carried->bytes}), workers.size(),
-      echoline::to_text(choice->predicted), echoline::to_text(present->predicted), echoline::to_text(choice->lower_bound));
+      "topology {} instead of {}: it is expected to bring {} to {} workers in {} instead of {}, and nothing could in "
+      "less than {}",
+      to_string(choice->topology.policy), to_string(topology_.policy), echoline::to_text(Bytes{carried->bytes}),
+      workers.size(), echoline::to_text(choice->predicted), echoline::to_text(present->predicted),
+      echoline::to_text(choice->lower_bound));
   log::info("{}", text);
   actions_.push_back(act::ChoseTopology{text});
   set_topology(std::move(choice->topology), now);
@@ -221,8 +222,7 @@ void LearnerCore::set_topology(chains::Topology topology, TimePoint now) {
         const auto former = workers_.find(p.worker);
         const bool stays = std::any_of(assign.parents.begin(), assign.parents.end(),
                                        [&](const Parent& q) { return q.worker == p.worker; });
-        if (former != workers_.end() && !stays)
-          send_control(former->second.control, Release{id, issued_ - 1}, now);
+        if (former != workers_.end() && !stays) send_control(former->second.control, Release{id, issued_ - 1}, now);
       }
     worker.assigned = std::move(assign);
     send_control(worker.control, *worker.assigned, now);
@@ -266,16 +266,20 @@ void LearnerCore::grant_anew(TimePoint now) {
 // ---- what workers report ----
 
 // The other end of what a parent says that it forwards. Helpers are not counted: what they send is not what they can.
-void LearnerCore::count_delivered(const Worker& child, const PublicationId& id, const std::vector<std::uint32_t>& before,
+void LearnerCore::count_delivered(const Worker& child, const PublicationId& id,
+                                  const std::vector<std::uint32_t>& before,
                                   const std::vector<std::uint32_t>& now_there) {
   const StoredPublication* stored = store_.find(id);
-  if (!stored || !child.assigned || child.helper || before.size() != now_there.size() || now_there.size() != child.assigned->stripes) return;
+  if (!stored || !child.assigned || child.helper || before.size() != now_there.size() ||
+      now_there.size() != child.assigned->stripes)
+    return;
   for (const Parent& p : child.assigned->parents) {
     const auto parent = workers_.find(p.worker);
     if (parent == workers_.end()) continue;
     for (std::uint32_t s = 0; s < now_there.size(); ++s)
       if ((p.stripes >> s & 1) && now_there[s] > before[s])
-        parent->second.view.bytes_delivered += Bytes{std::uint64_t{now_there[s] - before[s]} * stored->announcement.chunk_bytes};
+        parent->second.view.bytes_delivered +=
+            Bytes{std::uint64_t{now_there[s] - before[s]} * stored->announcement.chunk_bytes};
   }
 }
 
@@ -289,19 +293,20 @@ void LearnerCore::on_heartbeat(Worker& worker, const Heartbeat& beat, TimePoint 
   const Status sound = config_.check_heartbeat ? config_.check_heartbeat(beat.application) : ok();
   if (sound) worker.view.app_bytes = beat.application;
   if (sound && config_.tells_heartbeats)
-    actions_.push_back(act::HeardFrom{worker.view.info.id, worker.view.bytes_in, worker.view.bytes_forwarded, worker.view.bytes_delivered, beat.application});
+    actions_.push_back(act::HeardFrom{worker.view.info.id, worker.view.bytes_in, worker.view.bytes_forwarded,
+                                      worker.view.bytes_delivered, beat.application});
   const auto before = std::exchange(worker.progress, {});
   for (const Progress& p : beat.progress) {
     const auto known = before.find(p.publication);
-    count_delivered(worker, p.publication, known == before.end() ? std::vector<std::uint32_t>(p.chunks.size()) : known->second, p.chunks);
+    count_delivered(worker, p.publication,
+                    known == before.end() ? std::vector<std::uint32_t>(p.chunks.size()) : known->second, p.chunks);
     worker.progress[p.publication] = p.chunks;
   }
   worker.edges.clear();
   for (const EdgeReport& report : beat.edges) worker.edges[report.child] = report;
   worker.holdings.clear();
   for (const Holding& holding : beat.holdings) worker.holdings[holding.key] = holding.payload_bytes;
-  if (!worker.assigned && topology_.policy == chains::TopologyPolicy::kTrees &&
-      !(worker.helper && catching_up(worker)))
+  if (!worker.assigned && topology_.policy == chains::TopologyPolicy::kTrees && !(worker.helper && catching_up(worker)))
     plan_soon(now);
   if (!sound) on_broken(worker.view.info.id, "its heartbeat: " + sound.error().message(), now);
 }
@@ -382,7 +387,8 @@ std::optional<BitRate> LearnerCore::planned_rate(const Parent& parent, const Wor
 }
 
 // The sender is taken to be the cause, and the receiver put in its place. If the receiver is slow there again, it was
-// the receiver all along; and so it was if the sender brings others what they lack: its uplink is there for all of them.
+// the receiver all along; and so it was if the sender brings others what they lack: its uplink is there for all of
+// them.
 void LearnerCore::on_slow_hop(const HopMonitor::Finding& finding, TimePoint now) {
   const auto [from, to] = finding.hop;
   const auto receiver = workers_.find(to);

@@ -202,8 +202,8 @@ void MemberCore::on_return(const Frame& frame, TimePoint now) {
   dial_learner(now);
 }
 
-// For so long this node did not run: what the others said meanwhile is still to be read. Before anything else is done with
-// what comes first after it, which begins times of its own.
+// For so long this node did not run: what the others said meanwhile is still to be read. Before anything else is done
+// with what comes first after it, which begins times of its own.
 void MemberCore::excuse_pause(TimePoint now) {
   if (beat_at_ == kNever || now - beat_at_ <= heartbeat_) return;
   const Duration late = now - std::exchange(beat_at_, now);
@@ -265,7 +265,8 @@ void MemberCore::on_control(const ControlMessage& message, TimePoint now) {
       close_upstream(parent->second);
       return open_upstream(parent->second, now);
     }
-    if (stalled_since_ != kNever) stalled_since_ = now;  // it gets its time, whatever was said while it was being looked for
+    if (stalled_since_ != kNever)
+      stalled_since_ = now;  // it gets its time, whatever was said while it was being looked for
     helper_.emplace();
     helper_->parent = help->from;
     helper_->grant = help->grant;
@@ -302,10 +303,11 @@ void MemberCore::on_welcome(const Welcome& welcome, TimePoint now) {
   renew_at_half_life(now);
   actions_.push_back(act::Welcomed{id_, welcome.application});
   if (wrong > kClockTold || wrong < -kClockTold)
-    complain(fmt::format("the clock of this machine is {} {} the learner's, by which certificates are judged: it works, "
-                         "but set it",
-                         echoline::to_text(std::max(wrong, -wrong)), wrong > Duration{} ? "behind" : "ahead of"),
-             now);
+    complain(
+        fmt::format("the clock of this machine is {} {} the learner's, by which certificates are judged: it works, "
+                    "but set it",
+                    echoline::to_text(std::max(wrong, -wrong)), wrong > Duration{} ? "behind" : "ahead of"),
+        now);
   if (const Status fits = store_.check_fits(welcome.policy); !fits) complain(fits.error().message(), now);
   if (drain_until_ != kNever) tell_learner(Draining{}, now);
 }
@@ -367,8 +369,8 @@ void MemberCore::on_assign(const Assign& assign, TimePoint now) {
       ++it;
     }
   }
-  // Other parents get their time (a grant alone brings nothing), but only once: whoever comes and goes would keep it from
-  // asking for help for ever.
+  // Other parents get their time (a grant alone brings nothing), but only once: whoever comes and goes would keep it
+  // from asking for help for ever.
   if (stalled_since_ != kNever && served_otherwise && !std::exchange(parents_got_time_, true)) stalled_since_ = now;
 }
 
@@ -408,9 +410,7 @@ void MemberCore::on_beacon(const Signed& as_signed, TimePoint now, bool first_ha
   drop_revoked();
 }
 
-void MemberCore::on_renewed(const Renewed& renewed, TimePoint now) {
-  use_certificate(renewed.certificate, now);
-}
+void MemberCore::on_renewed(const Renewed& renewed, TimePoint now) { use_certificate(renewed.certificate, now); }
 
 void MemberCore::use_certificate(std::vector<std::byte> certificate, TimePoint now) {
   const auto identity =
@@ -501,10 +501,10 @@ void MemberCore::on_connected(ConnId conn, TimePoint now) {
                           now);
     control_up_ = true;
     learner_heard_ = now;
-    return send_control(
-        conn, Hello{config_.state.run_id, config_.name, config_.data, up_.rate(), config_.core.limits.down, installed_,
-                    config_.place},
-        now);
+    return send_control(conn,
+                        Hello{config_.state.run_id, config_.name, config_.data, up_.rate(), config_.core.limits.down,
+                              installed_, config_.place},
+                        now);
   }
   if (Upstream* up = upstream_of(conn)) upstream_opened(*up, *up->stream_of(conn), now);
 }

@@ -35,13 +35,13 @@ struct MemberConfig {
 class MemberCore final : public Core {
  public:
   static constexpr std::size_t kUnsentBytesMax = 4 * kMessageBytesMax;  // messages the learner has not taken yet
-  static constexpr int kCorruptChunksMax = 2;                       // from one parent, before the edge is given up
-  static constexpr int kInstallFailuresMax = 3;                     // in a row, before the worker gives up
+  static constexpr int kCorruptChunksMax = 2;                           // from one parent, before the edge is given up
+  static constexpr int kInstallFailuresMax = 3;                         // in a row, before the worker gives up
   static constexpr int kStallHeartbeats = 20;  // without progress towards the newest version: ask for help
   static constexpr int kRefusalsMax = 3;       // of its store, that the pause before it asks again grows with
   static constexpr int kCallsMax = 2;          // for help, after which nothing at all was heard: likewise
   static constexpr Duration kTroublePause = std::chrono::minutes(1);  // before the learner is told the same again
-  static constexpr Duration kBarred = std::chrono::minutes(1);  // of a child that asked for too much
+  static constexpr Duration kBarred = std::chrono::minutes(1);        // of a child that asked for too much
   static constexpr std::size_t kAskersMax = 1024;
   // Publications that may begin, until one is activated or help is asked for: parents that bring none of them to an end
   // would otherwise keep it from asking for ever.
@@ -192,9 +192,9 @@ class MemberCore final : public Core {
   SilenceMeter learner_silence_;
   Duration patience_{};
   TimePoint learner_heard_{}, join_deadline_ = kNever, away_until_ = kNever, redial_at_ = kNever, beat_at_ = kNever,
-      answer_by_ = kNever;
-  bool parents_got_time_ = false;  // since stalled_since_
-  bool lost_here_ = false;  // what leads on, which parents take for sent, since something was activated
+                              answer_by_ = kNever;
+  bool parents_got_time_ = false;     // since stalled_since_
+  bool lost_here_ = false;            // what leads on, which parents take for sent, since something was activated
   TimePoint stalled_since_ = kNever,  // the last progress towards the newest version; kNever: it is here
       help_asked_at_ = kNever, drain_until_ = kNever;
   int redials_ = 0;
@@ -214,11 +214,11 @@ class MemberCore final : public Core {
     TimePoint at;
     Duration verify;  // before, since its last byte had come
   };
-  std::map<Version, Given> given_;  // to the application and not yet installed, of this epoch
-  std::set<Version> void_;          // likewise, of earlier epochs
-  std::optional<Staged> staged_;    // waits for the floor to be saved
+  std::map<Version, Given> given_;                         // to the application and not yet installed, of this epoch
+  std::set<Version> void_;                                 // likewise, of earlier epochs
+  std::optional<Staged> staged_;                           // waits for the floor to be saved
   std::optional<Installed> floor_saving_, floor_on_disk_;  // in the save under way, and in the last that succeeded
-  struct Parts {  // delivered of what arrives
+  struct Parts {                                           // delivered of what arrives
     PublicationId id{};
     std::uint32_t chunks = 0;
   } snapshot_parts_, delta_parts_;
@@ -226,10 +226,10 @@ class MemberCore final : public Core {
   bool saving_ = false, save_again_ = false, reading_held_ = false, welcomed_once_ = false;
   TimePoint save_retry_at_ = kNever;
   int install_failures_ = 0;
-  int refusals_ = 0;  // of the store, since something was activated
+  int refusals_ = 0;                                     // of the store, since something was activated
   std::map<PublicationKey, std::uint32_t> most_chunks_;  // that were here, of each
   TokenBucket failures_told_{{128, 8}};  // half of what the learner takes: many parents may fail at once
-  int calls_ = 0;     // for help, after which nothing was heard, since the last progress towards the newest version
+  int calls_ = 0;  // for help, after which nothing was heard, since the last progress towards the newest version
   std::map<std::string, TimePoint> troubles_;  // told to the learner, and when
   std::string application_;
   std::uint64_t chunk_bytes_in_ = 0, duplicates_ = 0, corrupt_ = 0, refused_ = 0;

@@ -89,7 +89,8 @@ void MemberCore::upstream_failed(Upstream& up, EdgeTroubleKind kind, const std::
   }
   up.redial_at = now + std::min<Duration>(kRedialMax, kRedialFirst * (1 << std::min(up.failures, 10)));
   // Of parents from before it came back the learner may know nothing.
-  if (up.parent.worker != kLearnerId && assigned_ && failures_told_.take(now)) tell_learner(EdgeFailed{up.parent.worker, kind, reason}, now);
+  if (up.parent.worker != kLearnerId && assigned_ && failures_told_.take(now))
+    tell_learner(EdgeFailed{up.parent.worker, kind, reason}, now);
 }
 
 void MemberCore::close_upstream(Upstream& up) {
@@ -315,8 +316,8 @@ bool MemberCore::is_barred(WorkerId child, TimePoint now) const {
   return known != askers_.end() && now < known->second.barred_until;
 }
 
-// Whether it is to be heard. What it says comes by the same downlink as publications, so it counts by its length, too; who
-// goes on beyond that is no child for a while.
+// Whether it is to be heard. What it says comes by the same downlink as publications, so it counts by its length, too;
+// who goes on beyond that is no child for a while.
 bool MemberCore::within_budget(WorkerId child, MessageBudget::Kind kind, std::size_t bytes, TimePoint now) {
   Asker& from = asker(child, now);
   const auto verdict = from.budget.take(kind, now, bytes);

@@ -100,8 +100,8 @@ void MemberCore::on_manifest(Upstream* up, const SignedManifest& as_signed, Time
     raise_floor(manifest->publication, now);
 }
 
-// Whether it starts from where this worker stands, or will stand when it is as far again as it has been: then, the least
-// version that is still needed for it.
+// Whether it starts from where this worker stands, or will stand when it is as far again as it has been: then, the
+// least version that is still needed for it.
 std::optional<Version> MemberCore::leads_on_from(const PublicationKey& key) const {
   if (position_) {
     if (key.full()) return key.version;
@@ -121,8 +121,8 @@ std::optional<Version> MemberCore::leads_on_from(const PublicationKey& key) cons
   return begin == begins.end() ? std::nullopt : std::optional(begin->second);
 }
 
-// Whether more of it is here than of any publication with its key since something was activated, or dropped here, or help
-// was asked for; of the first few that began since then.
+// Whether more of it is here than of any publication with its key since something was activated, or dropped here, or
+// help was asked for; of the first few that began since then.
 bool MemberCore::farther(const StoredPublication& stored) {
   if (most_chunks_.size() >= kBegunMax && !most_chunks_.contains(stored.key())) return false;
   std::uint32_t& most = most_chunks_[stored.key()];
@@ -179,8 +179,8 @@ void MemberCore::on_chunk(Upstream* up, ConnId conn, const Frame& frame, TimePoi
     ++duplicates_;
     return;
   }
-  // What comes later is of no use without it. A publication that ended, and comes again, is none the further for it; nor
-  // do parents bring anything to its end who take what was lost here for sent.
+  // What comes later is of no use without it. A publication that ended, and comes again, is none the further for it;
+  // nor do parents bring anything to its end who take what was lost here for sent.
   const bool can_end = !lost_here_ || (up && up->catch_up_to);
   if (stalled_since_ != kNever && leads_on && farther(*stored) && can_end) {
     stalled_since_ = now;
@@ -211,8 +211,8 @@ bool MemberCore::comes_next(const StoredPublication& stored) const {
   return position_ && key.base == position_->version && stored.announcement.base_digest == position_->policy_digest;
 }
 
-// What has come of it, without gaps, so that the application need not begin with it when all has come; no more than it can
-// follow. Deltas may go on while a snapshot arrives beside them; where several of either do, of the first.
+// What has come of it, without gaps, so that the application need not begin with it when all has come; no more than it
+// can follow. Deltas may go on while a snapshot arrives beside them; where several of either do, of the first.
 void MemberCore::deliver_parts(const PublicationId& id) {
   if (config_.parts_unread_max.count == 0 || staged_) return;
   const StoredPublication* named = store_.find(id);
@@ -239,11 +239,12 @@ void MemberCore::parts_read(std::uint64_t bytes) {
   for (const PublicationId id : {delta_parts_.id, snapshot_parts_.id}) deliver_parts(id);
 }
 
-// A delta on the present position is closed, so its version is published and its digest known. Raises the floor to it while
-// its last chunks arrive: once they are here, the worker need not wait for the disk.
+// A delta on the present position is closed, so its version is published and its digest known. Raises the floor to it
+// while its last chunks arrive: once they are here, the worker need not wait for the disk.
 void MemberCore::raise_floor(const PublicationId& id, TimePoint now) {
   const StoredPublication* stored = store_.find(id);
-  if (!config_.durable || staged_ || state_ == State::kIdle || !stored || !stored->key().base || !comes_next(*stored)) return;
+  if (!config_.durable || staged_ || state_ == State::kIdle || !stored || !stored->key().base || !comes_next(*stored))
+    return;
   const Installed next{stored->key().version, stored->manifest->policy_digest, epoch_};
   auto& floor = config_.state.floor;
   if (floor && floor->epoch == epoch_ && floor->version >= next.version) return;

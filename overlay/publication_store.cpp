@@ -140,8 +140,8 @@ void PublicationStore::spool(const StoredPublication& entry, std::uint32_t index
       act::Spool{entry.id, chunk.head, index, std::uint64_t{index} * entry.announcement.chunk_bytes, chunk.data});
 }
 
-// What it did not take is in memory still, and is offered again as far as it takes anything: two for one. To offer all of
-// it at once would keep a full disk busy with nothing else.
+// What it did not take is in memory still, and is offered again as far as it takes anything: two for one. To offer all
+// of it at once would keep a full disk busy with nothing else.
 void PublicationStore::try_disk_again() {
   for (int offered = 0; offered < 2 && !unwritten_.empty();) {
     const auto [id, index] = unwritten_.extract(unwritten_.begin()).value();
@@ -176,9 +176,9 @@ Result<bool> PublicationStore::finish(StoredPublication& entry) {
   return true;
 }
 
-// Whole publications go, oldest first, when the budget for all of them is spent: the disk's, memory's without one, and both while
-// the disk does not take everything; then what this one makes superfluous, and, if they may, those that cannot be installed before
-// it, newest first.
+// Whole publications go, oldest first, when the budget for all of them is spent: the disk's, memory's without one, and
+// both while the disk does not take everything; then what this one makes superfluous, and, if they may, those that
+// cannot be installed before it, newest first.
 Status PublicationStore::make_room(std::uint64_t bytes, const PublicationKey& for_key, Version keep_from,
                                    bool later_may_go, bool at_once) {
   const bool memory = !limits_.disk || disk_failed_;
@@ -190,8 +190,8 @@ Status PublicationStore::make_room(std::uint64_t bytes, const PublicationKey& fo
     if (key.version >= keep_from) break;
     if (key != for_key) erase(key);
   }
-  // What can be installed at once makes whatever leads to the same version otherwise superfluous: snapshots that are not
-  // whole as well.
+  // What can be installed at once makes whatever leads to the same version otherwise superfluous: snapshots that are
+  // not whole as well.
   for (auto it = entries_.begin(); at_once && it != entries_.end() && full();) {
     const auto& [key, stored] = *it++;
     if (key.version > for_key.version) break;
@@ -208,7 +208,8 @@ Status PublicationStore::make_room(std::uint64_t bytes, const PublicationKey& fo
   }
   if (!full()) return ok();
   return fail(Code::kExhausted, "store publication", "{}: {} bytes are stored and still needed, at most {} may be: {}",
-              to_text(for_key), memory_full() ? memory_ : disk_, memory_full() ? limits_.memory_max.count : limits_.disk_max.count,
+              to_text(for_key), memory_full() ? memory_ : disk_,
+              memory_full() ? limits_.memory_max.count : limits_.disk_max.count,
               memory_full() ? "raise the memory budget or give the node a state folder" : "raise the disk budget");
 }
 
@@ -334,7 +335,8 @@ void PublicationStore::erase(const PublicationKey& key) {
     disk_ -= it->second.bytes;
     actions_.push_back(act::DropSpool{it->second.id});
   }
-  unwritten_.erase(unwritten_.lower_bound({it->second.id, 0}), unwritten_.upper_bound({it->second.id, ~std::uint32_t{0}}));
+  unwritten_.erase(unwritten_.lower_bound({it->second.id, 0}),
+                   unwritten_.upper_bound({it->second.id, ~std::uint32_t{0}}));
   keys_.erase(it->second.id);
   seals_.erase(it->second.id);
   entries_.erase(it);

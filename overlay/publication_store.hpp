@@ -44,7 +44,7 @@ struct StoredPublication {
 struct StoreLimits {
   Bytes memory_max{256ull << 20};
   Bytes disk_max{64ull << 30};
-  bool disk = false;                                // there is one
+  bool disk = false;                                    // there is one
   bool memory_is_fixed = false, disk_is_fixed = false;  // by the user: they do not follow the policy's size
   // Each publication takes some kB beside its chunks, and is looked at whenever one comes. A child says what it has of
   // as many.
@@ -73,8 +73,8 @@ class PublicationStore {
   enum class Put { kAdded, kCompleted, kDuplicate };
   // Proves the chunk and keeps it. kNotFound: not announced. kCorrupt: the proof fails (nothing changes), or the whole
   // is not what the manifest says (the publication is then dropped). kExhausted: no room even after dropping
-  // publications below `keep_from`, oldest first, and deltas above this one, newest first. Where `at_once` says that it can
-  // be installed as soon as it is whole: also deltas above its base, and snapshots up to it that are not whole.
+  // publications below `keep_from`, oldest first, and deltas above this one, newest first. Where `at_once` says that it
+  // can be installed as soon as it is whole: also deltas above its base, and snapshots up to it that are not whole.
   Result<Put> put(const Frame& chunk, Version keep_from, bool at_once = false);
   // A chunk of the learner's own making, with what seal() gave.
   Status add_own(const PublicationId& id, const ChunkHead& head, const trust::Hash& hash, Slice data,

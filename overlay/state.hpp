@@ -35,14 +35,14 @@ struct LearnerState {
   std::string run_id;
   std::uint64_t next_worker = 1, next_serial = 1;
   std::map<trust::Nonce, std::uint64_t> used_tokens;  // until when [unix seconds] they would be valid
-  std::map<WorkerId, std::uint64_t> revoked;  // until when [unix seconds] a certificate of theirs may be valid
-  std::map<Version, Digest> published;  // the most recent; a version's digest never changes
+  std::map<WorkerId, std::uint64_t> revoked;          // until when [unix seconds] a certificate of theirs may be valid
+  std::map<Version, Digest> published;                // the most recent; a version's digest never changes
   // A learner that resumes from before a version it has published disowns what came later and begins a new epoch: the
   // one way for workers to go back, and for nobody else to send them there.
   std::uint64_t epoch = 0;
   std::uint16_t port = 0;  // where it listened, so that its workers find it again
   std::map<WorkerId, KnownWorker> known;
-  std::uint64_t issue_reserved = 0;  // all issue times so far are below
+  std::uint64_t issue_reserved = 0;           // all issue times so far are below
   std::map<WorkerId, Conduct::Kept> conduct;  // of those of whom there is something to remember
   friend bool operator==(const LearnerState&, const LearnerState&) = default;
 };

@@ -76,9 +76,9 @@ struct Publication {
   bool activate = true;
 };
 
-// Bytes of what is not whole yet, a delta on the version that was delivered last or a snapshot of a later one: proven to be
-// the learner's, but nothing says yet that the rest will come. Those of one publication come in order, from the first byte
-// on, as far as they are in memory; a snapshot's may come between those of deltas.
+// Bytes of what is not whole yet, a delta on the version that was delivered last or a snapshot of a later one: proven
+// to be the learner's, but nothing says yet that the rest will come. Those of one publication come in order, from the
+// first byte on, as far as they are in memory; a snapshot's may come between those of deltas.
 struct PublicationPart {
   PublicationId id{};
   Version version;
@@ -103,11 +103,13 @@ struct StoredDeltas {
   std::vector<Payload> deltas;
 };
 
-// Where the time T_b of one broadcast went, on the way of the worker that completed the quorum. The parts follow each other
-// and add up to T_b. A worker's clock is not the learner's, so it reports durations.
+// Where the time T_b of one broadcast went, on the way of the worker that completed the quorum. The parts follow each
+// other and add up to T_b. A worker's clock is not the learner's, so it reports durations.
 struct BroadcastParts {
-  Duration encode{};       // until the last byte of the publication was made, without `seal`; the first chunks leave meanwhile
-  Duration seal{};         // hashing and signing of chunks meanwhile; then until the digest was on disk and the publication closed
+  Duration
+      encode{};  // until the last byte of the publication was made, without `seal`; the first chunks leave meanwhile
+  Duration
+      seal{};  // hashing and signing of chunks meanwhile; then until the digest was on disk and the publication closed
   Duration send{};         // then until the worker had its last byte: over all hops, with the proof at each of them
   Duration verify{};       // then until its engine was given the policy: proof of what came last, the floor on disk
   Duration install{};      // then until the policy was active: the token under way, decoding, the digest of the result
@@ -119,11 +121,12 @@ struct BroadcastReport {
   Version version;
   std::optional<Version> base;  // absent: a full snapshot
   Bytes payload;
-  Bytes chunk;               // of a piece of it
-  Duration t_b{};             // begin of the publication until the quorum had acknowledged the installation
-  BroadcastParts parts;       // of t_b
-  std::size_t workers = 0;    // active when it was published
-  std::size_t acknowledged = 0;  // of them, at that time: all but a few that nobody waits for, or one that is far behind
+  Bytes chunk;              // of a piece of it
+  Duration t_b{};           // begin of the publication until the quorum had acknowledged the installation
+  BroadcastParts parts;     // of t_b
+  std::size_t workers = 0;  // active when it was published
+  std::size_t acknowledged =
+      0;                      // of them, at that time: all but a few that nobody waits for, or one that is far behind
   Bytes learner_bytes_sent;   // bytes that left the learner on its data connections meanwhile, headers included
   chains::Topology topology;  // when it was published
   std::size_t depth = 0;      // longest way from the learner, in hops
@@ -170,9 +173,9 @@ struct LearnerStats {
   Bytes chunk_bytes_sent;            // chunk payload bytes sent to seeds and late joiners
   Bytes bytes_sent, bytes_received;  // everything on the wire, control included, before encryption
   std::uint64_t joined = 0, lost = 0, quarantined = 0;
-  std::uint64_t floods = 0;  // workers expelled for saying more than their budgets allow
+  std::uint64_t floods = 0;            // workers expelled for saying more than their budgets allow
   std::size_t known_publications = 0;  // remembered for the child for which most are
-  std::vector<SlowHop> slow_hops;  // the most recent
+  std::vector<SlowHop> slow_hops;      // the most recent
 };
 
 struct WorkerStats {
@@ -182,7 +185,7 @@ struct WorkerStats {
   Bytes chunk_bytes_in, chunk_bytes_forwarded;
   Bytes bytes_in, bytes_out;  // everything on the wire, control included, before encryption
   std::uint64_t chunks_duplicate = 0, chunks_corrupt = 0;
-  Bytes memory, memory_peak;  // chunks held in memory
+  Bytes memory, memory_peak;           // chunks held in memory
   std::size_t known_publications = 0;  // remembered for the child for which most are
 };
 

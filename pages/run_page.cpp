@@ -275,7 +275,8 @@ Result<std::filesystem::path> write_run_page(const RunFiles& run, const std::str
                                              const std::filesystem::path& folder) {
   const std::filesystem::path path = file.empty() ? folder / "report.html" : std::filesystem::path(file);
   if (std::filesystem::is_directory(path))
-    return fail(Code::kInvalid, "--html", "{} is a folder, expected a file; what the page shows is named before --html", path.string());
+    return fail(Code::kInvalid, "--html", "{} is a folder, expected a file; what the page shows is named before --html",
+                path.string());
   ECHO_TRY(write_file_atomic(path, run_page(run, built_in_charts())));
   return path;
 }

@@ -22,7 +22,8 @@ using Members = std::span<const std::size_t>;
 
 class Selection {
  public:
-  Selection(std::span<const Candidate> pool, AllocationLimits limits) : pool_(pool), limits_(limits), in_(pool.size(), false) {
+  Selection(std::span<const Candidate> pool, AllocationLimits limits)
+      : pool_(pool), limits_(limits), in_(pool.size(), false) {
     std::uint32_t machines = 0, hosts = 0;
     for (const Candidate& c : pool) {
       machines = std::max(machines, c.machine);
@@ -78,8 +79,8 @@ class Selection {
     return true;
   }
   bool allows(std::size_t i) const { return allows(Members(&i, 1)); }
-  // Members that exclude it by machine or by host, cheapest eviction first where there is a choice; nothing where one of
-  // them has to stay.
+  // Members that exclude it by machine or by host, cheapest eviction first where there is a choice; nothing where one
+  // of them has to stay.
   std::optional<std::vector<std::size_t>> in_the_way_of(std::size_t i) const {
     const Candidate& c = pool_[i];
     std::vector<std::size_t> out;
@@ -123,12 +124,12 @@ class Selection {
   AllocationLimits limits_;
   std::vector<bool> in_;
   std::vector<std::size_t> members_;
-  std::vector<std::uint64_t> used_;    // by machine, its GPUs that are taken
+  std::vector<std::uint64_t> used_;  // by machine, its GPUs that are taken
   std::vector<std::size_t> of_host_;
 };
 
-// Takes in faster outsiders for slow members and for what excludes them, each time with the least extra cost per rollout
-// gained.
+// Takes in faster outsiders for slow members and for what excludes them, each time with the least extra cost per
+// rollout gained.
 bool reach_by_exchange(std::span<const Candidate> pool, double target, AllocationLimits limits, Selection& set) {
   while (!meets(set.rate(), target)) {
     std::optional<std::tuple<double, double, std::size_t>> best;  // cost per gain, -gain, in
@@ -419,8 +420,8 @@ std::optional<Allocation> allocate_greedy(std::span<const Candidate> pool, doubl
     Improver(pool, order, target, improved).run(drop_first);
     if (improved.cost() < best.cost() * (1 - 1e-12)) best = std::move(improved);
   }
-  // An exchange of several at once is out of reach of that, such as of the parts of a machine for the whole: a search of the
-  // nearest, for as long as its nodes last, finds most of them.
+  // An exchange of several at once is out of reach of that, such as of the parts of a machine for the whole: a search
+  // of the nearest, for as long as its nodes last, finds most of them.
   std::vector<std::size_t> core;
   for (const std::size_t i : order)
     if (best.has(i) || core.size() < first.size() + kOutsidersLookedAt) core.push_back(i);
@@ -487,7 +488,8 @@ std::vector<std::size_t> shortlist(std::span<const Candidate> pool, AllocationLi
     take(largest.members(), largest.count());
     std::vector<std::size_t> dear(pool.size());
     std::iota(dear.begin(), dear.end(), std::size_t{0});
-    std::stable_sort(dear.begin(), dear.end(), [&](auto a, auto b) { return pool[a].usd_per_hour < pool[b].usd_per_hour; });
+    std::stable_sort(dear.begin(), dear.end(),
+                     [&](auto a, auto b) { return pool[a].usd_per_hour < pool[b].usd_per_hour; });
     take(dear, small);
   }
   std::vector<std::size_t> out;

@@ -33,9 +33,9 @@ struct Allocation {
 // Indices by c/mu ascending; ties: more throughput first, then the lower index.
 std::vector<std::size_t> by_unit_cost(std::span<const Candidate> pool);
 
-// The cheapest prefix by c/mu that reaches `target`, skipping what the limits and machines exclude. A prefix that is not
-// enough is mended by exchanging slow members for faster ones at the least extra cost per rollout. Absent when no set was
-// found.
+// The cheapest prefix by c/mu that reaches `target`, skipping what the limits and machines exclude. A prefix that is
+// not enough is mended by exchanging slow members for faster ones at the least extra cost per rollout. Absent when no
+// set was found.
 std::optional<Allocation> allocate_prefix(std::span<const Candidate> pool, double target, AllocationLimits limits = {});
 
 // The same, then made cheaper while that goes: what is not needed is dropped, and one or two members are exchanged for
@@ -43,7 +43,8 @@ std::optional<Allocation> allocate_prefix(std::span<const Candidate> pool, doubl
 std::optional<Allocation> allocate_greedy(std::span<const Candidate> pool, double target, AllocationLimits limits = {});
 
 // The cheapest set of all, by branch and bound from a set that is known (or none). Requires at most kExactPoolMax
-// candidates. Absent when no set reaches the target; `nodes_max` ends the search with the best so far and proven = false.
+// candidates. Absent when no set reaches the target; `nodes_max` ends the search with the best so far and proven =
+// false.
 inline constexpr std::size_t kExactPoolMax = 40;
 struct ExactAllocation {
   std::optional<Allocation> best;
@@ -56,8 +57,8 @@ ExactAllocation allocate_exact(std::span<const Candidate> pool, double target, A
 // pool is below the target.
 std::optional<double> lp_bound(std::span<const Candidate> pool, double target);
 
-// Candidates of a large market that a search needs to look at: the cheapest per rollout, the fastest and the cheapest of
-// all. Ascending; everything where the pool is small.
+// Candidates of a large market that a search needs to look at: the cheapest per rollout, the fastest and the cheapest
+// of all. Ascending; everything where the pool is small.
 std::vector<std::size_t> shortlist(std::span<const Candidate> pool, AllocationLimits limits);
 
 }  // namespace echoline::provisioner

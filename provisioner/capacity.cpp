@@ -56,10 +56,11 @@ int staleness_lag(Duration step_time, Duration arrival, Duration overtaken_by) {
 
 Status check_staleness_budget(int staleness_budget, int publish_every) {
   if (staleness_budget >= publish_every - 1) return ok();
-  return fail(Code::kInvalid, "staleness budget",
-              "S = {} is too small for kappa = {}: rollouts of the newest policy would be too old before the next one is "
-              "published; set S to {} or more, or publish at least every {} steps",
-              staleness_budget, publish_every, publish_every, staleness_budget + 1);
+  return fail(
+      Code::kInvalid, "staleness budget",
+      "S = {} is too small for kappa = {}: rollouts of the newest policy would be too old before the next one is "
+      "published; set S to {} or more, or publish at least every {} steps",
+      staleness_budget, publish_every, publish_every, staleness_budget + 1);
 }
 
 }  // namespace echoline::provisioner

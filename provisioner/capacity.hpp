@@ -22,13 +22,14 @@ struct CapacityTarget {
 // that is not positive, kappa < 1, T_b or headroom negative. (ECHO-2 sec. 3.3)
 Result<CapacityTarget> capacity_target(const LearnerPace& pace, Duration broadcast_time, double headroom = 0.10);
 
-// Least staleness budget under which the learner never waits, with fleet capacity M: a batch under a new policy can exist
-// k = ceil((R/M + T_b)/T) steps after it, and until then only older ones: kappa - 1 + k. (ECHO-2 App. B)
+// Least staleness budget under which the learner never waits, with fleet capacity M: a batch under a new policy can
+// exist k = ceil((R/M + T_b)/T) steps after it, and until then only older ones: kappa - 1 + k. (ECHO-2 App. B)
 int needed_staleness(const LearnerPace& pace, Duration broadcast_time, double rollouts_per_s);
 
-// For how many steps a rollout can be older than the pacing of the work makes it (replay_buffer/rules, staleness_worst):
-// until the last worker generates with a version that was published, and while a group of the slowest worker lets
-// batches through that were asked for later and came earlier. `overtaken_by`: how much longer it takes than the fastest.
+// For how many steps a rollout can be older than the pacing of the work makes it (replay_buffer/rules,
+// staleness_worst): until the last worker generates with a version that was published, and while a group of the slowest
+// worker lets batches through that were asked for later and came earlier. `overtaken_by`: how much longer it takes than
+// the fastest.
 int staleness_lag(Duration step_time, Duration arrival, Duration overtaken_by);
 
 // kInvalid unless S >= kappa - 1: with a smaller budget, the newest published policy is too old before the next one

@@ -25,7 +25,9 @@ std::string not_stated(std::string_view what, std::string_view key) {
 }  // namespace
 
 std::optional<BitRate> up_of(const PlanRequest& r, const Offer& o) { return capped(r, either(o.up, r.assume.up)); }
-std::optional<BitRate> down_of(const PlanRequest& r, const Offer& o) { return capped(r, either(o.down, r.assume.down)); }
+std::optional<BitRate> down_of(const PlanRequest& r, const Offer& o) {
+  return capped(r, either(o.down, r.assume.down));
+}
 std::optional<double> reliability_of(const PlanRequest& r, const Offer& o) {
   return either(o.reliability, r.assume.reliability);
 }
@@ -97,7 +99,8 @@ std::optional<std::string> defect_of(const PlanRequest& r, const Offer& o) {
   if (!up) return not_stated("uplink", "up");
   if (!down_of(r, o)) return not_stated("downlink", "down");
   if (r.up_min && either(o.up, r.assume.up) < r.up_min)
-    return fmt::format("uplink {:.3g} Mbit/s below {:.3g}", either(o.up, r.assume.up)->mbit_per_s(), r.up_min->mbit_per_s());
+    return fmt::format("uplink {:.3g} Mbit/s below {:.3g}", either(o.up, r.assume.up)->mbit_per_s(),
+                       r.up_min->mbit_per_s());
   if (!(o.rollouts_per_s > 0)) return "throughput not known: no measurement, no profile of this GPU, no dlperf";
   const OfferCost cost = cost_of(r, o, 1);
   if (!cost.gpu) return r.pricing == Pricing::kBid ? "no bid stated that would rent it" : "its price is not stated";

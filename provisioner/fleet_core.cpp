@@ -8,10 +8,10 @@
 namespace echoline::provisioner {
 namespace {
 
-constexpr int kSamplesPerWindow = 32;         // completions close in time are added up
-constexpr double kGroupsInWindow = 8;         // at least
+constexpr int kSamplesPerWindow = 32;  // completions close in time are added up
+constexpr double kGroupsInWindow = 8;  // at least
 constexpr double kGuessGroups = 2;
-constexpr double kGroupsBeforeJudged = 4;     // before a worker counts as slower than promised
+constexpr double kGroupsBeforeJudged = 4;                    // before a worker counts as slower than promised
 constexpr Duration kHandInPause = std::chrono::seconds(10);  // longer ones between two results count as so long
 constexpr double kBytesPerGb = 1e9;
 constexpr Duration kUnanswered = std::chrono::minutes(5);  // after that a start that nobody answered has not happened
@@ -26,7 +26,8 @@ void keep_last(std::deque<T>& samples, T sample) {
 }  // namespace
 
 std::string_view to_string(MachineState state) {
-  constexpr std::array<std::string_view, 7> kNames{"asked", "starting", "booting", "working", "draining", "stopping", "doubtful"};
+  constexpr std::array<std::string_view, 7> kNames{"asked",    "starting", "booting", "working",
+                                                   "draining", "stopping", "doubtful"};
   return kNames.at(static_cast<std::size_t>(state));
 }
 
@@ -243,7 +244,8 @@ void FleetCore::on(const fleet::Joined& e) {
   machine->worker = e.worker;
   progressed(*machine);
   by_worker_[e.worker] = machine->key;
-  if (machine->state == MachineState::kDraining) actions_.push_back(fleet::Drain{e.worker, machine->why});  // back, and told anew
+  if (machine->state == MachineState::kDraining)
+    actions_.push_back(fleet::Drain{e.worker, machine->why});  // back, and told anew
   if (machine->state != MachineState::kBooting) return;
   move(*machine, MachineState::kWorking);
   if (const auto entry = book_.find(e.offer); entry != book_.end()) entry->second.failures = 0;
@@ -263,7 +265,8 @@ void FleetCore::on(const fleet::Beat& e) {
   const double busy_s = std::exchange(machine->unfinished_s, 0);
   if (busy_s == 0) return;
   auto& samples = machine->samples;
-  if (samples.empty() || now_ - samples.back().at >= rules::kWindow / kSamplesPerWindow) samples.push_back({now_, 0, 0});
+  if (samples.empty() || now_ - samples.back().at >= rules::kWindow / kSamplesPerWindow)
+    samples.push_back({now_, 0, 0});
   samples.back().rollouts += e.rollouts;
   samples.back().busy_s += busy_s;
   double rollouts = 0, busy = 0;
@@ -289,23 +292,28 @@ void FleetCore::on(const fleet::Moved& e) {
   if (machine == nullptr) return;
   if (machine->samples.empty()) {  // what it says it has received counts up to a snapshot, and once
     const Bytes part{rules_.snapshot.count / rules::kArrivalParts};
-    if (part == Bytes{} || e.received.count < machine->received_then.count + part.count || machine->received_then >= rules_.snapshot) return;
+    if (part == Bytes{} || e.received.count < machine->received_then.count + part.count ||
+        machine->received_then >= rules_.snapshot)
+      return;
     machine->received_then = e.received;
     return progressed(*machine);
   }
   auto& traffic = machine->traffic;
-  if (!traffic.empty() && (e.received < traffic.back().received || e.forwarded < traffic.back().forwarded)) traffic.clear();
+  if (!traffic.empty() && (e.received < traffic.back().received || e.forwarded < traffic.back().forwarded))
+    traffic.clear();
   const Duration period = rules_.pace.publish_every * step_time();
   const Duration window = std::max<Duration>(rules::kTrafficWindow, 5 * period);
-  if (traffic.empty() || now_ - traffic.back().at >= window / kSamplesPerWindow) traffic.push_back({now_, e.received, e.forwarded});
+  if (traffic.empty() || now_ - traffic.back().at >= window / kSamplesPerWindow)
+    traffic.push_back({now_, e.received, e.forwarded});
   while (traffic.size() > 2 && now_ - traffic[1].at >= window) traffic.pop_front();
   const auto& from = traffic.front();
   const auto& to = traffic.back();
   const Duration over = to.at - from.at;
   if (over < std::max<Duration>(std::chrono::minutes(1), 2 * period)) return;
   const FleetOffer& offer = machine->offer;
-  const double usd = static_cast<double>(to.received.count - from.received.count) / kBytesPerGb * offer.download_usd_per_gb +
-                     static_cast<double>(to.forwarded.count - from.forwarded.count) / kBytesPerGb * offer.upload_usd_per_gb;
+  const double usd =
+      static_cast<double>(to.received.count - from.received.count) / kBytesPerGb * offer.download_usd_per_gb +
+      static_cast<double>(to.forwarded.count - from.forwarded.count) / kBytesPerGb * offer.upload_usd_per_gb;
   machine->traffic_usd_per_hour = usd * 3600 / seconds(over);
 }
 
@@ -370,7 +378,8 @@ void FleetCore::on(const fleet::OffersRefreshed& e) {
   book_ = std::move(fresh);
   look_again_ = {};
   if (added + cheaper + dearer + gone > 0)
-    note("market", "", fmt::format("{} offers: {} new, {} gone, {} cheaper, {} dearer", book_.size(), added, gone, cheaper, dearer));
+    note("market", "",
+         fmt::format("{} offers: {} new, {} gone, {} cheaper, {} dearer", book_.size(), added, gone, cheaper, dearer));
 }
 
 // ---- the table ----
@@ -404,7 +413,9 @@ void FleetCore::erase(const Machine& machine) {
 
 FleetCore::Machine* FleetCore::dearest(const std::function<bool(const Machine&)>& meant) {
   const double scale = traffic_scale();
-  const auto unit_cost = [&](const Machine& machine) { return price_of(machine, scale) / std::max(rate_of(machine), 1e-12); };
+  const auto unit_cost = [&](const Machine& machine) {
+    return price_of(machine, scale) / std::max(rate_of(machine), 1e-12);
+  };
   Machine* found = nullptr;
   for (auto& [key, machine] : machines_)
     if (meant(machine) && (found == nullptr || unit_cost(machine) > unit_cost(*found))) found = &machine;
@@ -488,8 +499,10 @@ void FleetCore::ends_soon(Machine& machine, const std::string& why, bool outbid)
   if (machine.state != MachineState::kBooting && machine.state != MachineState::kWorking) return;
   lose(machine, "lost", why);
   blame(machine, outbid);
-  if (machine.state == MachineState::kWorking) drain(machine, why);
-  else stop(machine, why);
+  if (machine.state == MachineState::kWorking)
+    drain(machine, why);
+  else
+    stop(machine, why);
 }
 
 void FleetCore::forget(Machine& machine, const std::string& why, bool ran) {

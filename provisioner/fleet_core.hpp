@@ -46,10 +46,10 @@ struct FleetRules {
   std::optional<std::size_t> per_host_max;  // of one owner (of one machine, where the owner is not stated)
   // Absent: whatever the plan costs; but a learner that turns out faster than planned is then not given more than that.
   std::optional<double> usd_per_hour_max;
-  std::optional<double> usd_max;                // of the whole run, earlier processes included
-  Duration boot_max = std::chrono::seconds(60);  // from asking for a machine until its worker has joined
+  std::optional<double> usd_max;                     // of the whole run, earlier processes included
+  Duration boot_max = std::chrono::seconds(60);      // from asking for a machine until its worker has joined
   Duration stalled_after = std::chrono::minutes(5);  // in which others hand in results, and a worker none
-  bool replace_lost = true;  // at once; otherwise a loss waits like any shortfall
+  bool replace_lost = true;                          // at once; otherwise a loss waits like any shortfall
 };
 
 // The same in every run; docs/provisioning.md gives the reasons.
@@ -67,16 +67,20 @@ inline constexpr std::size_t kRentalsPerMinute = 4;  // or a quarter of machines
 inline constexpr std::size_t kPaceSamples = 15;      // the median of so many measured T and T_b counts
 inline constexpr std::size_t kPaceSamplesMin = 5;
 inline constexpr double kLied = 0.7;  // who does less than this of what was promised is taken at what it did
-inline constexpr std::uint64_t kArrivalParts = 8;  // of a snapshot: a newcomer that has received another one is not stalled
-inline constexpr Duration kDrain = std::chrono::minutes(2);  // for handing in what was begun, before a machine is let go
-inline constexpr Duration kTrafficWindow = std::chrono::minutes(5);  // of a worker's measured traffic; five periods if longer
+inline constexpr std::uint64_t kArrivalParts =
+    8;  // of a snapshot: a newcomer that has received another one is not stalled
+inline constexpr Duration kDrain =
+    std::chrono::minutes(2);  // for handing in what was begun, before a machine is let go
+inline constexpr Duration kTrafficWindow =
+    std::chrono::minutes(5);                                   // of a worker's measured traffic; five periods if longer
 inline constexpr Duration kReserve = std::chrono::minutes(3);  // of the total budget, kept for giving everything back
-inline constexpr Duration kStepMax = std::chrono::seconds(5);  // more time than this between two ticks was not lived through
+inline constexpr Duration kStepMax =
+    std::chrono::seconds(5);  // more time than this between two ticks was not lived through
 }  // namespace rules
 
 // asked: the ledger is to book it; starting: the provider was asked; booting: it runs, its worker has not joined;
-// working; draining: it gets no more work and hands in what it has; stopping: asked to end; doubtful: nobody knows whether it
-// exists.
+// working; draining: it gets no more work and hands in what it has; stopping: asked to end; doubtful: nobody knows
+// whether it exists.
 enum class MachineState { kAsked, kStarting, kBooting, kWorking, kDraining, kStopping, kDoubtful };
 std::string_view to_string(MachineState state);
 
@@ -188,9 +192,9 @@ struct OffersRefreshed {
 };
 }  // namespace fleet
 using FleetEvent =
-    std::variant<fleet::Booked, fleet::BookingFailed, fleet::Recovered, fleet::Started, fleet::StartFailed, fleet::Found,
-                 fleet::Stopped, fleet::StopFailed, fleet::Exited, fleet::Ending, fleet::PriceChanged, fleet::Joined,
-                 fleet::Beat, fleet::Moved, fleet::Leaving, fleet::Drained, fleet::Left, fleet::Waiting,
+    std::variant<fleet::Booked, fleet::BookingFailed, fleet::Recovered, fleet::Started, fleet::StartFailed,
+                 fleet::Found, fleet::Stopped, fleet::StopFailed, fleet::Exited, fleet::Ending, fleet::PriceChanged,
+                 fleet::Joined, fleet::Beat, fleet::Moved, fleet::Leaving, fleet::Drained, fleet::Left, fleet::Waiting,
                  fleet::StepMeasured, fleet::BroadcastMeasured, fleet::Spent, fleet::OffersRefreshed>;
 
 // --- actions, to be carried out in order ---
@@ -215,7 +219,7 @@ struct Look {
 struct BookEnd {
   Ticket ticket = 0;
   std::string why;
-  bool ran = true;  // false: it never existed, and costs nothing
+  bool ran = true;                            // false: it never existed, and costs nothing
   std::optional<double> rollouts_per_s = {};  // as measured
 };
 // The worker's machine has ended: nobody needs to wait for it.
@@ -230,14 +234,15 @@ struct Drain {
 };
 // A decision, with the numbers it was made by.
 struct Note {
-  std::string what;   // planned, replaced, added, released, lost, failed, demoted, adopted, price, budget, short, faster, market, stop_failed
+  std::string what;   // planned, replaced, added, released, lost, failed, demoted, adopted, price, budget, short,
+                      // faster, market, stop_failed
   std::string offer;  // "" where it is about the fleet
   std::string why;
   Ticket ticket = 0;
 };
 }  // namespace fleet
-using FleetAction =
-    std::variant<fleet::Book, fleet::Start, fleet::Stop, fleet::Look, fleet::BookEnd, fleet::GiveUp, fleet::Drain, fleet::Note>;
+using FleetAction = std::variant<fleet::Book, fleet::Start, fleet::Stop, fleet::Look, fleet::BookEnd, fleet::GiveUp,
+                                 fleet::Drain, fleet::Note>;
 
 // How the fleet stands, for those who watch.
 struct FleetNumbers {
@@ -247,7 +252,7 @@ struct FleetNumbers {
   double expected_rollouts_per_s = 0;  // with those that are on their way
   double usd_per_hour = 0;             // of all that is or may be rented
   double usd = 0;
-  double idle_fraction = 0;            // of the learner, lately
+  double idle_fraction = 0;  // of the learner, lately
   Duration step_time{}, broadcast_time{};
   Bytes payload{};
   std::size_t working = 0, joining = 0, stopping = 0;
@@ -280,7 +285,7 @@ class FleetCore {
     };
     std::deque<Sample> samples;
     std::optional<double> measured;  // rollouts/s, of them
-    double unfinished_s = 0;  // worked on what it has not handed in yet
+    double unfinished_s = 0;         // worked on what it has not handed in yet
     // Of the whole fleet, when it last handed in something, or was seen to receive its first policy, or to ask for work
     // that nobody could be given.
     double rollouts_then = 0;
@@ -290,8 +295,8 @@ class FleetCore {
       TimePoint at;
       Bytes received, forwarded;
     };
-    std::deque<Traffic> traffic;                  // from its first rollouts on: what it took to join is over by then
-    std::optional<double> traffic_usd_per_hour;   // of it
+    std::deque<Traffic> traffic;                 // from its first rollouts on: what it took to join is over by then
+    std::optional<double> traffic_usd_per_hour;  // of it
   };
 
   // `offers`: the market. `wanted`: what the plan chose, rented first, whatever the measured target is.
@@ -391,7 +396,7 @@ class FleetCore {
   double share_of(const FleetOffer& offer) const;
   Duration step_time() const, broadcast_time() const;  // as planned until enough were measured
   Bytes payload() const;
-  double traffic_scale() const;  // what traffic costs, as measured, against the plan
+  double traffic_scale() const;                    // what traffic costs, as measured, against the plan
   double price_of(const FleetOffer& offer) const;  // an hour, traffic included
   double price_of(const Machine& machine) const { return price_of(machine, traffic_scale()); }
   static double price_of(const Machine& machine, double traffic_scale);
@@ -408,7 +413,7 @@ class FleetCore {
   std::map<std::string, Entry, std::less<>> book_;
   std::map<std::string, double> shares_;  // by host_of(): what it keeps of its promises
   std::vector<std::string> wanted_;
-  std::map<std::uint64_t, Machine> machines_;  // by a number of their own, which grows
+  std::map<std::uint64_t, Machine> machines_;                 // by a number of their own, which grows
   std::set<std::pair<std::string, std::uint64_t>> by_offer_;  // the offers' ids
   std::map<Ticket, std::uint64_t> by_ticket_;
   std::map<WorkerId, std::uint64_t> by_worker_;

@@ -10,10 +10,10 @@
 namespace echoline::provisioner {
 namespace {
 
-constexpr std::size_t kPoolMax = 512;         // of the cheapest offers, that a choice looks at
+constexpr std::size_t kPoolMax = 512;                     // of the cheapest offers, that a choice looks at
 constexpr Duration kLookAgain = std::chrono::seconds(1);  // in a book of offers that had nothing to rent
-constexpr double kGroupsBeforeStalled = 8;    // that it should have made, and made none
-constexpr double kStalledShare = 0.1;         // what a host is taken for whose worker stalled
+constexpr double kGroupsBeforeStalled = 8;                // that it should have made, and made none
+constexpr double kStalledShare = 0.1;                     // what a host is taken for whose worker stalled
 
 template <class T>
 T median(const std::deque<T>& samples) {
@@ -39,7 +39,8 @@ class Beside {
     if (ids_.contains(offer.id)) return false;
     std::size_t of_host = 0;
     if (const auto it = hosts_.find({offer.provider, offer.host}); it != hosts_.end()) {
-      if (std::any_of(it->second.begin(), it->second.end(), [&](auto gpus) { return (gpus & offer.gpus) != 0; })) return false;
+      if (std::any_of(it->second.begin(), it->second.end(), [&](auto gpus) { return (gpus & offer.gpus) != 0; }))
+        return false;
       of_host = it->second.size();
     }
     if (!offer.owner.empty()) {
@@ -103,12 +104,14 @@ Duration FleetCore::broadcast_time() const {
   return broadcasts_.size() >= rules::kPaceSamplesMin ? median(broadcasts_) : rules_.broadcast_time;
 }
 
-Bytes FleetCore::payload() const { return payloads_.size() >= rules::kPaceSamplesMin ? median(payloads_) : rules_.payload; }
+Bytes FleetCore::payload() const {
+  return payloads_.size() >= rules::kPaceSamplesMin ? median(payloads_) : rules_.payload;
+}
 
 double FleetCore::traffic_scale() const {
   if (rules_.payload == Bytes{}) return 1;
-  return static_cast<double>(payload().count) / static_cast<double>(rules_.payload.count) * seconds(rules_.pace.step_time) /
-         seconds(step_time());
+  return static_cast<double>(payload().count) / static_cast<double>(rules_.payload.count) *
+         seconds(rules_.pace.step_time) / seconds(step_time());
 }
 
 double FleetCore::price_of(const FleetOffer& offer) const {
@@ -116,7 +119,8 @@ double FleetCore::price_of(const FleetOffer& offer) const {
 }
 
 double FleetCore::price_of(const Machine& machine, double traffic_scale) {
-  return machine.offer.usd_per_hour + machine.traffic_usd_per_hour.value_or(machine.offer.traffic_usd_per_hour * traffic_scale);
+  return machine.offer.usd_per_hour +
+         machine.traffic_usd_per_hour.value_or(machine.offer.traffic_usd_per_hour * traffic_scale);
 }
 
 double FleetCore::usd_per_hour() const {
@@ -143,7 +147,8 @@ double FleetCore::idle() const {
 std::string FleetCore::numbers_text() const {
   const FleetNumbers n = numbers();
   return fmt::format(
-      "{:.4g} rollouts/s are there or on their way, {:.4g} are wanted (M* {:.4g}; T {}, T_b {}); the learner waits {:.1f} % "
+      "{:.4g} rollouts/s are there or on their way, {:.4g} are wanted (M* {:.4g}; T {}, T_b {}); the learner waits "
+      "{:.1f} % "
       "of the time; ${:.4g} an hour, ${:.4g} spent",
       n.expected_rollouts_per_s, n.target_rollouts_per_s, n.required_rollouts_per_s, to_text(n.step_time),
       to_text(n.broadcast_time), 100 * n.idle_fraction, n.usd_per_hour, n.usd);
@@ -175,8 +180,8 @@ FleetNumbers FleetCore::numbers() const {
   return n;
 }
 
-// M* from what was measured. More than was planned is asked for only where the user has said what an hour may cost. Where the
-// broadcast takes more than half of a period, more machines are not what helps: twice R/T is the most then.
+// M* from what was measured. More than was planned is asked for only where the user has said what an hour may cost.
+// Where the broadcast takes more than half of a period, more machines are not what helps: twice R/T is the most then.
 void FleetCore::retarget() {
   LearnerPace pace = rules_.pace;
   pace.step_time = step_time();
@@ -191,8 +196,8 @@ void FleetCore::retarget() {
   const bool above = !wanted || wanted->required_rollouts_per_s > limit * (1 + rules::kDeadband);
   if (above)
     note_once("faster", "",
-              fmt::format("steps of {} with broadcasts of {} could use more than {:.4g} rollouts/s; {}", to_text(pace.step_time),
-                          to_text(t_b), limit,
+              fmt::format("steps of {} with broadcasts of {} could use more than {:.4g} rollouts/s; {}",
+                          to_text(pace.step_time), to_text(t_b), limit,
                           rules_.usd_per_hour_max ? "but the broadcast is what they wait for"
                                                   : "fleet.usd_per_hour_max says how much more that may cost"));
   target_.required_rollouts_per_s = wanted ? std::min(limit, wanted->required_rollouts_per_s) : limit;
@@ -250,8 +255,9 @@ void FleetCore::mind_stalled() {
     if (others <= 0) continue;
     const double due = (rollouts_ - machine.rollouts_then) * rate / others;
     if (due < kGroupsBeforeStalled * rules_.group_size) continue;
-    const std::string why = fmt::format("others have handed in for {}, of which {:.4g} rollouts would be its share, and it nothing",
-                                        to_text(worked_ - machine.worked_then), due);
+    const std::string why =
+        fmt::format("others have handed in for {}, of which {:.4g} rollouts would be its share, and it nothing",
+                    to_text(worked_ - machine.worked_then), due);
     lose(machine, "lost", why);
     demote(machine, kStalledShare);
     blame(machine, false);
@@ -333,11 +339,14 @@ void FleetCore::rent_wanted() {
     if (adopted && expected() >= target_.provisioned_rollouts_per_s * (1 - rules::kDeadband)) continue;
     const double price = price_of(entry->second.offer);
     if (machines_.size() >= rules_.machines_max || !affordable(usd_per_hour() + price)) {
-      note_once("budget", id, fmt::format("it was planned, and ${:.4g} an hour more are not allowed; {}", price, numbers_text()));
+      note_once("budget", id,
+                fmt::format("it was planned, and ${:.4g} an hour more are not allowed; {}", price, numbers_text()));
       continue;
     }
-    rent(id, "planned", fmt::format("the plan chose it: {:.4g} rollouts/s for ${:.4g} an hour",
-                                    entry->second.offer.rollouts_per_s, price), false);
+    rent(id, "planned",
+         fmt::format("the plan chose it: {:.4g} rollouts/s for ${:.4g} an hour", entry->second.offer.rollouts_per_s,
+                     price),
+         false);
   }
   wanted_ = std::move(later);
 }

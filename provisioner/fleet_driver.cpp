@@ -14,7 +14,8 @@ constexpr std::string_view kOperation = "fleet";
 constexpr std::size_t kQueueMax = 65'536;
 constexpr std::size_t kInputsAtOnce = 4096;
 constexpr Duration kGrace = std::chrono::seconds(5);  // between asking an instance to end and ending it
-// What the ledger knows of an instance is so old at most: the most that a killed learner's fleet can be booked short of.
+// What the ledger knows of an instance is so old at most: the most that a killed learner's fleet can be booked short
+// of.
 constexpr Duration kSignsEvery = std::chrono::seconds(5);
 constexpr Duration kSpentEvery = std::chrono::seconds(1);
 constexpr Duration kCloseLocal = kGrace + std::chrono::seconds(2), kCloseRemote = std::chrono::minutes(2);
@@ -40,7 +41,11 @@ FleetRules rules_of(const FleetOptions& options) {
 }
 
 FleetOffer fleet_offer(const PlanRequest& request, const Offer& offer, const OfferCost& cost) {
-  FleetOffer lot{offer.id, offer.provider, offer.host, offer.rollouts_per_s, cost.gpu.value_or(0) + cost.storage.value_or(0),
+  FleetOffer lot{offer.id,
+                 offer.provider,
+                 offer.host,
+                 offer.rollouts_per_s,
+                 cost.gpu.value_or(0) + cost.storage.value_or(0),
                  cost.bandwidth.value_or(0)};
   lot.owner = offer.owner;
   lot.upload_usd_per_gb = offer.upload_usd_per_gb.value_or(request.assume.upload_usd_per_gb.value_or(0));
@@ -57,7 +62,8 @@ void warn(const Status& status) {
 
 }  // namespace
 
-FleetDriver::FleetDriver(FleetOptions options) : options_(std::move(options)), queue_(kQueueMax), clock_(options_.clock ? *options_.clock : system_clock_) {
+FleetDriver::FleetDriver(FleetOptions options)
+    : options_(std::move(options)), queue_(kQueueMax), clock_(options_.clock ? *options_.clock : system_clock_) {
   for (const PlanRow& row : options_.plan.rows)
     if (row.rank > 0) offers_[row.offer.id] = &row.offer;
 }
@@ -77,8 +83,9 @@ Result<std::unique_ptr<FleetDriver>> FleetDriver::start(FleetOptions options) {
   });
   ECHO_TRY(outcome.get());
   if (raw->options_.market)
-    raw->watch_.emplace(raw->options_.market, raw->options_.market_every,
-                        [raw](std::vector<Offer> offers) { raw->queue_.try_push(Input(Refreshed{std::move(offers)})); });
+    raw->watch_.emplace(raw->options_.market, raw->options_.market_every, [raw](std::vector<Offer> offers) {
+      raw->queue_.try_push(Input(Refreshed{std::move(offers)}));
+    });
   return driver;
 }
 
@@ -107,8 +114,10 @@ Status FleetDriver::open_on_thread() {
   std::map<std::string, std::size_t> unusable;
   for (const PlanRow& row : options_.plan.rows) {
     if (row.rank == 0) continue;
-    if (provider_of(row.offer.provider)) market.push_back(fleet_offer(options_.plan.request, row.offer, row.cost));
-    else ++unusable[row.offer.provider];
+    if (provider_of(row.offer.provider))
+      market.push_back(fleet_offer(options_.plan.request, row.offer, row.cost));
+    else
+      ++unusable[row.offer.provider];
   }
   for (const auto& [provider, count] : unusable)
     log::info("{} offers are of provider '{}', which cannot be used here", count, provider);
@@ -142,7 +151,8 @@ Status FleetDriver::take_up() {
   for (const LedgerRow& row : ledger_->orphans()) {
     if (row.run != options_.run) continue;
     if (const auto provider = provider_of(row.provider); !provider)
-      return fail(Code::kInvalid, kOperation, "an earlier process of this run rented {} from '{}', and it may still cost: {}",
+      return fail(Code::kInvalid, kOperation,
+                  "an earlier process of this run rented {} from '{}', and it may still cost: {}",
                   row.instance.empty() ? row.label : row.instance, row.provider, provider.error().message());
     labels_[row.id] = row.label;
     accounts_[row.id].last_known_unix_s = row.last_known_unix_s();
@@ -191,7 +201,8 @@ void FleetDriver::close_all() {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     for (const auto& [key, machine] : core_->machines())
-      log::error("{} ({}) may still be rented; `echoline down` releases it", labels_[machine.ticket], machine.instance.text);
+      log::error("{} ({}) may still be rented; `echoline down` releases it", labels_[machine.ticket],
+                 machine.instance.text);
     book_ends();
     update_summary();
   }
@@ -245,7 +256,8 @@ void FleetDriver::act(const fleet::Look& a) {
 
 void FleetDriver::act(const fleet::BookEnd& a) {
   book_signs();
-  if (a.rollouts_per_s) warn(ledger_->measured(a.ticket, {a.rollouts_per_s, std::nullopt, std::nullopt}, clock_.unix_seconds()));
+  if (a.rollouts_per_s)
+    warn(ledger_->measured(a.ticket, {a.rollouts_per_s, std::nullopt, std::nullopt}, clock_.unix_seconds()));
   const Account account = std::exchange(accounts_[a.ticket], {});
   accounts_.erase(a.ticket);
   // What ended with the process that had it ended when it was last heard of, and not now.
@@ -318,9 +330,7 @@ void FleetDriver::on(const std::string&, const StartFailed& e) {
 
 void FleetDriver::on(const std::string&, const Stopped& e) { hear(fleet::Stopped{e.ticket}); }
 
-void FleetDriver::on(const std::string&, const StopFailed& e) {
-  hear(fleet::StopFailed{e.ticket, e.error.message()});
-}
+void FleetDriver::on(const std::string&, const StopFailed& e) { hear(fleet::StopFailed{e.ticket, e.error.message()}); }
 
 void FleetDriver::on(const std::string&, const Exited& e) {
   auto ticket = ticket_of(e.instance);
@@ -344,11 +354,11 @@ void FleetDriver::on(const std::string& provider, const Listed& e) {
   if (e.error) log::warn("{}", e.error->message());
   if (e.ticket == 0) {  // all that carry a label of this run
     for (const InstanceInfo& info : e.instances) {
-      const bool known = std::any_of(core_->machines().begin(), core_->machines().end(), [&](const auto& entry) {
-        return labels_[entry.second.ticket] == info.label;
-      });
+      const bool known = std::any_of(core_->machines().begin(), core_->machines().end(),
+                                     [&](const auto& entry) { return labels_[entry.second.ticket] == info.label; });
       if (known) continue;  // somebody looks for it
-      const auto row = ledger_->found(provider, info.instance.text, info.label, info.usd_per_hour, clock_.unix_seconds());
+      const auto row =
+          ledger_->found(provider, info.instance.text, info.label, info.usd_per_hour, clock_.unix_seconds());
       warn(row ? ok() : Status(row.error()));
       if (!row) continue;
       labels_[row->id] = row->label;
@@ -391,10 +401,13 @@ void FleetDriver::book_signs() {
   std::vector<LedgerSign> signs;
   for (auto& [ticket, account] : accounts_) {
     if (!account.runs) continue;
-    signs.push_back({ticket, std::exchange(account.forwarded_unbooked, {}), std::exchange(account.received_unbooked, {})});
+    signs.push_back(
+        {ticket, std::exchange(account.forwarded_unbooked, {}), std::exchange(account.received_unbooked, {})});
     const auto* machine = core_->machine_of(ticket);
     const auto measured = machine != nullptr && machine->measured ? machine->measured : account.measured;
-    if (measured == account.measured && account.up.best() == account.up_booked && account.down.best() == account.down_booked) continue;
+    if (measured == account.measured && account.up.best() == account.up_booked &&
+        account.down.best() == account.down_booked)
+      continue;
     account.measured = measured;
     account.up_booked = account.up.best();
     account.down_booked = account.down.best();

@@ -1,5 +1,5 @@
-// The fleet of one run: the thread that carries out what provisioner/fleet_core decides. Every instance is in the ledger
-// before it is asked for, and every offer is rented from the provider that it names.
+// The fleet of one run: the thread that carries out what provisioner/fleet_core decides. Every instance is in the
+// ledger before it is asked for, and every offer is rented from the provider that it names.
 #pragma once
 #include <functional>
 #include <map>
@@ -23,24 +23,25 @@ namespace echoline::provisioner {
 
 struct FleetOptions {
   std::string run;
-  Plan plan;  // what it chose is rented first, and nothing that it does not consider
-  Duration boot_max = std::chrono::seconds(60);    // from asking for a machine until its worker has joined
+  Plan plan;                                     // what it chose is rented first, and nothing that it does not consider
+  Duration boot_max = std::chrono::seconds(60);  // from asking for a machine until its worker has joined
   Duration stalled_after = std::chrono::minutes(5);
   bool replace_lost = true;
-  MarketLook market;           // may be empty: then what the plan considers is all there is
+  MarketLook market;                                // may be empty: then what the plan considers is all there is
   Duration market_every = std::chrono::seconds(2);  // it is called
   // What the run has cost beside its fleet, for the budget in total; may be empty. On the fleet's thread.
   std::function<double()> other_usd;
   std::filesystem::path ledger_file;
   ProviderOptions providers;
-  // What makes an instance of this offer a worker of the run: arguments, environment, image, ports, disk. On the fleet's
-  // thread.
+  // What makes an instance of this offer a worker of the run: arguments, environment, image, ports, disk. On the
+  // fleet's thread.
   std::function<Result<LaunchSpec>(const Offer&)> launch;
-  const Clock* clock = nullptr;                    // the system's, if there is none
-  Duration tick = std::chrono::milliseconds(50);   // of that system's: how often providers are looked after
+  const Clock* clock = nullptr;                   // the system's, if there is none
+  Duration tick = std::chrono::milliseconds(50);  // of that system's: how often providers are looked after
   // Hears of every decision and of what is rented and ended. On the fleet's thread, must not block.
   std::function<void(std::string_view event, const std::string& offer, const std::string& detail)> record;
-  // A worker is to get no more work; drained() once it has handed in what it has. On the fleet's thread, must not block.
+  // A worker is to get no more work; drained() once it has handed in what it has. On the fleet's thread, must not
+  // block.
   std::function<void(WorkerId worker, const std::string& why)> drain;
   // The machine of a worker has ended by itself. On the fleet's thread, must not block.
   std::function<void(WorkerId worker, const std::string& why)> machine_ended;
@@ -57,20 +58,25 @@ struct FleetSummary {
 // Every method is thread-safe and returns at once, but for start() and stop().
 class FleetDriver {
  public:
-  // Opens the ledger, takes up what an earlier process of this run left, and rents what is wanted. kInvalid where an offer
-  // names a provider that cannot be used: no other is asked in its place.
+  // Opens the ledger, takes up what an earlier process of this run left, and rents what is wanted. kInvalid where an
+  // offer names a provider that cannot be used: no other is asked in its place.
   static Result<std::unique_ptr<FleetDriver>> start(FleetOptions options);
   ~FleetDriver();  // stop()
 
-  void joined(WorkerId worker, const std::string& offer) { tell(fleet::Joined{worker, offer}); }  // also when it is back
-  void left(WorkerId worker, const std::string& why) { tell(fleet::Left{worker, why}); }          // for good
-  // And the bytes that it has received and forwarded since it joined, by its own word, and that others say came from it.
+  void joined(WorkerId worker, const std::string& offer) {
+    tell(fleet::Joined{worker, offer});
+  }                                                                                       // also when it is back
+  void left(WorkerId worker, const std::string& why) { tell(fleet::Left{worker, why}); }  // for good
+  // And the bytes that it has received and forwarded since it joined, by its own word, and that others say came from
+  // it.
   void beat(const fleet::Beat& beat, Bytes received, Bytes forwarded, Bytes delivered);
   void leaving(WorkerId worker) { tell(fleet::Leaving{worker}); }  // told to end by whoever runs its machine
   void drained(WorkerId worker) { tell(fleet::Drained{worker}); }
   void learner_waits(bool now_waits) { tell(fleet::Waiting{now_waits}); }
   void step_measured(Duration step_time) { tell(fleet::StepMeasured{step_time}); }
-  void broadcast_measured(Duration broadcast_time, Bytes payload) { tell(fleet::BroadcastMeasured{broadcast_time, payload}); }
+  void broadcast_measured(Duration broadcast_time, Bytes payload) {
+    tell(fleet::BroadcastMeasured{broadcast_time, payload});
+  }
   FleetSummary summary() const;
   // Ends every instance and books the ends. Idempotent.
   void stop();
@@ -92,7 +98,7 @@ class FleetDriver {
     std::optional<double> measured;               // as booked
     LinkMeter up, down;
     std::optional<BitRate> up_booked, down_booked;
-    std::optional<double> last_known_unix_s;      // of one that an earlier process had
+    std::optional<double> last_known_unix_s;  // of one that an earlier process had
     bool runs = false;
   };
   struct End {

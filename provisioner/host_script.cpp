@@ -5,8 +5,8 @@
 namespace echoline::provisioner {
 namespace {
 
-// After lines that set learner, sum, pin and ca. Short, since a service may take only a few thousand characters. The token
-// goes by stdin, a file of mode 600 or the environment: arguments can be seen by everybody on the machine.
+// After lines that set learner, sum, pin and ca. Short, since a service may take only a few thousand characters. The
+// token goes by stdin, a file of mode 600 or the environment: arguments can be seen by everybody on the machine.
 constexpr const char* kScript = R"sh(umask 077
 url=https://$learner/bundle new=
 has() { command -v "$1" >/dev/null 2>&1; }
@@ -64,8 +64,10 @@ exec "$home/bin/echoline" "$@"
 }  // namespace
 
 std::vector<std::string> host_command(const HostScript& s, const std::vector<std::string>& arguments) {
-  std::vector<std::string> argv{"sh", "-c", fmt::format("learner={} sum={} pin={} ca={}\n", s.learner, s.sha256, s.key_pin, s.authority) + kScript,
-                                "echoline"};
+  std::vector<std::string> argv{
+      "sh", "-c",
+      fmt::format("learner={} sum={} pin={} ca={}\n", s.learner, s.sha256, s.key_pin, s.authority) + kScript,
+      "echoline"};
   argv.insert(argv.end(), arguments.begin(), arguments.end());
   return argv;
 }

@@ -12,10 +12,10 @@ struct HostScript {
   std::string authority;  // the run's certificate (DER) in base64
 };
 
-// The command that fetches the bundle, unless this user of the machine has it from before, and becomes the program in it
-// with `arguments`. It takes curl, wget or python3, whichever is there, and otherwise installs curl where it may; beside
-// those only what Debian and Ubuntu call essential. Nothing is unpacked that does not have the digest, and nobody is
-// shown the token (in the environment) but who holds the learner's key.
+// The command that fetches the bundle, unless this user of the machine has it from before, and becomes the program in
+// it with `arguments`. It takes curl, wget or python3, whichever is there, and otherwise installs curl where it may;
+// beside those only what Debian and Ubuntu call essential. Nothing is unpacked that does not have the digest, and
+// nobody is shown the token (in the environment) but who holds the learner's key.
 std::vector<std::string> host_command(const HostScript& script, const std::vector<std::string>& arguments);
 
 }  // namespace echoline::provisioner

@@ -365,26 +365,31 @@ Status Ledger::decided(const LedgerDecision& decision) {
   return ok();
 }
 
-Status Ledger::charged(std::span<const LedgerCharge> charges, const std::optional<LedgerCredit>& credit, double now_unix_s) {
+Status Ledger::charged(std::span<const LedgerCharge> charges, const std::optional<LedgerCredit>& credit,
+                       double now_unix_s) {
   return transaction(impl_->db.get(), [&]() -> Status {
     for (const LedgerCharge& c : charges) {
-      ECHO_ASSIGN(Statement s, Statement::prepare(impl_->db.get(),
-                                                  "INSERT OR REPLACE INTO charges (instance, day_unix_s, usd, usd_rent, "
-                                                  "usd_traffic, read_unix_s) SELECT id, ?, ?, ?, ?, ? FROM instances WHERE id = ?"));
+      ECHO_ASSIGN(Statement s,
+                  Statement::prepare(impl_->db.get(),
+                                     "INSERT OR REPLACE INTO charges (instance, day_unix_s, usd, usd_rent, "
+                                     "usd_traffic, read_unix_s) SELECT id, ?, ?, ?, ?, ? FROM instances WHERE id = ?"));
       s.bind(c.day_unix_s).bind(c.usd).bind(c.usd_rent).bind(c.usd_traffic).bind(now_unix_s).bind(c.row);
       ECHO_TRY(impl_->change(s, c.row, "charged"));
     }
     if (!credit) return ok();
-    ECHO_ASSIGN(Statement s, Statement::prepare(impl_->db.get(), "INSERT OR REPLACE INTO credits (provider, usd, unix_s) VALUES (?, ?, ?)"));
+    ECHO_ASSIGN(
+        Statement s,
+        Statement::prepare(impl_->db.get(), "INSERT OR REPLACE INTO credits (provider, usd, unix_s) VALUES (?, ?, ?)"));
     ECHO_TRY(s.bind(credit->provider).bind(credit->usd).bind(credit->unix_s).step());
     return ok();
   });
 }
 
 Result<std::vector<LedgerCharge>> Ledger::charges() const {
-  ECHO_ASSIGN(Statement s, Statement::prepare(impl_->db.get(),
-                                              "SELECT charges.instance, day_unix_s, usd, usd_rent, usd_traffic FROM charges JOIN "
-                                              "instances ON instances.id = charges.instance WHERE run = ? ORDER BY 1, 2"));
+  ECHO_ASSIGN(Statement s,
+              Statement::prepare(impl_->db.get(),
+                                 "SELECT charges.instance, day_unix_s, usd, usd_rent, usd_traffic FROM charges JOIN "
+                                 "instances ON instances.id = charges.instance WHERE run = ? ORDER BY 1, 2"));
   s.bind(impl_->run);
   std::vector<LedgerCharge> charges;
   while (true) {
@@ -395,7 +400,8 @@ Result<std::vector<LedgerCharge>> Ledger::charges() const {
 }
 
 Result<std::vector<LedgerCredit>> Ledger::credits() const {
-  ECHO_ASSIGN(Statement s, Statement::prepare(impl_->db.get(), "SELECT provider, usd, unix_s FROM credits ORDER BY provider"));
+  ECHO_ASSIGN(Statement s,
+              Statement::prepare(impl_->db.get(), "SELECT provider, usd, unix_s FROM credits ORDER BY provider"));
   std::vector<LedgerCredit> credits;
   while (true) {
     ECHO_ASSIGN(const bool more, s.step());
@@ -435,8 +441,9 @@ Result<std::vector<LedgerDecision>> Ledger::decisions() const {
 }
 
 Result<std::vector<LedgerHost>> Ledger::hosts() const {
-  ECHO_ASSIGN(Statement lost, Statement::prepare(impl_->db.get(),
-                                                 "SELECT run, json_extract(numbers, '$.row') FROM decisions WHERE what = 'lost'"));
+  ECHO_ASSIGN(Statement lost,
+              Statement::prepare(impl_->db.get(),
+                                 "SELECT run, json_extract(numbers, '$.row') FROM decisions WHERE what = 'lost'"));
   std::set<std::pair<std::string, std::int64_t>> losses;
   while (true) {
     ECHO_ASSIGN(const bool more, lost.step());

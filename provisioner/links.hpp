@@ -10,8 +10,8 @@
 
 namespace echoline::provisioner {
 
-// The highest rate of one direction of a link over a second or more in which bytes kept coming, by a counter that is heard
-// every now and then. It is the least that the link can do: what is sent may be held to less.
+// The highest rate of one direction of a link over a second or more in which bytes kept coming, by a counter that is
+// heard every now and then. It is the least that the link can do: what is sent may be held to less.
 class LinkMeter {
  public:
   static constexpr Duration kLeast = std::chrono::seconds(1);
@@ -34,7 +34,8 @@ struct KnownLinks {
   std::string provider, host;
   std::optional<BitRate> up, down;
 };
-// Offers that do not state a link get what their host has shown, the highest of it. Local processes are not learned from.
+// Offers that do not state a link get what their host has shown, the highest of it. Local processes are not learned
+// from.
 void fill_links(std::span<Offer> offers, std::span<const KnownLinks> known);
 
 }  // namespace echoline::provisioner

@@ -14,8 +14,8 @@
 
 namespace echoline::provisioner {
 
-// What can be rented now, with predicted throughput; nothing where it is not the time to ask, or where all is as before. Ends
-// early once `stop` is true.
+// What can be rented now, with predicted throughput; nothing where it is not the time to ask, or where all is as
+// before. Ends early once `stop` is true.
 using MarketLook = std::function<Result<std::optional<std::vector<Offer>>>(const std::atomic<bool>& stop)>;
 
 class MarketWatch {

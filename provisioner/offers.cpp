@@ -11,7 +11,6 @@
 namespace echoline::provisioner {
 namespace {
 
-
 Offer read_offer(ConfigSection& s) {
   Offer o;
   std::optional<double> up_mbit, down_mbit, days, rate;
@@ -43,7 +42,8 @@ Offer read_offer(ConfigSection& s) {
   s.read("upload_usd_per_gb", o.upload_usd_per_gb, {.min = 0.0, .max = kUsdMax});
   s.read("download_usd_per_gb", o.download_usd_per_gb, {.min = 0.0, .max = kUsdMax});
   for (const std::int64_t gpu : gpu_ids) {
-    if (gpu < 0 || gpu >= kGpusMax) s.error("gpu_ids", fmt::format("expected numbers of 0 to {}, found {}", kGpusMax - 1, gpu));
+    if (gpu < 0 || gpu >= kGpusMax)
+      s.error("gpu_ids", fmt::format("expected numbers of 0 to {}, found {}", kGpusMax - 1, gpu));
     o.gpu_ids.push_back(static_cast<int>(gpu));
   }
   if (rate && o.rollouts_source == RateSource::kUnknown)
@@ -90,11 +90,13 @@ OfferFormat recognised(std::string_view text) {
   const auto has = [&](std::string_view word) { return head.find(word) != std::string_view::npos; };
   if (first_of(text) == '{' || first_of(text) == '[') {
     if (has("\"schema_version\"")) return OfferFormat::kOwn;
-    const bool vast = has("\"gpu_name\"") || has("\"ask_contract_id\"") || has("\"machine_id\"") || has("\"dph_total\"") || has("\"success\"");
+    const bool vast = has("\"gpu_name\"") || has("\"ask_contract_id\"") || has("\"machine_id\"") ||
+                      has("\"dph_total\"") || has("\"success\"");
     return vast || first_of(text) == '[' ? OfferFormat::kVast : OfferFormat::kOwn;
   }
   const std::string_view line = head.substr(0, head.find('\n'));
-  const bool catalogue = line.find("InstanceType") != std::string_view::npos && line.find(',') != std::string_view::npos;
+  const bool catalogue =
+      line.find("InstanceType") != std::string_view::npos && line.find(',') != std::string_view::npos;
   return catalogue ? OfferFormat::kSkyPilot : OfferFormat::kOwn;
 }
 

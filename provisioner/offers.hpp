@@ -24,8 +24,8 @@ struct Offer {
   std::string owner;     // who runs the machine; "" when not stated
   std::string gpu;
   int gpu_count = 1;
-  // Which of its machine's GPUs they are: offers of one machine that share a GPU are never rented together. Empty when not
-  // stated: it is the whole machine.
+  // Which of its machine's GPUs they are: offers of one machine that share a GPU are never rented together. Empty when
+  // not stated: it is the whole machine.
   std::vector<int> gpu_ids;
   std::optional<double> vram_gb;  // per GPU
   std::string place;              // "" when not stated
@@ -37,15 +37,16 @@ struct Offer {
   RateSource rollouts_source = RateSource::kUnknown;
   // Share by which the throughput may be off either way; absent: as its source usually is.
   std::optional<double> rollouts_uncertainty;
-  std::string rollouts_from;  // who has measured or published it; "" when not known
-  std::optional<double> dlperf;  // the market's benchmark of all its GPUs
-  std::optional<double> gpu_usd_per_hour;          // on demand
-  std::optional<double> bid_usd_per_hour_min;      // the least bid that would rent it now
+  std::string rollouts_from;                   // who has measured or published it; "" when not known
+  std::optional<double> dlperf;                // the market's benchmark of all its GPUs
+  std::optional<double> gpu_usd_per_hour;      // on demand
+  std::optional<double> bid_usd_per_hour_min;  // the least bid that would rent it now
   std::optional<double> storage_usd_per_hour;
   std::optional<double> upload_usd_per_gb;  // GB = 10^9 bytes
   std::optional<double> download_usd_per_gb;
 
-  // What ledgers of earlier runs have seen of its host, or else of its provider: hours rented, and machines lost in them.
+  // What ledgers of earlier runs have seen of its host, or else of its provider: hours rented, and machines lost in
+  // them.
   double seen_hours = 0, seen_losses = 0;
 
   // What is bid for it, once a plan has chosen to; absent: it is rented on demand.
@@ -83,8 +84,8 @@ inline constexpr std::size_t kOffersMax = 500'000;
 inline constexpr std::uint64_t kOffersBytesMax = 1ull << 30;
 
 // What a file of offers can be. kOwn: {"schema_version":1,"offers":[...]} as JSON or YAML, keys as in
-// configs/offers/README.md. kVast: the reply to a search of vast.ai, or its list of offers alone. kSkyPilot: a catalogue of
-// SkyPilot (vms.csv).
+// configs/offers/README.md. kVast: the reply to a search of vast.ai, or its list of offers alone. kSkyPilot: a
+// catalogue of SkyPilot (vms.csv).
 enum class OfferFormat { kAuto, kOwn, kVast, kSkyPilot };
 std::string_view to_string(OfferFormat format);
 
@@ -99,9 +100,9 @@ struct OfferList {
   OfferFormat format = OfferFormat::kOwn;
 };
 
-// Null and absent values are unknown. A bad file is one kInvalid error whose detail lists every problem (the first ones of
-// very many), one per line, with its place: syntax, missing keys, wrong types, values out of range, repeated ids; in our
-// own format also unknown and repeated keys. kNotFound, kIo or kExhausted when the file cannot be read.
+// Null and absent values are unknown. A bad file is one kInvalid error whose detail lists every problem (the first ones
+// of very many), one per line, with its place: syntax, missing keys, wrong types, values out of range, repeated ids; in
+// our own format also unknown and repeated keys. kNotFound, kIo or kExhausted when the file cannot be read.
 Result<OfferList> load_offers(const std::filesystem::path& path, const OfferReading& reading = {});
 // The same for text already read; `name` stands for the file in messages.
 Result<OfferList> parse_offers(std::string_view text, std::string_view name, const OfferReading& reading = {});

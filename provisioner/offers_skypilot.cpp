@@ -1,5 +1,5 @@
-// Catalogues of SkyPilot (vms.csv): kinds of machines with their prices by region. They state neither links nor what disk
-// and traffic cost.
+// Catalogues of SkyPilot (vms.csv): kinds of machines with their prices by region. They state neither links nor what
+// disk and traffic cost.
 #include <charconv>
 #include <cmath>
 #include <map>
@@ -30,7 +30,8 @@ class Csv {
         while (at_ < text_.size() && text_[at_] != ',' && text_[at_] != '\n') field += text_[at_++];
         while (!field.empty() && field.back() == '\r') field.pop_back();
       }
-      if (field.size() > kFieldMax) problem = fmt::format("a field of {} bytes, at most {} are allowed", field.size(), kFieldMax);
+      if (field.size() > kFieldMax)
+        problem = fmt::format("a field of {} bytes, at most {} are allowed", field.size(), kFieldMax);
       if (fields.size() > kColumnsMax) problem = fmt::format("more than {} columns", kColumnsMax);
       if (!problem.empty()) return fields;
       if (at_ >= text_.size()) return fields;
@@ -149,7 +150,8 @@ class Reader {
       double x = 0;
       if (parse_number(value, x) && x >= least && x <= most) return x;
       good = false;
-      problems_.add(where, fmt::format("{}: expected a number of {} to {}, found '{}'", column, least, most, shown(value)));
+      problems_.add(where,
+                    fmt::format("{}: expected a number of {} to {}, found '{}'", column, least, most, shown(value)));
       return std::nullopt;
     };
     const auto count = number("acceleratorcount", 0, kGpusMax);
@@ -158,7 +160,8 @@ class Reader {
     for (const char* column : {"instancetype", "acceleratorname", "region", "availabilityzone"})
       if (text(column).size() > kOfferTextMax) {
         good = false;
-        problems_.add(where, fmt::format("{}: expected at most {} bytes, found {}", column, kOfferTextMax, text(column).size()));
+        problems_.add(
+            where, fmt::format("{}: expected at most {} bytes, found {}", column, kOfferTextMax, text(column).size()));
       }
     if (!good) return;
     if (!count || *count < 1 || *count != std::floor(*count)) return;  // shares of a GPU do not run a worker
@@ -172,7 +175,8 @@ class Reader {
     o.gpu_usd_per_hour = price;
     o.bid_usd_per_hour_min = spot;
     const std::string& type = text("instancetype");
-    const std::string kind = fmt::format("{}@{}", type.empty() ? fmt::format("{}:{}", gpu, o.gpu_count) : type, o.place);
+    const std::string kind =
+        fmt::format("{}@{}", type.empty() ? fmt::format("{}:{}", gpu, o.gpu_count) : type, o.place);
     for (std::size_t copy = 0; copy < reading_.copies; ++copy) {
       o.id = fmt::format("{}#{}", kind, ++copies_[kind]);
       offers_.push_back(o);

@@ -1,5 +1,5 @@
-// Replies to searches of vast.ai. They list some eighty fields an offer, any of which may be null; the ones that matter are
-// taken as they stream by.
+// Replies to searches of vast.ai. They list some eighty fields an offer, any of which may be null; the ones that matter
+// are taken as they stream by.
 #include <array>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -37,21 +37,22 @@ struct Number {
   double least, most;
 };
 // In the order of Field.
-constexpr std::array<Number, static_cast<std::size_t>(Field::kCount)> kNumbers{{{"num_gpus", 1, kGpusMax},
-                                                                                {"gpu_ram", 0, 1e8},
-                                                                                {"inet_up", 0, kMbitMax},
-                                                                                {"inet_down", 0, kMbitMax},
-                                                                                {"reliability", 0, 1},
-                                                                                {"reliability2", 0, 1},
-                                                                                {"duration", 0, 1e10},
-                                                                                {"dlperf", 0, 1e7},
-                                                                                {"dph_base", 0, kUsdMax},
-                                                                                {"min_bid", 0, kUsdMax},
-                                                                                {"storage_cost", 0, kUsdMax},
-                                                                                {"inet_up_cost", 0, kUsdMax},
-                                                                                {"inet_down_cost", 0, kUsdMax},
-                                                                                {"internet_up_cost_per_tb", 0, kUsdMax},
-                                                                                {"internet_down_cost_per_tb", 0, kUsdMax}}};
+constexpr std::array<Number, static_cast<std::size_t>(Field::kCount)> kNumbers{
+    {{"num_gpus", 1, kGpusMax},
+     {"gpu_ram", 0, 1e8},
+     {"inet_up", 0, kMbitMax},
+     {"inet_down", 0, kMbitMax},
+     {"reliability", 0, 1},
+     {"reliability2", 0, 1},
+     {"duration", 0, 1e10},
+     {"dlperf", 0, 1e7},
+     {"dph_base", 0, kUsdMax},
+     {"min_bid", 0, kUsdMax},
+     {"storage_cost", 0, kUsdMax},
+     {"inet_up_cost", 0, kUsdMax},
+     {"inet_down_cost", 0, kUsdMax},
+     {"internet_up_cost_per_tb", 0, kUsdMax},
+     {"internet_down_cost_per_tb", 0, kUsdMax}}};
 
 struct Raw {
   std::array<std::optional<double>, static_cast<std::size_t>(Field::kCount)> numbers;
@@ -101,9 +102,12 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
   bool null() override { return true; }
   bool boolean(bool value) override {
     if (at_field()) {
-      if (key_ == "rentable") raw_.rentable = value;
-      else if (key_ == "rented") raw_.rented = value;
-      else wrong_type(value ? "true" : "false");
+      if (key_ == "rentable")
+        raw_.rentable = value;
+      else if (key_ == "rented")
+        raw_.rented = value;
+      else
+        wrong_type(value ? "true" : "false");
     } else if (depth_ == 1 && key_ == "success" && !value) {
       refused_ = true;
     }
@@ -173,8 +177,7 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
 
   Result<std::vector<Offer>> result(std::string_view name) {
     if (!problems_.none()) return problems_.error();
-    if (too_many_)
-      return fail(Code::kInvalid, "read offers", "{}: expected at most {} offers", name, kOffersMax);
+    if (too_many_) return fail(Code::kInvalid, "read offers", "{}: expected at most {} offers", name, kOffersMax);
     if (refused_ || (!found_list_ && !said_.empty()))
       return fail(Code::kInvalid, "read offers", "{}: it is an error that the market answered, not offers: {}", name,
                   said_.empty() ? "no reason is given" : said_);
@@ -214,13 +217,16 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
   void wrong_type(const std::string& found) {
     for (const Number& n : kNumbers)
       if (key_ == n.name) problem(fmt::format("{}: expected a number, found '{}'", key_, found));
-    if (key_ == "rentable" || key_ == "rented") problem(fmt::format("{}: expected true or false, found '{}'", key_, found));
-    if (key_ == "gpu_name" || key_ == "geolocation") problem(fmt::format("{}: expected a text, found '{}'", key_, found));
+    if (key_ == "rentable" || key_ == "rented")
+      problem(fmt::format("{}: expected true or false, found '{}'", key_, found));
+    if (key_ == "gpu_name" || key_ == "geolocation")
+      problem(fmt::format("{}: expected a text, found '{}'", key_, found));
   }
 
   void problem(const std::string& what) {
     ++problem_count_;
-    problems_.add(fmt::format("offers[{}]{}", index_, raw_.id.empty() ? "" : fmt::format(" (id {})", shown(raw_.id))), what);
+    problems_.add(fmt::format("offers[{}]{}", index_, raw_.id.empty() ? "" : fmt::format(" (id {})", shown(raw_.id))),
+                  what);
   }
 
   void finish() {

@@ -102,9 +102,11 @@ class Planner {
       pool_.push_back(c);
     }
     if (kept != keep.size())
-      return fail(Code::kInvalid, kOperation, "{} of the {} offers to keep are not to be had", keep.size() - kept, keep.size());
+      return fail(Code::kInvalid, kOperation, "{} of the {} offers to keep are not to be had", keep.size() - kept,
+                  keep.size());
     if (kept > request_.workers_max)
-      return fail(Code::kInvalid, kOperation, "{} offers are to be kept, workers_max is {}", kept, request_.workers_max);
+      return fail(Code::kInvalid, kOperation, "{} offers are to be kept, workers_max is {}", kept,
+                  request_.workers_max);
     order_ = by_unit_cost(pool_);
     short_ = shortlist(pool_, limits_);
     for (const std::size_t i : short_) short_pool_.push_back(pool_[i]);
@@ -165,16 +167,19 @@ class Planner {
     const chains::Regions& ways = request_.regions.ways;
     if (request_.topology == chains::TopologyPolicy::kAuto) {
       const chains::Cargo cargo{request_.delta_bytes, request_.chunk, request_.active_fraction};
-      ECHO_ASSIGN(chains::Choice choice, chains::choose_topology(request_.learner_up, chain_rate, workers, s.links, cargo, {}, ways));
+      ECHO_ASSIGN(chains::Choice choice,
+                  chains::choose_topology(request_.learner_up, chain_rate, workers, s.links, cargo, {}, ways));
       s.topology = std::move(choice.topology);
       s.times = std::move(choice.times);
       s.chunk = choice.chunk;
     } else {
       ECHO_ASSIGN(s.topology, chains::plan_chains(request_.learner_up, chain_rate, workers, request_.topology,
                                                   request_.active_fraction, ways));
-      const Duration bound = chains::lower_bound(request_.delta_bytes, request_.learner_up, s.links, request_.active_fraction, ways);
+      const Duration bound =
+          chains::lower_bound(request_.delta_bytes, request_.learner_up, s.links, request_.active_fraction, ways);
       s.chunk = request_.chunk.count > 0 ? request_.chunk : chains::best_chunk(request_.delta_bytes, s.topology, bound);
-      ECHO_ASSIGN(s.times, chains::broadcast_time(s.topology, request_.delta_bytes, s.chunk, request_.learner_up, s.links, ways));
+      ECHO_ASSIGN(s.times, chains::broadcast_time(s.topology, request_.delta_bytes, s.chunk, request_.learner_up,
+                                                  s.links, ways));
     }
     s.broadcast_time = s.times.fraction(request_.active_fraction) + request_.install_time;
     return ok();
@@ -275,8 +280,8 @@ class Planner {
     plan.target = s.target;
     plan.broadcast_time = assumed;
     plan.broadcast_time_last = s.times.last();
-    plan.broadcast_lower_bound =
-        chains::lower_bound(request_.delta_bytes, request_.learner_up, s.links, request_.active_fraction, request_.regions.ways);
+    plan.broadcast_lower_bound = chains::lower_bound(request_.delta_bytes, request_.learner_up, s.links,
+                                                     request_.active_fraction, request_.regions.ways);
     plan.settled = settled_;
     plan.topology = s.topology;
     plan.chunk = s.chunk;
@@ -292,9 +297,9 @@ class Planner {
       slowest = std::min(slowest, pool_[i].rollouts_per_s);
       fastest = std::max(fastest, pool_[i].rollouts_per_s);
     }
-    const int lag = staleness_lag(
-        request_.pace.step_time, s.times.last() + request_.install_time,
-        from_seconds(std::min(1e6, request_.group_size / slowest - request_.group_size / fastest)));
+    const int lag =
+        staleness_lag(request_.pace.step_time, s.times.last() + request_.install_time,
+                      from_seconds(std::min(1e6, request_.group_size / slowest - request_.group_size / fastest)));
     plan.staleness_worst = request_.staleness_worst ? request_.staleness_worst(lag) : request_.staleness_budget;
     add_rows(s, plan);
     add_totals(plan);
@@ -338,9 +343,10 @@ class Planner {
       row.losses_per_hour = losses_per_hour(request_, row.offer);
       row.cumulative_rollouts_per_s =
           row.offer.rollouts_per_s + (plan.rows.empty() ? 0 : plan.rows.back().cumulative_rollouts_per_s);
-      row.reason = pool_[s.members[m]].keep                           ? "rented: kept from the earlier plan"
-                   : row.rank <= static_cast<int>(s.members.size()) ? "rented: among the cheapest per rollout"
-                                                                    : "rented: completes the target for the least money";
+      row.reason = pool_[s.members[m]].keep ? "rented: kept from the earlier plan"
+                   : row.rank <= static_cast<int>(s.members.size())
+                       ? "rented: among the cheapest per rollout"
+                       : "rented: completes the target for the least money";
       plan.rows.push_back(std::move(row));
     }
     const Candidate& last = pool_[s.members.back()];
@@ -372,8 +378,7 @@ class Planner {
     const auto per_1k = [](const Candidate& c) { return 1000 * c.usd_per_hour / (3600 * c.rollouts_per_s); };
     if (std::find(s.dropped.begin(), s.dropped.end(), i) != s.dropped.end())
       return "dropped: the target holds without it";
-    if (per_1k(pool_[i]) > per_1k(last))
-      return fmt::format("dearer per rollout: above ${:.3g}/1k", per_1k(last));
+    if (per_1k(pool_[i]) > per_1k(last)) return fmt::format("dearer per rollout: above ${:.3g}/1k", per_1k(last));
     if (s.members.size() == request_.workers_max)
       return fmt::format("too slow for a fleet of at most {} workers", request_.workers_max);
     return "not needed: the rented cost less";
@@ -411,21 +416,21 @@ class Planner {
     if (!request_.learner_usd_per_hour)
       plan.notes.push_back("the learner's own price is not stated (learner.usd_per_hour): it comes on top");
     if (request_.staleness_budget < request_.pace.publish_every)
-      plan.notes.push_back(
-          fmt::format("S = {} is strictly on-policy: after each publication the learner waits at least {} for a batch",
-                      request_.staleness_budget,
-                      to_text(plan.broadcast_time +
-                              from_seconds(request_.pace.rollouts_per_step / s.set.rollouts_per_s))));
+      plan.notes.push_back(fmt::format(
+          "S = {} is strictly on-policy: after each publication the learner waits at least {} for a batch",
+          request_.staleness_budget,
+          to_text(plan.broadcast_time + from_seconds(request_.pace.rollouts_per_step / s.set.rollouts_per_s))));
   }
 
   // Whose word the rented machines' throughput is, the least sure first.
   static void add_note_on_throughput(Plan& plan) {
     std::map<std::pair<double, std::string>, std::set<std::string>> gpus;
     for (const PlanRow* row : plan.chosen())
-      if (!row->offer.rollouts_from.empty()) gpus[{-row->offer.uncertainty(), row->offer.rollouts_from}].insert(row->offer.gpu);
+      if (!row->offer.rollouts_from.empty())
+        gpus[{-row->offer.uncertainty(), row->offer.rollouts_from}].insert(row->offer.gpu);
     for (const auto& [by, names] : gpus)
-      plan.notes.push_back(fmt::format("throughput of {}, perhaps {:.0f} % more or less: {}", fmt::join(names, ", "), -100 * by.first,
-                                       by.second));
+      plan.notes.push_back(fmt::format("throughput of {}, perhaps {:.0f} % more or less: {}", fmt::join(names, ", "),
+                                       -100 * by.first, by.second));
   }
 
   void add_note_on_losses(Plan& plan) const {
@@ -435,7 +440,8 @@ class Planner {
       if (!row->losses_per_hour) unknown += (unknown.empty() ? "" : ", ") + row->offer.id;
       bids = bids || (row->offer.bid_usd_per_hour && row->offer.seen_hours < kPriorHours);
     }
-    if (!unknown.empty()) plan.notes.push_back("how often these are lost is not known, and nothing is counted for it: " + unknown);
+    if (!unknown.empty())
+      plan.notes.push_back("how often these are lost is not known, and nothing is counted for it: " + unknown);
     if (bids) plan.notes.push_back("how often bids are outbid is not known yet: once a day is counted");
   }
 
@@ -443,12 +449,12 @@ class Planner {
   Status check_limits(const Plan& plan) const {
     const bool on_policy = request_.staleness_budget < request_.pace.publish_every;  // as asked for: the learner waits
     if (plan.staleness_needed > request_.staleness_budget && !on_policy)
-      return fail(
-          Code::kInfeasible, kOperation,
-          "rollouts get {} steps old before newer ones are there (kappa = {}, T_b = {}, T = {}) and the budget is S = {}: "
-          "allow S = {}, publish more often, or shorten the broadcast",
-          plan.staleness_needed, request_.pace.publish_every, to_text(plan.broadcast_time),
-          to_text(request_.pace.step_time), request_.staleness_budget, plan.staleness_needed);
+      return fail(Code::kInfeasible, kOperation,
+                  "rollouts get {} steps old before newer ones are there (kappa = {}, T_b = {}, T = {}) and the budget "
+                  "is S = {}: "
+                  "allow S = {}, publish more often, or shorten the broadcast",
+                  plan.staleness_needed, request_.pace.publish_every, to_text(plan.broadcast_time),
+                  to_text(request_.pace.step_time), request_.staleness_budget, plan.staleness_needed);
     if (request_.budget_usd_per_hour && plan.usd_per_hour.expected > *request_.budget_usd_per_hour)
       return fail(Code::kInfeasible, kOperation,
                   "the cheapest fleet found costs ${:.4f}/h and the budget is ${:.4f}/h: raise it to that, lower R, or "
@@ -508,7 +514,8 @@ const PlanRow* Plan::row_of(std::string_view offer) const {
 std::optional<Spend> Plan::usd_fleet() const {
   if (!request.run_time) return std::nullopt;
   const double hours = seconds(*request.run_time) / 3600;
-  const Spend once{usd_joining + replacing.usd.low, usd_joining + replacing.usd.expected, usd_joining + replacing.usd.high};
+  const Spend once{usd_joining + replacing.usd.low, usd_joining + replacing.usd.expected,
+                   usd_joining + replacing.usd.high};
   return Spend{hours * usd_per_hour.low + once.low, hours * usd_per_hour.expected + once.expected,
                hours * usd_per_hour.high + once.high};
 }

@@ -23,10 +23,10 @@ struct PlanRequest {
   LearnerPace pace;          // R, kappa, T
   int staleness_budget = 2;  // S
   int lookahead = 0;         // L, batches of work handed out beyond the one in training
-  // The replay buffer's rule: oldest a rollout can be when it is trained on, of a staleness_lag(). Absent: S. A plan that
-  // was read back has none.
+  // The replay buffer's rule: oldest a rollout can be when it is trained on, of a staleness_lag(). Absent: S. A plan
+  // that was read back has none.
   std::function<int(int lag)> staleness_worst;
-  double group_size = 1;     // G, rollouts that one worker generates as a unit
+  double group_size = 1;  // G, rollouts that one worker generates as a unit
   double headroom = 0.10;
   std::optional<Duration> run_time;            // of all steps
   std::optional<double> learner_usd_per_hour;  // the learner's own machine; absent: not stated
@@ -35,17 +35,17 @@ struct PlanRequest {
   Bytes full_bytes;                   // a snapshot: what a worker receives once, when it joins
   BitRate learner_up;                 // B
   std::optional<BitRate> worker_cap;  // most a worker may send or receive; absent: what its offer states
-  Bytes chunk;                   // none: as is best for the payload and the fleet
-  Duration delay{};              // one way, between any two neighbours whose regions do not say it
+  Bytes chunk;                        // none: as is best for the payload and the fleet
+  Duration delay{};                   // one way, between any two neighbours whose regions do not say it
   RegionMap regions;
   Duration boot_max = std::chrono::seconds(60);  // from asking for a machine until its worker has joined, at most
-  Duration install_time{};       // part of T_b that is not transfer: waiting for a safe point, applying
-  double active_fraction = 0.9;  // q of T_b
+  Duration install_time{};                       // part of T_b that is not transfer: waiting for a safe point, applying
+  double active_fraction = 0.9;                  // q of T_b
   chains::TopologyPolicy topology = chains::TopologyPolicy::kTrees;
 
   std::size_t workers_max = 64;
   std::optional<double> budget_usd_per_hour;  // of the fleet
-  std::optional<double> budget_usd;           // of the whole run: fleet, joining, and the learner where its price is stated
+  std::optional<double> budget_usd;  // of the whole run: fleet, joining, and the learner where its price is stated
   Pricing pricing = Pricing::kOnDemand;
   double bid_over_min = 0.10;  // a bid is so much above the least that would rent the offer
   // Offers of one owner (of one machine, where the owner is not stated) that are rented at the same time.
@@ -73,24 +73,26 @@ struct PlanRow {
   Offer offer;
   int rank = 0;  // 1 = least $ per 1k rollouts among eligible offers; 0: not eligible
   bool chosen = false;
-  std::optional<WorkerId> worker;        // of a chosen offer, 1..n
-  std::string reason;                    // why it is (not) rented
-  std::vector<std::string> assumed;      // what it does not state and the plan counts as assumed: keys of fleet.assume
-  OfferCost cost;                        // of a chosen offer with its place in the topology, else forwarding once
+  std::optional<WorkerId> worker;         // of a chosen offer, 1..n
+  std::string reason;                     // why it is (not) rented
+  std::vector<std::string> assumed;       // what it does not state and the plan counts as assumed: keys of fleet.assume
+  OfferCost cost;                         // of a chosen offer with its place in the topology, else forwarding once
   std::optional<double> losses_per_hour;  // of a chosen offer: how often it will have to be replaced; absent: not known
-  double cumulative_rollouts_per_s = 0;  // of the chosen rows up to and including this one; 0 when not chosen
+  double cumulative_rollouts_per_s = 0;   // of the chosen rows up to and including this one; 0 when not chosen
 
   // Absent where the price or the throughput is not known.
   std::optional<double> usd_per_1k_rollouts() const;
 };
 
-// Of dollars, low and high: what the closed loop would come to rent if the workers were faster or slower than predicted, by as
-// much as they may be (Offer::uncertainty), bids rose to the price on demand, and as few or as many machines were lost as may be.
+// Of dollars, low and high: what the closed loop would come to rent if the workers were faster or slower than
+// predicted, by as much as they may be (Offer::uncertainty), bids rose to the price on demand, and as few or as many
+// machines were lost as may be.
 struct Spend {
   double low = 0, expected = 0, high = 0;
 };
 
-// What it costs over the run that machines are lost and replaced: each replacement boots, is paid for, and does nothing.
+// What it costs over the run that machines are lost and replaced: each replacement boots, is paid for, and does
+// nothing.
 struct Replacing {
   double losses = 0;  // expected
   Spend usd;
@@ -134,16 +136,18 @@ struct Plan {
   std::vector<const PlanRow*> chosen() const;
   Spend rollouts_range() const;  // of `rollouts_per_s`, if all of them were slower or faster than predicted
   const PlanRow* row_of(std::string_view offer) const;  // null for an unknown id
-  // Fleet over `run_time`, joining and replacing included; with the learner where its price is stated. Absent without a run time.
+  // Fleet over `run_time`, joining and replacing included; with the learner where its price is stated. Absent without a
+  // run time.
   std::optional<Spend> usd_fleet() const;
   std::optional<Spend> usd_run() const;
-  // Fields as in docs/plan.md. Unknown costs are null. At most kRowsWritten offers: the chosen, then the best of the others.
+  // Fields as in docs/plan.md. Unknown costs are null. At most kRowsWritten offers: the chosen, then the best of the
+  // others.
   nlohmann::json to_json() const;
   // What to_json() wrote; kInvalid with the field that is missing or wrong.
   static Result<Plan> from_json(const nlohmann::json& json);
   // For people: header lines, the rented offers with cumulative rollouts/s, the first of the others with the reason.
-  // ASCII; the tables take at most 80 columns. `now_unix_s`: to tell the age of the offers. `columns`, from 40 on: of the screen;
-  // lines are folded and tables leave columns out.
+  // ASCII; the tables take at most 80 columns. `now_unix_s`: to tell the age of the offers. `columns`, from 40 on: of
+  // the screen; lines are folded and tables leave columns out.
   std::string to_table(std::optional<double> now_unix_s = {}, std::optional<std::size_t> columns = {}) const;
   // Who would send to whom, for Graphviz.
   std::string to_dot() const;

@@ -31,7 +31,9 @@ json or_null(const std::optional<Bytes>& bytes) { return bytes ? json(bytes->cou
 
 json spend_json(const std::optional<Spend>& spend, const char* part) {
   if (!spend) return nullptr;
-  return part == std::string_view("low") ? spend->low : part == std::string_view("high") ? spend->high : spend->expected;
+  return part == std::string_view("low")    ? spend->low
+         : part == std::string_view("high") ? spend->high
+                                            : spend->expected;
 }
 
 json row_json(const PlanRow& row) {
@@ -140,7 +142,8 @@ json assume_json(const Assumptions& a) {
 // Reads fields of an object and keeps the first thing that is wrong.
 class Reader {
  public:
-  Reader(const json& object, std::string path, std::string& problem) : object_(object), path_(std::move(path)), problem_(problem) {
+  Reader(const json& object, std::string path, std::string& problem)
+      : object_(object), path_(std::move(path)), problem_(problem) {
     if (!object_.is_object()) wrong("", "an object", object_);
   }
 
@@ -198,7 +201,8 @@ class Reader {
     const json* j = list(key);
     if (!j) return;
     for (const json& item : *j) {
-      if (!item.is_string() || item.get_ref<const std::string&>().size() > kTextBytesMax) return wrong(key, "texts", item);
+      if (!item.is_string() || item.get_ref<const std::string&>().size() > kTextBytesMax)
+        return wrong(key, "texts", item);
       value.push_back(item.get<std::string>());
     }
   }
@@ -235,7 +239,8 @@ class Reader {
   }
   void wrong(const char* key, const char* expected, const json& found) const {
     if (!problem_.empty()) return;
-    std::string shown = found.is_structured() ? found.type_name() : found.dump(-1, ' ', true, json::error_handler_t::replace);
+    std::string shown =
+        found.is_structured() ? found.type_name() : found.dump(-1, ' ', true, json::error_handler_t::replace);
     if (shown.size() > 60) shown = shown.substr(0, 60) + "...";
     problem_ = fmt::format("{}: expected {}, found {}", place(key), expected, shown);
   }
@@ -282,13 +287,14 @@ void read_regions(const Reader& r, RegionMap& map) {
     return j.is_object() && j.contains(key) && j.at(key).is_string() ? j.at(key).get<std::string>() : std::string();
   };
   const auto number = [&](const std::string& name) {
-    return static_cast<std::size_t>(
-        std::find_if(map.regions.begin(), map.regions.end(), [&](const Region& region) { return region.name == name; }) -
-        map.regions.begin());
+    return static_cast<std::size_t>(std::find_if(map.regions.begin(), map.regions.end(),
+                                                 [&](const Region& region) { return region.name == name; }) -
+                                    map.regions.begin());
   };
   for (const json& j : *regions) {
     Region& region = map.regions.emplace_back(Region{text(j, "name"), {}});
-    if (region.name.empty() || !j.contains("places") || !j.at("places").is_array()) return r.wrong("regions", "a name and places", j);
+    if (region.name.empty() || !j.contains("places") || !j.at("places").is_array())
+      return r.wrong("regions", "a name and places", j);
     for (const json& place : j.at("places"))
       if (place.is_string()) region.places.push_back(place.get<std::string>());
   }
@@ -307,7 +313,8 @@ void read_regions(const Reader& r, RegionMap& map) {
       way.rate = BitRate::from_mbit_per_s(rate->get<double>());
     }
     if (const auto delay = j.find("delay_seconds"); delay != j.end() && !delay->is_null()) {
-      if (!delay->is_number() || !(delay->get<double>() >= 0) || delay->get<double>() > 3600) return r.wrong("ways", "a delay of up to an hour", *delay);
+      if (!delay->is_number() || !(delay->get<double>() >= 0) || delay->get<double>() > 3600)
+        return r.wrong("ways", "a delay of up to an hour", *delay);
       way.delay = from_seconds(delay->get<double>());
     }
   }
@@ -449,7 +456,8 @@ void read_row(const Reader& r, PlanRow& row) {
 std::string contradiction(const Plan& plan) {
   std::size_t chosen = 0;
   for (const PlanRow& row : plan.rows) {
-    if (row.chosen != row.worker.has_value()) return fmt::format("offer '{}': a rented offer has a worker, others have none", row.offer.id);
+    if (row.chosen != row.worker.has_value())
+      return fmt::format("offer '{}': a rented offer has a worker, others have none", row.offer.id);
     if (!row.chosen) continue;
     if (row.worker->value != ++chosen) return fmt::format("offer '{}': expected worker {}", row.offer.id, chosen);
     if (!(row.offer.rollouts_per_s > 0) || !row.cost.usd_per_hour())
@@ -474,91 +482,92 @@ nlohmann::json Plan::to_json() const {
   const PlanRequest& q = request;
   std::optional<double> gpu_gb;
   if (q.gpu_memory_min) gpu_gb = static_cast<double>(q.gpu_memory_min->count) / 1e9;
-  return {{"schema_version", kSchemaVersion},
-          {"feasible", true},
-          {"market",
-           {{"source", market.source}, {"format", market.format}, {"recorded_unix_s", or_null(market.recorded_unix_s)}}},
-          {"header",
-           {{"rollouts_per_step", q.pace.rollouts_per_step},
-            {"publish_every", q.pace.publish_every},
-            {"step_seconds", seconds(q.pace.step_time)},
-            {"staleness_budget", q.staleness_budget},
-            {"lookahead", q.lookahead},
-            {"group_size", q.group_size},
-            {"headroom", q.headroom},
-            {"run_seconds", or_null(q.run_time)},
-            {"learner_usd_per_hour", or_null(q.learner_usd_per_hour)},
-            {"delta_bytes", q.delta_bytes.count},
-            {"full_bytes", q.full_bytes.count},
-            {"learner_up_mbit_per_s", tidy(q.learner_up.mbit_per_s())},
-            {"worker_cap_mbit_per_s", or_null(q.worker_cap)},
-            {"chunk_bytes", q.chunk.count > 0 ? json(q.chunk.count) : json()},
-            {"t_b_chunk_bytes", chunk.count},
-            {"delay_seconds", seconds(q.delay)},
-            {"install_seconds", seconds(q.install_time)},
-            {"boot_seconds_max", seconds(q.boot_max)},
-            {"active_fraction", q.active_fraction},
-            {"topology", chains::to_string(q.topology)},
-            {"workers_max", q.workers_max},
-            {"budget_usd_per_hour", or_null(q.budget_usd_per_hour)},
-            {"budget_usd", or_null(q.budget_usd)},
-            {"pricing", to_string(q.pricing)},
-            {"bid_over_min", q.bid_over_min},
-            {"per_host_max", or_null(q.per_host_max)},
-            {"provider", q.provider},
-            {"gpu_bytes_min", or_null(q.gpu_memory_min)},
-            {"gpu_gb_min", or_null(gpu_gb)},
-            {"places", q.places},
-            {"region", q.regions.regions.empty() ? json() : json(q.regions.regions[q.regions.ways.learner].name)},
-            {"regions", regions_json(q.regions)},
-            {"ways", ways_json(q.regions)},
-            {"reliability_min", or_null(q.reliability_min)},
-            {"duration_days_min", or_null(days_of(q.duration_min))},
-            {"up_mbit_per_s_min", or_null(q.up_min)},
-            {"assume", assume_json(q.assume)},
-            {"keep", q.keep},
-            {"t_b_seconds", seconds(broadcast_time)},
-            {"t_b_last_seconds", seconds(broadcast_time_last)},
-            {"lower_bound_seconds", seconds(broadcast_lower_bound)},
-            {"required_rollouts_per_s", target.required_rollouts_per_s},
-            {"target_rollouts_per_s", target.provisioned_rollouts_per_s},
-            {"settled", settled}}},
-          {"totals",
-           {{"workers", topology.size()},
-            {"rollouts_per_s", rollouts_per_s},
-            {"rollouts_per_s_low", rollouts_range().low},
-            {"rollouts_per_s_high", rollouts_range().high},
-            {"usd_per_hour_low", usd_per_hour.low},
-            {"usd_per_hour", usd_per_hour.expected},
-            {"usd_per_hour_high", usd_per_hour.high},
-            {"usd_per_1k_rollouts", 1000 * usd_per_hour.expected / (3600 * rollouts_per_s)},
-            {"usd_joining", usd_joining},
-            {"losses", replacing.losses},
-            {"usd_replacing_low", replacing.usd.low},
-            {"usd_replacing", replacing.usd.expected},
-            {"usd_replacing_high", replacing.usd.high},
-            {"fleet_usd_low", spend_json(fleet, "low")},
-            {"fleet_usd", spend_json(fleet, "expected")},
-            {"fleet_usd_high", spend_json(fleet, "high")},
-            {"run_usd_low", spend_json(run, "low")},
-            {"run_usd", spend_json(run, "expected")},
-            {"run_usd_high", spend_json(run, "high")}}},
-          {"search",
-           {{"method", method},
-            {"set_usd_per_hour", set_usd_per_hour},
-            {"greedy_usd_per_hour", greedy_usd_per_hour},
-            {"lp_bound_usd_per_hour", lp_bound_usd_per_hour},
-            {"exact_usd_per_hour", or_null(exact_usd_per_hour)}}},
-          {"staleness",
-           {{"worst", staleness_worst},
-            {"bound_by", staleness_bound_by(*this)},
-            {"needed", staleness_needed},
-            {"budget", q.staleness_budget}}},
-          {"offers", offers},
-          {"offers_left_out", rows_left_out + rows.size() - written},
-          {"standby", next},
-          {"topology", topology_json(topology)},
-          {"notes", notes}};
+  return {
+      {"schema_version", kSchemaVersion},
+      {"feasible", true},
+      {"market",
+       {{"source", market.source}, {"format", market.format}, {"recorded_unix_s", or_null(market.recorded_unix_s)}}},
+      {"header",
+       {{"rollouts_per_step", q.pace.rollouts_per_step},
+        {"publish_every", q.pace.publish_every},
+        {"step_seconds", seconds(q.pace.step_time)},
+        {"staleness_budget", q.staleness_budget},
+        {"lookahead", q.lookahead},
+        {"group_size", q.group_size},
+        {"headroom", q.headroom},
+        {"run_seconds", or_null(q.run_time)},
+        {"learner_usd_per_hour", or_null(q.learner_usd_per_hour)},
+        {"delta_bytes", q.delta_bytes.count},
+        {"full_bytes", q.full_bytes.count},
+        {"learner_up_mbit_per_s", tidy(q.learner_up.mbit_per_s())},
+        {"worker_cap_mbit_per_s", or_null(q.worker_cap)},
+        {"chunk_bytes", q.chunk.count > 0 ? json(q.chunk.count) : json()},
+        {"t_b_chunk_bytes", chunk.count},
+        {"delay_seconds", seconds(q.delay)},
+        {"install_seconds", seconds(q.install_time)},
+        {"boot_seconds_max", seconds(q.boot_max)},
+        {"active_fraction", q.active_fraction},
+        {"topology", chains::to_string(q.topology)},
+        {"workers_max", q.workers_max},
+        {"budget_usd_per_hour", or_null(q.budget_usd_per_hour)},
+        {"budget_usd", or_null(q.budget_usd)},
+        {"pricing", to_string(q.pricing)},
+        {"bid_over_min", q.bid_over_min},
+        {"per_host_max", or_null(q.per_host_max)},
+        {"provider", q.provider},
+        {"gpu_bytes_min", or_null(q.gpu_memory_min)},
+        {"gpu_gb_min", or_null(gpu_gb)},
+        {"places", q.places},
+        {"region", q.regions.regions.empty() ? json() : json(q.regions.regions[q.regions.ways.learner].name)},
+        {"regions", regions_json(q.regions)},
+        {"ways", ways_json(q.regions)},
+        {"reliability_min", or_null(q.reliability_min)},
+        {"duration_days_min", or_null(days_of(q.duration_min))},
+        {"up_mbit_per_s_min", or_null(q.up_min)},
+        {"assume", assume_json(q.assume)},
+        {"keep", q.keep},
+        {"t_b_seconds", seconds(broadcast_time)},
+        {"t_b_last_seconds", seconds(broadcast_time_last)},
+        {"lower_bound_seconds", seconds(broadcast_lower_bound)},
+        {"required_rollouts_per_s", target.required_rollouts_per_s},
+        {"target_rollouts_per_s", target.provisioned_rollouts_per_s},
+        {"settled", settled}}},
+      {"totals",
+       {{"workers", topology.size()},
+        {"rollouts_per_s", rollouts_per_s},
+        {"rollouts_per_s_low", rollouts_range().low},
+        {"rollouts_per_s_high", rollouts_range().high},
+        {"usd_per_hour_low", usd_per_hour.low},
+        {"usd_per_hour", usd_per_hour.expected},
+        {"usd_per_hour_high", usd_per_hour.high},
+        {"usd_per_1k_rollouts", 1000 * usd_per_hour.expected / (3600 * rollouts_per_s)},
+        {"usd_joining", usd_joining},
+        {"losses", replacing.losses},
+        {"usd_replacing_low", replacing.usd.low},
+        {"usd_replacing", replacing.usd.expected},
+        {"usd_replacing_high", replacing.usd.high},
+        {"fleet_usd_low", spend_json(fleet, "low")},
+        {"fleet_usd", spend_json(fleet, "expected")},
+        {"fleet_usd_high", spend_json(fleet, "high")},
+        {"run_usd_low", spend_json(run, "low")},
+        {"run_usd", spend_json(run, "expected")},
+        {"run_usd_high", spend_json(run, "high")}}},
+      {"search",
+       {{"method", method},
+        {"set_usd_per_hour", set_usd_per_hour},
+        {"greedy_usd_per_hour", greedy_usd_per_hour},
+        {"lp_bound_usd_per_hour", lp_bound_usd_per_hour},
+        {"exact_usd_per_hour", or_null(exact_usd_per_hour)}}},
+      {"staleness",
+       {{"worst", staleness_worst},
+        {"bound_by", staleness_bound_by(*this)},
+        {"needed", staleness_needed},
+        {"budget", q.staleness_budget}}},
+      {"offers", offers},
+      {"offers_left_out", rows_left_out + rows.size() - written},
+      {"standby", next},
+      {"topology", topology_json(topology)},
+      {"notes", notes}};
 }
 
 Result<Plan> Plan::from_json(const nlohmann::json& j) {

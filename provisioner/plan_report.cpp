@@ -34,7 +34,9 @@ std::string rate_text(const Offer& o) { return o.rollouts_per_s > 0 ? fmt::forma
 std::string gpu_text(const Offer& o) { return fmt::format("{} x{}", cut(o.gpu, 12), o.gpu_count); }
 
 std::string links_text(const Offer& o) {
-  const auto text = [](const std::optional<BitRate>& rate) { return rate ? fmt::format("{:.0f}", rate->mbit_per_s()) : "?"; };
+  const auto text = [](const std::optional<BitRate>& rate) {
+    return rate ? fmt::format("{:.0f}", rate->mbit_per_s()) : "?";
+  };
   return fmt::format("{}/{}", text(o.down), text(o.up));
 }
 
@@ -46,7 +48,8 @@ std::string number_text(const std::optional<double>& value, const char* spec) {
 std::string range(const Spend& spend, int decimals) {
   const auto usd = [&](double x) {
     const double least = std::pow(10.0, -decimals);
-    return x > 0 && x < least / 2 ? fmt::format("under ${:.{}f}", least, decimals) : fmt::format("${:.{}f}", x, decimals);
+    return x > 0 && x < least / 2 ? fmt::format("under ${:.{}f}", least, decimals)
+                                  : fmt::format("${:.{}f}", x, decimals);
   };
   if (spend.high - spend.low < std::pow(10.0, -decimals) / 2) return usd(spend.expected);
   return fmt::format("{} ({} to {})", usd(spend.expected), usd(spend.low), usd(spend.high));
@@ -96,8 +99,8 @@ std::string prices_table(const Plan& plan, std::size_t columns) {
                {"sum/s", true, 5}});
   for (const PlanRow* row : plan.chosen()) {
     const Offer& o = row->offer;
-    table.add({fmt::format("{}", *row->worker), cut(o.id, 10), fmt::format("{}", row->rank),
-               rate_text(o), std::string(to_string(o.rollouts_source).substr(0, 4)), fmt::format("{:.0f}%", 100 * o.uncertainty()),
+    table.add({fmt::format("{}", *row->worker), cut(o.id, 10), fmt::format("{}", row->rank), rate_text(o),
+               std::string(to_string(o.rollouts_source).substr(0, 4)), fmt::format("{:.0f}%", 100 * o.uncertainty()),
                money(row->cost.gpu), money(row->cost.storage), money(row->cost.bandwidth), per_1k(*row),
                fmt::format("{:.1f}", row->cumulative_rollouts_per_s)});
   }
@@ -113,9 +116,8 @@ std::string others_table(const Plan& plan, std::size_t columns) {
       ++left;
       continue;
     }
-    table.add({row.rank == 0 ? "-" : fmt::format("{}", row.rank), cut(row.offer.id, 10),
-               rate_text(row.offer), money(row.cost.usd_per_hour()), per_1k(row),
-               cut(row.reason, std::max<std::size_t>(20, columns - 38))});
+    table.add({row.rank == 0 ? "-" : fmt::format("{}", row.rank), cut(row.offer.id, 10), rate_text(row.offer),
+               money(row.cost.usd_per_hour()), per_1k(row), cut(row.reason, std::max<std::size_t>(20, columns - 38))});
   }
   return table.text(columns) + (left > 0 ? fmt::format("and {} more: --explain OFFER says more\n", left) : "");
 }
@@ -129,11 +131,11 @@ std::string Plan::to_table(std::optional<double> now_unix_s, std::optional<std::
   const auto line = [&](const std::string& text) { out += folded(text, columns) + '\n'; };
   line(fmt::format("R {:.6g} rollouts/step   kappa {}   S {}   T {}", request.pace.rollouts_per_step,
                    request.pace.publish_every, request.staleness_budget, echoline::to_text(request.pace.step_time)));
-  line(fmt::format(
-      "T_b {} ({}lower bound {}, last worker {})", echoline::to_text(broadcast_time),
-      request.install_time > Duration{} ? fmt::format("{} of it to install; ", echoline::to_text(request.install_time))
-                                        : "",
-      echoline::to_text(broadcast_lower_bound), echoline::to_text(broadcast_time_last)));
+  line(fmt::format("T_b {} ({}lower bound {}, last worker {})", echoline::to_text(broadcast_time),
+                   request.install_time > Duration{}
+                       ? fmt::format("{} of it to install; ", echoline::to_text(request.install_time))
+                       : "",
+                   echoline::to_text(broadcast_lower_bound), echoline::to_text(broadcast_time_last)));
   line(fmt::format("rollouts/s: {:.4g} required, {:.4g} with {:.3g} % headroom", target.required_rollouts_per_s,
                    target.provisioned_rollouts_per_s, 100 * request.headroom));
   if (!market.source.empty())
@@ -142,25 +144,26 @@ std::string Plan::to_table(std::optional<double> now_unix_s, std::optional<std::
                          ? fmt::format(", {} old", age_text(*now_unix_s - *market.recorded_unix_s))
                          : ""));
   const Spend rate = rollouts_range();
-  line(fmt::format("rented: {:.4g} rollouts/s ({:.4g} to {:.4g}) from {} of {} offers{}", rate.expected, rate.low, rate.high, topology.size(),
-                   rows.size() + rows_left_out, request.pricing == Pricing::kBid ? ", by bids" : ""));
+  line(fmt::format("rented: {:.4g} rollouts/s ({:.4g} to {:.4g}) from {} of {} offers{}", rate.expected, rate.low,
+                   rate.high, topology.size(), rows.size() + rows_left_out,
+                   request.pricing == Pricing::kBid ? ", by bids" : ""));
   line(fmt::format("fleet: {} per hour", range(usd_per_hour, 4)));
   line(fmt::format("       {} once to join, ${:.3g} per 1k rollouts", range({usd_joining, usd_joining, usd_joining}, 4),
                    1000 * usd_per_hour.expected / (3600 * rollouts_per_s)));
   if (replacing.usd.high >= 0.005)
     line(fmt::format("       {:.2g} machines lost and replaced: {}", replacing.losses, range(replacing.usd, 4)));
-  line(fmt::format("learner: {} per hour", request.learner_usd_per_hour
-                                               ? fmt::format("${:.4f}", *request.learner_usd_per_hour)
-                                               : "$?"));
+  line(fmt::format("learner: {} per hour",
+                   request.learner_usd_per_hour ? fmt::format("${:.4f}", *request.learner_usd_per_hour) : "$?"));
   if (const auto spend = usd_run())
     line(fmt::format("run: {}, {}{}", echoline::to_text(*request.run_time), range(*spend, 2),
                      request.learner_usd_per_hour ? "" : " and the learner"));
   line(fmt::format("search: {}, {:.1f} % above the fractional bound{}", method, above(lp_bound_usd_per_hour),
                    exact_usd_per_hour ? fmt::format(", {:.1f} % above the optimum", above(*exact_usd_per_hour)) : ""));
   line(fmt::format("staleness: at worst {} steps; {} bounds it (S {}, lookahead {})", staleness_worst,
-                   staleness_bound_by(*this) == "budget" ? "S" : "the lookahead", request.staleness_budget, request.lookahead));
-  line(fmt::format("topology ({}{}): {}", request.topology == chains::TopologyPolicy::kAuto ? "auto: " : "", chains::to_string(topology.policy),
-                   topology.to_short_text()));
+                   staleness_bound_by(*this) == "budget" ? "S" : "the lookahead", request.staleness_budget,
+                   request.lookahead));
+  line(fmt::format("topology ({}{}): {}", request.topology == chains::TopologyPolicy::kAuto ? "auto: " : "",
+                   chains::to_string(topology.policy), topology.to_short_text()));
   for (const std::string& note : notes) line("note: " + note);
   line("");
   out += machines_table(*this, most);

@@ -16,8 +16,8 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kPriceSteps = 14;          // of a bisection
-constexpr double kPriceTimesMax = 16;    // an offer that is still rented at so many times its price is at any
+constexpr int kPriceSteps = 14;        // of a bisection
+constexpr double kPriceTimesMax = 16;  // an offer that is still rented at so many times its price is at any
 constexpr std::size_t kSuggestMax = 5000;
 
 std::string usd(const std::optional<double>& x) { return x ? fmt::format("${:.4f}", *x) : std::string("?"); }
@@ -60,14 +60,18 @@ void price_lines(const Plan& plan, const PlanRow& row, std::vector<std::string>&
   const double gb = static_cast<double>(q.delta_bytes.count) / 1e9 * per_hour;
   const double copies = row.worker ? plan.topology.copies_sent_by(*row.worker) : 1;
   const auto price = [&](const std::optional<double>& stated, const std::optional<double>& assumed) {
-    return stated ? fmt::format("${:.4g}/GB", *stated) : assumed ? fmt::format("${:.4g}/GB (assumed)", *assumed) : "$?/GB";
+    return stated    ? fmt::format("${:.4g}/GB", *stated)
+           : assumed ? fmt::format("${:.4g}/GB (assumed)", *assumed)
+                     : "$?/GB";
   };
-  lines.push_back(fmt::format("rent     {}/h{}", usd(row.cost.gpu),
-                              o.bid_usd_per_hour ? fmt::format(", a bid; {}/h on demand", usd(o.gpu_usd_per_hour)) : ""));
-  lines.push_back(fmt::format("disk     {}/h{}", usd(row.cost.storage), o.storage_usd_per_hour || !row.cost.storage ? "" : " (assumed)"));
-  lines.push_back(fmt::format("traffic  {}/h: {:.4g} GB/h in at {}, {:.4g} GB/h out ({:.3g} copies) at {}", usd(row.cost.bandwidth), gb,
-                              price(o.download_usd_per_gb, q.assume.download_usd_per_gb), gb * copies, copies,
-                              price(o.upload_usd_per_gb, q.assume.upload_usd_per_gb)));
+  lines.push_back(
+      fmt::format("rent     {}/h{}", usd(row.cost.gpu),
+                  o.bid_usd_per_hour ? fmt::format(", a bid; {}/h on demand", usd(o.gpu_usd_per_hour)) : ""));
+  lines.push_back(fmt::format("disk     {}/h{}", usd(row.cost.storage),
+                              o.storage_usd_per_hour || !row.cost.storage ? "" : " (assumed)"));
+  lines.push_back(fmt::format("traffic  {}/h: {:.4g} GB/h in at {}, {:.4g} GB/h out ({:.3g} copies) at {}",
+                              usd(row.cost.bandwidth), gb, price(o.download_usd_per_gb, q.assume.download_usd_per_gb),
+                              gb * copies, copies, price(o.upload_usd_per_gb, q.assume.upload_usd_per_gb)));
   const auto per_1k = row.usd_per_1k_rollouts();
   lines.push_back(fmt::format("in all   {}/h, {} per 1k rollouts", usd(row.cost.usd_per_hour()),
                               per_1k ? fmt::format("${:.3g}", *per_1k) : "$?"));
@@ -81,8 +85,7 @@ json Explanation::to_json() const {
           {"chosen", row.chosen},
           {"rank", row.rank == 0 ? json(nullptr) : json(row.rank)},
           {"reason", row.reason},
-          {"rented_up_to_usd_per_hour",
-           rented_up_to_usd_per_hour ? json(*rented_up_to_usd_per_hour) : json(nullptr)},
+          {"rented_up_to_usd_per_hour", rented_up_to_usd_per_hour ? json(*rented_up_to_usd_per_hour) : json(nullptr)},
           {"lines", lines}};
 }
 
@@ -108,10 +111,11 @@ Result<Explanation> explain_offer(const Plan& plan, std::span<const Offer> offer
   lines.push_back(fmt::format("{} of {}: {} x{}, {} GB each, {}", o.id, o.provider, printable(o.gpu, 60), o.gpu_count,
                               known(o.vram_gb, fmt::format("{:.4g}", o.vram_gb.value_or(0))),
                               o.place.empty() ? "place not stated" : printable(o.place, 60)));
-  lines.push_back(fmt::format("host {}, owner {}, up {}, down {}, reliability {}, for {} days", o.host.empty() ? "?" : o.host,
-                              o.owner.empty() ? "?" : o.owner, o.up ? to_text(*o.up) : "?", o.down ? to_text(*o.down) : "?",
-                              known(o.reliability, fmt::format("{:.4f}", o.reliability.value_or(0))),
-                              known(o.duration_max, fmt::format("{:.3g}", seconds(o.duration_max.value_or(Duration{})) / 86400))));
+  lines.push_back(
+      fmt::format("host {}, owner {}, up {}, down {}, reliability {}, for {} days", o.host.empty() ? "?" : o.host,
+                  o.owner.empty() ? "?" : o.owner, o.up ? to_text(*o.up) : "?", o.down ? to_text(*o.down) : "?",
+                  known(o.reliability, fmt::format("{:.4f}", o.reliability.value_or(0))),
+                  known(o.duration_max, fmt::format("{:.3g}", seconds(o.duration_max.value_or(Duration{})) / 86400))));
   lines.push_back(o.rollouts_per_s > 0
                       ? fmt::format("{:.4g} rollouts/s by {}, perhaps {:.0f} % more or less", o.rollouts_per_s,
                                     to_string(o.rollouts_source), 100 * o.uncertainty())
@@ -120,9 +124,11 @@ Result<Explanation> explain_offer(const Plan& plan, std::span<const Offer> offer
   price_lines(plan, *row, lines);
   if (const auto losses = losses_per_hour(plan.request, o))
     lines.push_back(fmt::format("lost {:.3g} times a day{}", 24 * *losses,
-                                o.seen_hours > 0 ? fmt::format("; ledgers have seen {:.0f} in {:.3g} h", o.seen_losses, o.seen_hours)
-                                                 : std::string(", by its reliability")));
-  for (const std::string& key : row->assumed) lines.push_back(fmt::format("it does not state what fleet.assume.{} stands for", key));
+                                o.seen_hours > 0
+                                    ? fmt::format("; ledgers have seen {:.0f} in {:.3g} h", o.seen_losses, o.seen_hours)
+                                    : std::string(", by its reliability")));
+  for (const std::string& key : row->assumed)
+    lines.push_back(fmt::format("it does not state what fleet.assume.{} stands for", key));
   lines.push_back(row->chosen ? fmt::format("{} (worker {}, rank {})", row->reason, *row->worker, row->rank)
                               : fmt::format("not rented: {}{}", row->reason,
                                             row->rank > 0 ? fmt::format(" (rank {})", row->rank) : std::string()));
@@ -205,7 +211,8 @@ json variations_json(const std::vector<Variation>& variations) {
 }
 
 std::string variations_table(const std::vector<Variation>& variations, std::optional<std::size_t> columns) {
-  Table table({{"with"}, {"T_b", true, 2}, {"target/s", true, 3}, {"workers", true, 1}, {"$/h", true}, {"change", true}});
+  Table table(
+      {{"with"}, {"T_b", true, 2}, {"target/s", true, 3}, {"workers", true, 1}, {"$/h", true}, {"change", true}});
   const std::size_t most = std::clamp<std::size_t>(columns.value_or(80), 40, 80);
   std::string none;
   const std::optional<Plan>* base = variations.empty() ? nullptr : &variations.front().plan;
@@ -219,7 +226,8 @@ std::string variations_table(const std::vector<Variation>& variations, std::opti
     const std::string change = base && *base && (*base)->usd_per_hour.expected > 0
                                    ? fmt::format("{:+.1f} %", 100 * (usd_now / (*base)->usd_per_hour.expected - 1))
                                    : "";
-    table.add({v.change, to_text(v.plan->broadcast_time), fmt::format("{:.4g}", v.plan->target.provisioned_rollouts_per_s),
+    table.add({v.change, to_text(v.plan->broadcast_time),
+               fmt::format("{:.4g}", v.plan->target.provisioned_rollouts_per_s),
                fmt::format("{}", v.plan->topology.size()), fmt::format("{:.4f}", usd_now), change});
   }
   return table.text(most) + none;

@@ -1,5 +1,5 @@
-// What a plan depends on: why one offer is or is not in it and at what price that would change, and what other settings would
-// come to.
+// What a plan depends on: why one offer is or is not in it and at what price that would change, and what other settings
+// would come to.
 #pragma once
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -26,9 +26,9 @@ Result<Explanation> explain_offer(const Plan& plan, std::span<const Offer> offer
 
 // One other setting and what the plan would be.
 struct Variation {
-  std::string change;             // "kappa 2 and S 7"
-  std::optional<Plan> plan;       // absent where there is none
-  std::string why_not;            // then
+  std::string change;        // "kappa 2 and S 7"
+  std::optional<Plan> plan;  // absent where there is none
+  std::string why_not;       // then
 };
 
 // The plan as asked for first, then with other S, kappa, prices, uplink and headroom, one change at a time.

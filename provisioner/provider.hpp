@@ -26,9 +26,9 @@ using Ticket = std::int64_t;
 
 struct LaunchSpec {
   Offer offer;
-  std::string label;                                     // LedgerRow::label: what the provider knows the instance by
-  std::vector<std::string> argv;                         // what runs on the instance
-  bool found_there = false;                              // argv[0] is a program of the instance's, and need not be brought
+  std::string label;              // LedgerRow::label: what the provider knows the instance by
+  std::vector<std::string> argv;  // what runs on the instance
+  bool found_there = false;       // argv[0] is a program of the instance's, and need not be brought
   std::vector<std::pair<std::string, std::string>> env;  // added to what the provider passes on
   std::string image;                                     // of a container, where the provider runs those
   std::vector<std::uint16_t> ports;                      // that must be reachable from outside

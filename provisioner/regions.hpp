@@ -9,8 +9,8 @@
 
 namespace echoline::provisioner {
 
-// Whether a place, such as "Sweden, SE" or "eu-west-1b", contains these whole words: "SE" and "eu-west" are in them, "DE" and
-// "west-1" are not. Case does not count.
+// Whether a place, such as "Sweden, SE" or "eu-west-1b", contains these whole words: "SE" and "eu-west" are in them,
+// "DE" and "west-1" are not. Case does not count.
 bool contains_place(std::string_view place, std::string_view part);
 
 struct Region {

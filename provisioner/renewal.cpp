@@ -16,7 +16,9 @@ Result<RenewedPlan> renew_plan(const Plan& planned, std::span<const Offer> offer
   std::vector<Offer> pool(offers.begin(), offers.end());
   for (const PlanRow* row : planned.chosen()) {
     const auto it = today.find(row->offer.id);
-    const auto gone = [&](const std::string& why) { renewed.changes.push_back(fmt::format("{} {}", row->offer.id, why)); };
+    const auto gone = [&](const std::string& why) {
+      renewed.changes.push_back(fmt::format("{} {}", row->offer.id, why));
+    };
     if (it == today.end() || it->second->provider != row->offer.provider) {
       gone("is not offered any more");
       continue;

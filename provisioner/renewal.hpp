@@ -1,4 +1,5 @@
-// A plan made earlier against the offers of today: what is left of it stays, what has gone or become dearer is planned again.
+// A plan made earlier against the offers of today: what is left of it stays, what has gone or become dearer is planned
+// again.
 #pragma once
 #include <span>
 #include <string>
@@ -15,8 +16,8 @@ struct RenewedPlan {
 };
 
 // Keeps every rented offer that is still to be had for at most (1 + tolerance) times its planned price, at its price of
-// today, and plans the rest anew with the request of the plan. kInfeasible where no fleet with them meets the target, or the whole
-// costs more than (1 + tolerance) times what was planned.
+// today, and plans the rest anew with the request of the plan. kInfeasible where no fleet with them meets the target,
+// or the whole costs more than (1 + tolerance) times what was planned.
 Result<RenewedPlan> renew_plan(const Plan& planned, std::span<const Offer> offers, double tolerance);
 
 }  // namespace echoline::provisioner

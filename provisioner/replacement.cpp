@@ -20,7 +20,8 @@ std::optional<double> losses_per_hour(const PlanRequest& request, const Offer& o
 
 double usd_to_join(const PlanRequest& request, const Offer& offer) {
   const auto stated = offer.download_usd_per_gb;
-  return static_cast<double>(request.full_bytes.count) / 1e9 * (stated ? *stated : request.assume.download_usd_per_gb.value_or(0));
+  return static_cast<double>(request.full_bytes.count) / 1e9 *
+         (stated ? *stated : request.assume.download_usd_per_gb.value_or(0));
 }
 
 Replacing expected_replacing(const PlanRequest& request, std::span<const PlanRow> rows) {

@@ -7,12 +7,12 @@
 
 namespace echoline::provisioner {
 
-inline constexpr double kPriorHours = 24;        // what an offer states weighs as much as so many hours of a ledger
-inline constexpr double kOutageHours = 1;        // a machine that is up 99 % of the time fails once in 99 of these
+inline constexpr double kPriorHours = 24;           // what an offer states weighs as much as so many hours of a ledger
+inline constexpr double kOutageHours = 1;           // a machine that is up 99 % of the time fails once in 99 of these
 inline constexpr double kOutbidPerHour = 1.0 / 24;  // until ledgers know better
 
-// By the reliability that the offer states or that is assumed for it, and by what ledgers have seen. Absent where neither says
-// anything.
+// By the reliability that the offer states or that is assumed for it, and by what ledgers have seen. Absent where
+// neither says anything.
 std::optional<double> losses_per_hour(const PlanRequest& request, const Offer& offer);
 
 // What the snapshot costs that a worker receives when it joins.
@@ -27,8 +27,8 @@ struct SeenMachine {
   double hours = 0;  // rented
   bool lost = false;
 };
-// Sets what was seen of every offer's host, or, of a host that nobody has rented, of its provider. Local processes are not learned
-// from.
+// Sets what was seen of every offer's host, or, of a host that nobody has rented, of its provider. Local processes are
+// not learned from.
 void note_seen(std::span<Offer> offers, std::span<const SeenMachine> seen);
 
 }  // namespace echoline::provisioner

@@ -42,7 +42,8 @@ class Table {
       for (std::size_t c = 0; c < row.size(); ++c) {
         if (width[c] == 0) continue;
         if (!line.empty()) line += ' ';
-        line += columns_[c].right ? fmt::format("{:>{}}", row[c], width[c] - 1) : fmt::format("{:<{}}", row[c], width[c] - 1);
+        line += columns_[c].right ? fmt::format("{:>{}}", row[c], width[c] - 1)
+                                  : fmt::format("{:<{}}", row[c], width[c] - 1);
       }
       while (!line.empty() && line.back() == ' ') line.pop_back();
       out += line + '\n';

@@ -14,7 +14,7 @@ namespace {
 constexpr std::size_t kProfileBytesMax = 1 << 20;
 // A measurement is believed within these bounds of the prediction: beyond them one of the two is not of this workload.
 constexpr double kRatioMin = 0.05, kRatioMax = 4;
-constexpr std::size_t kHostsForGpu = 3;  // so many say something about a GPU
+constexpr std::size_t kHostsForGpu = 3;   // so many say something about a GPU
 constexpr std::size_t kSourceMax = 200;   // bytes
 constexpr double kOwnUncertainty = 0.10;  // of a host that was measured, for another run
 constexpr double kUncertaintyMax = 0.50;
@@ -57,7 +57,8 @@ Result<ThroughputProfile> ThroughputProfile::parse(std::string_view text, std::s
   ConfigSection sources = root.section("sources");
   for (const std::string& key : sources.keys()) {
     sources.require(key, profile.sources_[key]);
-    if (profile.sources_[key].size() > kSourceMax) sources.error(key, fmt::format("expected at most {} bytes", kSourceMax));
+    if (profile.sources_[key].size() > kSourceMax)
+      sources.error(key, fmt::format("expected at most {} bytes", kSourceMax));
   }
   for (ConfigSection& gpu : root.sections("gpus")) {
     std::vector<Point> points;
@@ -86,7 +87,8 @@ Result<ThroughputProfile> ThroughputProfile::parse(std::string_view text, std::s
     dlperf.require("dlperf", profile.dlperf_, kPositive);
     dlperf.require("uncertainty", profile.dlperf_uncertainty_, kShare);
     dlperf.require("source", profile.dlperf_source_);
-    if (!profile.curves_.contains(gpu_key(profile.dlperf_gpu_))) dlperf.error("gpu", "expected a GPU that the profile describes");
+    if (!profile.curves_.contains(gpu_key(profile.dlperf_gpu_)))
+      dlperf.error("gpu", "expected a GPU that the profile describes");
   }
   ECHO_TRY(file.finish());
   return profile;
@@ -102,15 +104,17 @@ std::optional<TokenRate> ThroughputProfile::of_gpu(std::string_view gpu, double 
   constexpr double kAsMeasured = 1.25;  // a model this much smaller or larger counts as measured
   const auto& [least, most] = std::pair(c.front(), c.back());
   if (parameters <= least.parameters)
-    return rate(least.tokens_per_s, parameters * kAsMeasured < least.parameters ? uncertainty_beyond_ : uncertainty_, least);
+    return rate(least.tokens_per_s, parameters * kAsMeasured < least.parameters ? uncertainty_beyond_ : uncertainty_,
+                least);
   if (parameters >= most.parameters)
     return rate(most.tokens_per_s * most.parameters / parameters,
                 parameters > most.parameters * kAsMeasured ? uncertainty_beyond_ : uncertainty_, most);
-  const auto above = std::upper_bound(c.begin(), c.end(), parameters, [](double p, const Point& point) { return p < point.parameters; });
+  const auto above = std::upper_bound(c.begin(), c.end(), parameters,
+                                      [](double p, const Point& point) { return p < point.parameters; });
   const Point& small = *(above - 1);
   const double share = std::log(parameters / small.parameters) / std::log(above->parameters / small.parameters);
-  return rate(std::exp((1 - share) * std::log(small.tokens_per_s) + share * std::log(above->tokens_per_s)), uncertainty_,
-              share < 0.5 ? small : *above);
+  return rate(std::exp((1 - share) * std::log(small.tokens_per_s) + share * std::log(above->tokens_per_s)),
+              uncertainty_, share < 0.5 ? small : *above);
 }
 
 std::optional<TokenRate> ThroughputProfile::of_dlperf(double dlperf, double parameters) const {
@@ -137,7 +141,8 @@ void predict_throughput(std::span<Offer> offers, const Workload& workload, const
     const double ratio = m.measured_rollouts_per_s / m.promised_rollouts_per_s;
     if (ratio < kRatioMin || ratio > kRatioMax) continue;
     const std::string gpu = gpu_key(m.gpu);
-    if (m.host.empty() || of_host.emplace(Machine(m.provider, m.host, gpu), Seen{ratio, m.run}).second) of_gpu[gpu].push_back(ratio);
+    if (m.host.empty() || of_host.emplace(Machine(m.provider, m.host, gpu), Seen{ratio, m.run}).second)
+      of_gpu[gpu].push_back(ratio);
   }
   std::map<std::string, TokenRate> by_gpu;  // tokens_per_s: the ratio
   for (const auto& [gpu, ratios] : of_gpu) {
@@ -145,7 +150,8 @@ void predict_throughput(std::span<Offer> offers, const Workload& workload, const
     const double middle = median(ratios);
     std::vector<double> apart;
     for (const double ratio : ratios) apart.push_back(std::abs(ratio / middle - 1));
-    // What one more of them will do: half of those that are known are within the median distance, nearly all within three.
+    // What one more of them will do: half of those that are known are within the median distance, nearly all within
+    // three.
     by_gpu[gpu] = {middle, std::clamp(3 * median(apart), kOwnUncertainty, kUncertaintyMax),
                    fmt::format("what {} hosts with this GPU did in earlier runs", ratios.size())};
   }

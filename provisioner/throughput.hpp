@@ -1,5 +1,5 @@
-// How many rollouts a second an offer will give: from measurements of earlier runs, else from what the offer states, else
-// from a profile of its GPU, else from the market's benchmark. What none of them knows stays unknown.
+// How many rollouts a second an offer will give: from measurements of earlier runs, else from what the offer states,
+// else from a profile of its GPU, else from the market's benchmark. What none of them knows stays unknown.
 #pragma once
 #include <filesystem>
 #include <map>
@@ -26,14 +26,15 @@ struct TokenRate {
   std::string from;
 };
 
-// Tokens per second by GPU and size of the model, as files below configs/profiles/ have them: every figure with its source.
+// Tokens per second by GPU and size of the model, as files below configs/profiles/ have them: every figure with its
+// source.
 class ThroughputProfile {
  public:
   // kInvalid with every problem; kNotFound or kIo.
   static Result<ThroughputProfile> load(const std::filesystem::path& path);
   static Result<ThroughputProfile> parse(std::string_view text, std::string_view name);
-  // Of one GPU; between two sizes on the straight line of logarithms, above the largest in proportion to the size, below the
-  // smallest as fast as that. Absent for a GPU that is not in it.
+  // Of one GPU; between two sizes on the straight line of logarithms, above the largest in proportion to the size,
+  // below the smallest as fast as that. Absent for a GPU that is not in it.
   std::optional<TokenRate> of_gpu(std::string_view gpu, double parameters) const;
   // By the market's benchmark of a GPU, in proportion to the GPU that the profile names for that.
   std::optional<TokenRate> of_dlperf(double dlperf, double parameters) const;
@@ -60,9 +61,10 @@ struct MeasuredRate {
   double promised_rollouts_per_s = 0, measured_rollouts_per_s = 0;
 };
 
-// Sets throughput, source and uncertainty of every offer for which there is one. A host that did more or less than was predicted of it is
-// predicted by so much more or less, and other hosts with that GPU by the median of those that are known. `measured`: newest
-// first. Offers of the local provider are held to what they state, so nothing is learned of them.
+// Sets throughput, source and uncertainty of every offer for which there is one. A host that did more or less than was
+// predicted of it is predicted by so much more or less, and other hosts with that GPU by the median of those that are
+// known. `measured`: newest first. Offers of the local provider are held to what they state, so nothing is learned of
+// them.
 void predict_throughput(std::span<Offer> offers, const Workload& workload, const ThroughputProfile* profile,
                         std::span<const MeasuredRate> measured);
 

@@ -56,8 +56,11 @@ std::optional<double> amount_of(const json& object) {
 
 Result<std::string> read_vast_charges(const std::string& body, std::vector<LedgerCharge>& charges) {
   const json page = json::parse(body, nullptr, false);
-  const auto wrong = [](std::string_view what) { return fail(Code::kCorrupt, kOperation, "charges: expected {}", what); };
-  if (!page.is_object() || !page.contains("results") || !page["results"].is_array()) return wrong("an object with 'results'");
+  const auto wrong = [](std::string_view what) {
+    return fail(Code::kCorrupt, kOperation, "charges: expected {}", what);
+  };
+  if (!page.is_object() || !page.contains("results") || !page["results"].is_array())
+    return wrong("an object with 'results'");
   for (const json& row : page["results"]) {
     if (!row.is_object()) return wrong("objects in 'results'");
     const json source = row.value("source", json());
@@ -69,7 +72,8 @@ Result<std::string> read_vast_charges(const std::string& body, std::vector<Ledge
     const json start = row.value("start", json());
     char* end = nullptr;
     charge.row = std::strtoll(name.c_str() + kSource.size(), &end, 10);
-    if (*end != '\0' || charge.row <= 0 || !amount || !start.is_number()) return wrong("number, 'amount' and 'start' of " + name);
+    if (*end != '\0' || charge.row <= 0 || !amount || !start.is_number())
+      return wrong("number, 'amount' and 'start' of " + name);
     charge.day_unix_s = std::floor(start.get<double>() / kDay_s) * kDay_s;
     charge.usd = *amount;
     const json items = row.value("items", json());
@@ -89,10 +93,12 @@ Result<std::string> read_vast_charges(const std::string& body, std::vector<Ledge
 Result<VastBill> ask_vast_bill(const VastBillQuestion& q) {
   HttpClient client(q.key, q.timeout);
   VastBill bill;
-  const json filters = {{"day", {{"gte", static_cast<std::int64_t>(std::floor(q.from_unix_s / kDay_s) * kDay_s)},
-                                 {"lte", static_cast<std::int64_t>((std::floor(q.to_unix_s / kDay_s) + 1) * kDay_s) - 1}}},
+  const json filters = {{"day",
+                         {{"gte", static_cast<std::int64_t>(std::floor(q.from_unix_s / kDay_s) * kDay_s)},
+                          {"lte", static_cast<std::int64_t>((std::floor(q.to_unix_s / kDay_s) + 1) * kDay_s) - 1}}},
                         {"type", {{"in", {"instance"}}}}};
-  const std::string path = "/api/v0/charges/?format=table&latest_first=false&limit=500&select_filters=" + url_escaped(filters.dump());
+  const std::string path =
+      "/api/v0/charges/?format=table&latest_first=false&limit=500&select_filters=" + url_escaped(filters.dump());
   std::set<std::string> tokens;
   for (std::string token;;) {
     ECHO_ASSIGN(const json page, get(client, q, token.empty() ? path : path + "&after_token=" + url_escaped(token)));

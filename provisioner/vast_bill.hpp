@@ -27,8 +27,8 @@ struct VastBill {
   std::optional<double> credit_usd;
 };
 
-// Waits. kUnavailable with the service's words; kCorrupt where what it says cannot be added up: a page that fails or is cut
-// makes all of it worthless, since a sum would be too small.
+// Waits. kUnavailable with the service's words; kCorrupt where what it says cannot be added up: a page that fails or is
+// cut makes all of it worthless, since a sum would be too small.
 Result<VastBill> ask_vast_bill(const VastBillQuestion& question);
 
 // One page of charges, as it came: appends what is of instances and returns the token of the next page, "" for none.

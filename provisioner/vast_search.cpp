@@ -58,7 +58,8 @@ Result<std::string> search_vast(const VastSearch& search, const PlanRequest& req
     const bool later = answer.status == 0 ? answer.sent : answer.status == 429 || answer.status >= 500;
     if (!later) break;
   }
-  return fail(Code::kUnavailable, kOperation, "{}: {}; try again later, or plan from a recorded reply (fleet.offers)", url, why);
+  return fail(Code::kUnavailable, kOperation, "{}: {}; try again later, or plan from a recorded reply (fleet.offers)",
+              url, why);
 }
 
 }  // namespace echoline::provisioner

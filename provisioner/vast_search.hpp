@@ -9,7 +9,7 @@ namespace echoline::provisioner {
 
 struct VastSearch {
   std::string url = "https://console.vast.ai";
-  Bytes disk{};                              // that a worker will rent: prices are stated for it
+  Bytes disk{};  // that a worker will rent: prices are stated for it
   std::size_t offers_max = 2000;
   Duration timeout = std::chrono::seconds(30);
   Duration pause = std::chrono::seconds(6);  // before it is asked again: ten searches a minute are allowed

@@ -105,10 +105,12 @@ Result<std::vector<Group>> ReplayBuffer::unscored(std::size_t most, const std::s
   store_->check_thread();
   Batch batch;
   ECHO_TRY(store_->database->each(
-      "SELECT group_id, version FROM groups WHERE unscored = 1 AND " ECHO_WAITING " AND members = ?1 ORDER BY version, group_id LIMIT ?2",
+      "SELECT group_id, version FROM groups WHERE unscored = 1 AND " ECHO_WAITING
+      " AND members = ?1 ORDER BY version, group_id LIMIT ?2",
       [&](const Row& row) {
         const GroupId id{row.integer(0)};
-        if (!known.contains(id) && batch.groups.size() < most) batch.groups.push_back({id, Version{row.integer(1)}, {}});
+        if (!known.contains(id) && batch.groups.size() < most)
+          batch.groups.push_back({id, Version{row.integer(1)}, {}});
       },
       store_->options.group_size, most + known.size()));
   for (;;) {
@@ -123,10 +125,12 @@ Result<std::vector<Group>> ReplayBuffer::unscored(std::size_t most, const std::s
 Result<bool> ReplayBuffer::awaits_scores(const Group& group) {
   store_->check_thread();
   Database& db = *store_->database;
-  ECHO_ASSIGN(const auto waits, db.one("SELECT 1 FROM groups WHERE group_id = ?1 AND unscored = 1 AND " ECHO_WAITING, group.id.value));
+  ECHO_ASSIGN(const auto waits,
+              db.one("SELECT 1 FROM groups WHERE group_id = ?1 AND unscored = 1 AND " ECHO_WAITING, group.id.value));
   if (!waits) return false;
   for (const Trajectory& t : group.trajectories) {
-    ECHO_ASSIGN(const auto stored, db.one("SELECT 1 FROM trajectory WHERE id = ?1 AND group_id = ?2", t.id(), group.id.value));
+    ECHO_ASSIGN(const auto stored,
+                db.one("SELECT 1 FROM trajectory WHERE id = ?1 AND group_id = ?2", t.id(), group.id.value));
     if (!stored) return false;  // the group was generated anew
   }
   return true;
@@ -152,11 +156,13 @@ Result<bool> ReplayBuffer::scored(const Group& group) {
   return true;
 }
 
-Result<std::uint64_t> ReplayBuffer::discard_of(WorkerId worker, std::string_view reason, std::span<const GroupId> kept) {
+Result<std::uint64_t> ReplayBuffer::discard_of(WorkerId worker, std::string_view reason,
+                                               std::span<const GroupId> kept) {
   store_->check_thread();
   std::vector<GroupId> groups;
   ECHO_TRY(store_->database->each(
-      "SELECT group_id FROM groups WHERE " ECHO_WAITING " AND (SELECT worker FROM lease WHERE lease.group_id = groups.group_id "
+      "SELECT group_id FROM groups WHERE " ECHO_WAITING
+      " AND (SELECT worker FROM lease WHERE lease.group_id = groups.group_id "
       "AND state = 1 ORDER BY lease_id DESC LIMIT 1) = ?1",
       [&](const Row& row) { groups.push_back(GroupId{row.integer(0)}); }, worker.value));
   std::erase_if(groups, [&](GroupId group) { return std::ranges::find(kept, group) != kept.end(); });

@@ -100,8 +100,8 @@ class ReplayBuffer {
   Result<std::vector<Group>> unscored(std::size_t most, const std::set<GroupId>& known = {});
   // Whether these very trajectories still do.
   Result<bool> awaits_scores(const Group& group);
-  // Their scores are there: the bodies are replaced in one transaction, and the group may be sampled. False where they are not waited
-  // for any more.
+  // Their scores are there: the bodies are replaced in one transaction, and the group may be sampled. False where they
+  // are not waited for any more.
   Result<bool> scored(const Group& group);
 
   // Likewise all that this worker has handed in and that waits, but for `kept`; how many groups.

@@ -77,7 +77,8 @@ void CountedRates::move_limit() {
 
 double CountedRates::sum() const {
   const double most = beyond_.empty() ? 0 : rate_that_counts(*beyond_.begin(), median_.value());
-  return static_cast<double>(sum_within_ + static_cast<Int128>(units(most)) * static_cast<Int128>(beyond_.size())) / kUnitsPerGroup;
+  return static_cast<double>(sum_within_ + static_cast<Int128>(units(most)) * static_cast<Int128>(beyond_.size())) /
+         kUnitsPerGroup;
 }
 
 void FleetPaces::set(WorkerId worker, const WorkerPace& pace) {

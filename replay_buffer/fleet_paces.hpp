@@ -23,11 +23,12 @@ class RunningMedian {
 
  private:
   void balance();
-  std::multiset<double> lower_, upper_;  // no value of `lower_` is above one of `upper_`; `upper_` begins with the median
+  std::multiset<double> lower_,
+      upper_;  // no value of `lower_` is above one of `upper_`; `upper_` begins with the median
 };
 
-// The sum of rates of which each counts as rate_that_counts() says, so by the median of them all. Kept in fixed point: it depends on the
-// rates alone and not on the order in which they came.
+// The sum of rates of which each counts as rate_that_counts() says, so by the median of them all. Kept in fixed point:
+// it depends on the rates alone and not on the order in which they came.
 class CountedRates {
  public:
   void insert(double rate);

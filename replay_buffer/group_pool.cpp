@@ -42,13 +42,16 @@ void GroupPool::put_failures(GroupId group, Failures failures) {
   if (pooled) put(group);
 }
 
-std::optional<GroupId> GroupPool::suspect() const { return suspects_.empty() ? std::nullopt : std::optional(*suspects_.begin()); }
+std::optional<GroupId> GroupPool::suspect() const {
+  return suspects_.empty() ? std::nullopt : std::optional(*suspects_.begin());
+}
 
 std::vector<GroupId> GroupPool::others(std::size_t count, WorkerId worker, std::uint32_t failures_max) const {
   std::vector<GroupId> found;
   for (auto it = ordinary_.begin(); it != ordinary_.end() && found.size() < count; ++it) {
     const Failures* known = failures(*it);
-    const auto own = known == nullptr ? std::map<WorkerId, std::uint32_t>::const_iterator() : known->failures.find(worker);
+    const auto own =
+        known == nullptr ? std::map<WorkerId, std::uint32_t>::const_iterator() : known->failures.find(worker);
     if (known != nullptr && own != known->failures.end() && own->second > failures_max) continue;
     found.push_back(*it);
   }

@@ -11,16 +11,21 @@ namespace echoline::replay_buffer {
 
 class JobLedger::Impl {
  public:
-  Impl(Store& store, const LedgerOptions& options) : store_(store), db_(*store.database), journal_(db_), core_(options, store.waiting) {
+  Impl(Store& store, const LedgerOptions& options)
+      : store_(store), db_(*store.database), journal_(db_), core_(options, store.waiting) {
     store_.on_discard = [this](GroupId group) { core_.regenerate(group); };
   }
-  ~Impl() { store_.on_discard = [](GroupId) {}; }
+  ~Impl() {
+    store_.on_discard = [](GroupId) {};
+  }
 
   Status open() {
     ECHO_TRY(journal_.load(core_));
-    return db_.each("SELECT worker, malformed, failures FROM worker WHERE malformed > 0 OR failures > 0", [&](const Row& row) {
-      misconduct_[WorkerId{row.integer(0)}] = {static_cast<std::uint32_t>(row.integer(1)), static_cast<std::uint32_t>(row.integer(2))};
-    });
+    return db_.each("SELECT worker, malformed, failures FROM worker WHERE malformed > 0 OR failures > 0",
+                    [&](const Row& row) {
+                      misconduct_[WorkerId{row.integer(0)}] = {static_cast<std::uint32_t>(row.integer(1)),
+                                                               static_cast<std::uint32_t>(row.integer(2))};
+                    });
   }
 
   Result<std::vector<LeaseRecord>> grant(const GrantRequest& request, std::uint64_t step, double now) {
@@ -47,8 +52,8 @@ class JobLedger::Impl {
   LeaseCore& core() { return core_; }
   const std::map<WorkerId, Misconduct>& misconduct() const { return misconduct_; }
 
-  // Lets the core decide, and returns once the file has it. On an error nothing has happened, in the file or in the core: a disk that
-  // refuses is not counted against a worker, and the call may be made again.
+  // Lets the core decide, and returns once the file has it. On an error nothing has happened, in the file or in the
+  // core: a disk that refuses is not counted against a worker, and the call may be made again.
   template <class Decide>
   auto decided(Decide&& decide) -> Result<decltype(decide())> {
     if (is_together_) return decide();
@@ -73,7 +78,8 @@ class JobLedger::Impl {
 
   Result<LedgerCounts> counts() {
     const LeaseTotals& totals = core_.totals();
-    LedgerCounts counts{core_.live(), core_.pooled(), totals.settled, totals.expired, totals.released, {}, core_.bound()};
+    LedgerCounts counts{core_.live(), core_.pooled(), totals.settled, totals.expired, totals.released,
+                        {},           core_.bound()};
     ECHO_TRY(db_.each("SELECT reason, count(*) FROM set_aside GROUP BY reason",
                       [&](const Row& row) { counts.set_aside[std::string(row.bytes(0))] = row.integer(1); }));
     return counts;
@@ -184,8 +190,10 @@ class JobLedger::Impl {
       if (!*stored) return refused("malformed", fmt::format("trajectory '{}' stands twice", trajectory.id()));
     }
     if (delivery.unscored) ECHO_TRY(db_.run("UPDATE groups SET unscored = 1 WHERE group_id = ?1", lease->group.value));
-    StoredResult result{data_plane::oldest_version(submission.trajectories(0)), longest(submission), !delivery.unscored};
-    for (const Trajectory& trajectory : submission.trajectories()) result.version = std::min(result.version, data_plane::oldest_version(trajectory));
+    StoredResult result{data_plane::oldest_version(submission.trajectories(0)), longest(submission),
+                        !delivery.unscored};
+    for (const Trajectory& trajectory : submission.trajectories())
+      result.version = std::min(result.version, data_plane::oldest_version(trajectory));
     verdict.held_s = core_.settle(lease->id, result, now);
     verdict.accepted = true;
     return verdict;
@@ -328,8 +336,9 @@ std::uint64_t JobLedger::held(WorkerId worker) {
 Result<std::uint64_t> JobLedger::renew(WorkerId worker, std::span<const LeaseId> leases, std::uint64_t progress,
                                        double now_unix_s) {
   impl_->check_thread();
-  return impl_->decided(
-      [&] { return impl_->core().renew(worker, leases, progress & static_cast<std::uint64_t>(INT64_MAX), now_unix_s); });
+  return impl_->decided([&] {
+    return impl_->core().renew(worker, leases, progress & static_cast<std::uint64_t>(INT64_MAX), now_unix_s);
+  });
 }
 
 Result<std::uint64_t> JobLedger::give_back(WorkerId worker, std::span<const LeaseId> leases) {
@@ -344,7 +353,8 @@ Result<std::uint64_t> JobLedger::give_back_all(WorkerId worker) {
 
 Result<bool> JobLedger::failed(const FailedWork& failure) {
   impl_->check_thread();
-  return impl_->decided([&] { return impl_->core().failed(failure.worker, failure.lease, failure.reason, failure.detail); });
+  return impl_->decided(
+      [&] { return impl_->core().failed(failure.worker, failure.lease, failure.reason, failure.detail); });
 }
 
 Status JobLedger::set_aside(LeaseId lease, std::string_view reason, std::string detail) {

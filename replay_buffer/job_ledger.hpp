@@ -1,5 +1,5 @@
-// The job ledger: which worker may generate which group until when. A LeaseCore decides; the ledger keeps what it decides in the replay
-// buffer's file, so a restarted learner neither loses nor doubles a group.
+// The job ledger: which worker may generate which group until when. A LeaseCore decides; the ledger keeps what it
+// decides in the replay buffer's file, so a restarted learner neither loses nor doubles a group.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -61,20 +61,22 @@ struct LedgerCounts {
   std::uint64_t expired = 0;
   std::uint64_t released = 0;
   std::map<std::string, std::uint64_t> set_aside = {};  // groups by reason, since the file was made
-  BoundSteps bound = {};  // what kept workers from more work, since the ledger was opened
+  BoundSteps bound = {};                                // what kept workers from more work, since the ledger was opened
 };
 
 // Times are seconds since 1970 (leases outlive a process). Thread: the buffer's owner thread. The buffer must outlive
-// the ledger. A method that returns an Error has changed nothing, in the file or in memory, and may be called again. Group g is training problem g of the adapter: one cursor numbers both.
+// the ledger. A method that returns an Error has changed nothing, in the file or in memory, and may be called again.
+// Group g is training problem g of the adapter: one cursor numbers both.
 class JobLedger {
  public:
   static Result<std::unique_ptr<JobLedger>> open(ReplayBuffer& buffer, const LedgerOptions& options);
   ~JobLedger();
 
   // Leases up to groups_max groups for learner step t, as pacing, the worker's share and what it has handed in before
-  // allow (rules.hpp); returned groups first, but none that this worker failed on while others are there to try it, then new problems from the
-  // cursor. A group that several workers were lost with is leased alone. Empty when nothing may be generated now, or
-  // when the batch of this step is covered and the worker is too slow for a later one. Expires overdue leases.
+  // allow (rules.hpp); returned groups first, but none that this worker failed on while others are there to try it,
+  // then new problems from the cursor. A group that several workers were lost with is leased alone. Empty when nothing
+  // may be generated now, or when the batch of this step is covered and the worker is too slow for a later one. Expires
+  // overdue leases.
   Result<std::vector<LeaseRecord>> grant(const GrantRequest& request, std::uint64_t step, double now_unix_s);
 
   // Accepts, checks, stores and settles all deliveries in ONE transaction: when it returns, every accepted verdict is
@@ -83,8 +85,8 @@ class JobLedger {
   // stored and the workers should send again. `step` is the learner's: what is too stale for it already is refused.
   Result<std::vector<Verdict>> submit(std::span<const Delivery> deliveries, std::uint64_t step, double now_unix_s);
 
-  // What `calls` change through this ledger, but for submit(), is written in ONE transaction after they have returned. On an Error none of
-  // them has happened, whatever they returned, and all may be made again.
+  // What `calls` change through this ledger, but for submit(), is written in ONE transaction after they have returned.
+  // On an Error none of them has happened, whatever they returned, and all may be made again.
   Status together(const std::function<void()>& calls);
 
   // Signs of life: the leases of this worker get a full term from now (LeaseLength::max_s bounds it), if `progress` has
@@ -97,7 +99,8 @@ class JobLedger {
   Result<bool> failed(const FailedWork& failure);
   // What this worker handed in could not be scored, and was discarded: the group counts as one that failed.
   Status unscorable(GroupId group, WorkerId worker, std::string_view reason, const std::string& detail);
-  // Nothing comes of these leases of this worker, and nobody is to blame: their groups go back to the pool. Returns how many.
+  // Nothing comes of these leases of this worker, and nobody is to blame: their groups go back to the pool. Returns how
+  // many.
   Result<std::uint64_t> give_back(WorkerId worker, std::span<const LeaseId> leases);
   // Likewise every live lease of this worker.
   Result<std::uint64_t> give_back_all(WorkerId worker);
@@ -106,7 +109,8 @@ class JobLedger {
   // Groups that were set aside since the last call.
   std::vector<SetAside> newly_set_aside();
 
-  // Who has taken too many batches and returned none of them, since the last call; also across connections and restarts.
+  // Who has taken too many batches and returned none of them, since the last call; also across connections and
+  // restarts.
   std::vector<Idler> newly_idle();
   const std::map<WorkerId, Misconduct>& misconduct() const;
   Status keep(WorkerId worker, const Misconduct& misconduct);
@@ -118,8 +122,9 @@ class JobLedger {
   // Overdue leases end and their groups go back to the pool. Returns how many.
   Result<std::uint64_t> expire(double now_unix_s);
 
-  // For so long this process did not run, or could not store what was handed in: every live lease lasts so much longer. Call before
-  // the next grant() or expire(). Returns how many. Writes to the file even when there is no lease, and so shows whether it can be written.
+  // For so long this process did not run, or could not store what was handed in: every live lease lasts so much longer.
+  // Call before the next grant() or expire(). Returns how many. Writes to the file even when there is no lease, and so
+  // shows whether it can be written.
   Result<std::uint64_t> excuse(double late_s, double now_unix_s);
 
   // Trajectories of live leases that would come too late for every later batch if the learner trained on what

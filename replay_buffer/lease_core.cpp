@@ -95,7 +95,10 @@ void LeaseCore::take_from_pool(GroupId group) {
 
 void LeaseCore::put_failures(GroupId group, GroupPool::Failures failures) {
   const GroupPool::Failures* known = pool_.failures(group);
-  if (notes_) undo([this, group, before = known == nullptr ? GroupPool::Failures{} : *known] { pool_.put_failures(group, before); });
+  if (notes_)
+    undo([this, group, before = known == nullptr ? GroupPool::Failures{} : *known] {
+      pool_.put_failures(group, before);
+    });
   pool_.put_failures(group, std::move(failures));
 }
 
@@ -114,7 +117,8 @@ void LeaseCore::note_failure(GroupId group, WorkerId worker, bool lost) {
 // Sets a group aside that failed too often; it is in the pool now.
 void LeaseCore::judge(GroupId group, std::string_view reason, const std::string& detail) {
   const GroupPool::Failures* known = pool_.failures(group);
-  if (known != nullptr && set_aside_after(known->count(), static_cast<std::uint32_t>(known->lost.size()))) put_aside(group, reason, detail);
+  if (known != nullptr && set_aside_after(known->count(), static_cast<std::uint32_t>(known->lost.size())))
+    put_aside(group, reason, detail);
 }
 
 void LeaseCore::put_aside(GroupId group, std::string_view reason, const std::string& detail) {
@@ -150,7 +154,8 @@ void LeaseCore::lapsed(WorkerId worker, LapseKind kind) {
   lapses.weight = lapse_weight(lapses.weight, kind);
   put_lapses(worker, lapses);
   if (lapses.weight >= kLapsesMax)
-    newly_idle_.push_back({worker, fmt::format("it took {} batches of work and returned nothing of them in time", lapses.batches)});
+    newly_idle_.push_back(
+        {worker, fmt::format("it took {} batches of work and returned nothing of them in time", lapses.batches)});
 }
 
 LeaseCore::Worker& LeaseCore::worker_of(WorkerId id) {
@@ -183,7 +188,9 @@ Version LeaseCore::version_min(std::uint64_t step) const {
 }
 
 // A lease that no step waits for any more is no stock: others may generate in its place.
-std::uint64_t LeaseCore::ahead(std::uint64_t step) const { return leases_.not_overdue() + waiting_.trajectories(version_min(step)); }
+std::uint64_t LeaseCore::ahead(std::uint64_t step) const {
+  return leases_.not_overdue() + waiting_.trajectories(version_min(step));
+}
 
 // ---- events ----
 
@@ -193,8 +200,8 @@ std::uint64_t LeaseCore::may_hold(const Worker& worker) const {
   const double measured = static_cast<double>(rates.size()), sum = rates.sum();
   const double average = measured > 0 ? sum / measured : 1;
   const double all = sum + (static_cast<double>(workers_.size()) - measured) * average;
-  const std::uint64_t groups =
-      (std::uint64_t{options_.pacing.lookahead_steps} + 1) * options_.pacing.trajectories_per_step / options_.group_size;
+  const std::uint64_t groups = (std::uint64_t{options_.pacing.lookahead_steps} + 1) *
+                               options_.pacing.trajectories_per_step / options_.group_size;
   const double own = rate_that_counts(worker.pace.groups_per_s().value_or(average), rates.median());
   return groups_held_max(groups, own, all);
 }
@@ -224,8 +231,8 @@ std::vector<LiveLease> LeaseCore::grant(const GrantRequest& request, std::uint64
   const double lease_s = lease_seconds(options_.lease, worker.pace.seconds_per_token(), paces_.seconds_per_token());
   const double due_s = now_s + patience_seconds(options_.lease, batch_s, paces_.batch_seconds(), fresh_s_);
   for (const GroupId group : take_groups(wanted, request.worker, live_of_worker == 0)) {
-    granted.push_back({{LeaseId{totals_.next_lease++}, group, request.worker, request.version, request.policy_digest, options_.group_size,
-                        now_s, now_s + lease_s, LeaseState::kLive, lease_s},
+    granted.push_back({{LeaseId{totals_.next_lease++}, group, request.worker, request.version, request.policy_digest,
+                        options_.group_size, now_s, now_s + lease_s, LeaseState::kLive, lease_s},
                        due_s});
     lease(granted.back());
   }
@@ -302,11 +309,16 @@ std::uint64_t LeaseCore::renew(WorkerId worker, std::span<const LeaseId> ids, st
   std::uint64_t renewals = 0;
   for (const LeaseId id : ids) {
     const LiveLease* lease = leases_.find(id);
-    if (lease == nullptr || lease->record.worker != worker || now_s > lease->record.expires_unix_s || lease->progress >= progress) continue;
+    if (lease == nullptr || lease->record.worker != worker || now_s > lease->record.expires_unix_s ||
+        lease->progress >= progress)
+      continue;
     const LeaseRecord& record = lease->record;
-    const double expires_s = std::max(record.expires_unix_s, renewed(options_.lease, record.granted_unix_s, now_s, record.lease_s));
+    const double expires_s =
+        std::max(record.expires_unix_s, renewed(options_.lease, record.granted_unix_s, now_s, record.lease_s));
     note(change::Renewed{id, progress, expires_s});
-    undo([this, id, before = lease->progress, expired_s = record.expires_unix_s] { leases_.renew(id, before, expired_s); });
+    undo([this, id, before = lease->progress, expired_s = record.expires_unix_s] {
+      leases_.renew(id, before, expired_s);
+    });
     leases_.renew(id, progress, expires_s);
     ++renewals;
   }
@@ -363,8 +375,9 @@ std::uint64_t LeaseCore::release_worker(WorkerId worker, double now_s) {
   const std::vector<LeaseId> ids(held.begin(), held.end());
   if (!ids.empty()) {
     lapsed(worker, LapseKind::kLost);
-    
-    leases_.leave_out(worker, now_s + LeaseTable::kLeftOutFactor * std::max(0.0, now_s - leases_.find(ids.front())->record.granted_unix_s));
+
+    leases_.leave_out(worker, now_s + LeaseTable::kLeftOutFactor *
+                                          std::max(0.0, now_s - leases_.find(ids.front())->record.granted_unix_s));
   }
   for (const LeaseId id : ids) {
     const LiveLease lease = end(id, LeaseState::kReleased);
@@ -406,7 +419,7 @@ std::uint64_t LeaseCore::end_expired(double now_s) {
   for (const auto& [batch, count] : batches) {
     const auto& [id, granted_s] = batch;
     if (const auto worker = workers_.find(id); worker != workers_.end()) {
-      if (worker->second.pace.handed_in_of(granted_s) >= count) continue;  // most of it came
+      if (worker->second.pace.handed_in_of(granted_s) >= count) continue;           // most of it came
       worker->second.trusted = groups_trusted_after_lapse(worker->second.trusted);  // keep_pace() has noted what it was
     }
     lapsed(id, LapseKind::kExpired);
@@ -422,7 +435,8 @@ std::uint64_t LeaseCore::excuse(double late_s, double now_s) {
       workers_ = workers;
       pauses_ = pauses;
     });
-  ++totals_.next_lease;  // so that a journal writes something, and shows whether there is room, even if no lease is live
+  ++totals_
+        .next_lease;  // so that a journal writes something, and shows whether there is room, even if no lease is live
   leases_.shift(late_s);
   for (auto& [id, worker] : workers_) worker.accounted_until_s = now_s;  // no worker has had work for that long
   if (pauses_.size() == kPausesKept) pauses_.pop_front();
@@ -440,7 +454,8 @@ std::uint64_t LeaseCore::stranded_by_next_step(std::uint64_t step, double now_s)
   leases_.move_to(now_s);
   std::map<Version, VersionStock> stock;
   for (const auto& [version, trajectories] : waiting_.whole(version_min(step))) stock[version].waiting = trajectories;
-  for (auto it = leases_.awaited().lower_bound(version_min(step)); it != leases_.awaited().end(); ++it) stock[it->first].live = it->second;
+  for (auto it = leases_.awaited().lower_bound(version_min(step)); it != leases_.awaited().end(); ++it)
+    stock[it->first].live = it->second;
   std::vector<VersionStock> ascending;
   for (auto& [version, entry] : stock) {
     entry.version = version;

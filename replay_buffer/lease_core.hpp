@@ -1,6 +1,6 @@
-// The decisions of the job ledger: which worker may generate which group, and until when. The core takes events and answers with leases and
-// changes. It has no database, clock or thread, so the service (replay_buffer/job_ledger) and the simulator run the same code. Times are
-// seconds on one clock of the caller, which never runs backwards.
+// The decisions of the job ledger: which worker may generate which group, and until when. The core takes events and
+// answers with leases and changes. It has no database, clock or thread, so the service (replay_buffer/job_ledger) and
+// the simulator run the same code. Times are seconds on one clock of the caller, which never runs backwards.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -69,20 +69,52 @@ struct Lapses {
 
 // A change that the core made, for a journal. A core loaded from the journal is the same core.
 namespace change {
-struct Leased { LiveLease lease; };
-struct Ended { LeaseId lease; LeaseState state; std::optional<double> settled_s; };
-struct Renewed { LeaseId lease; std::uint64_t progress; double expires_s; };
-struct DueSooner { WorkerId worker; double patience_s; };  // of its live leases: at most so long after the grant
-struct Excused { double late_s; };                         // every live lease is due and expires so much later
-struct Pooled { GroupId group; };
-struct Unpooled { GroupId group; };
-struct Failed { GroupId group; WorkerId worker; std::uint32_t failures; bool lost; };  // all that is known of this worker and group
-struct FailuresForgotten { GroupId group; };
-struct PutAside { SetAside aside; };
-struct Lapsed { WorkerId worker; Lapses lapses; };
+struct Leased {
+  LiveLease lease;
+};
+struct Ended {
+  LeaseId lease;
+  LeaseState state;
+  std::optional<double> settled_s;
+};
+struct Renewed {
+  LeaseId lease;
+  std::uint64_t progress;
+  double expires_s;
+};
+struct DueSooner {
+  WorkerId worker;
+  double patience_s;
+};  // of its live leases: at most so long after the grant
+struct Excused {
+  double late_s;
+};  // every live lease is due and expires so much later
+struct Pooled {
+  GroupId group;
+};
+struct Unpooled {
+  GroupId group;
+};
+struct Failed {
+  GroupId group;
+  WorkerId worker;
+  std::uint32_t failures;
+  bool lost;
+};  // all that is known of this worker and group
+struct FailuresForgotten {
+  GroupId group;
+};
+struct PutAside {
+  SetAside aside;
+};
+struct Lapsed {
+  WorkerId worker;
+  Lapses lapses;
+};
 }  // namespace change
-using LeaseChange = std::variant<change::Leased, change::Ended, change::Renewed, change::DueSooner, change::Excused, change::Pooled,
-                                 change::Unpooled, change::Failed, change::FailuresForgotten, change::PutAside, change::Lapsed>;
+using LeaseChange =
+    std::variant<change::Leased, change::Ended, change::Renewed, change::DueSooner, change::Excused, change::Pooled,
+                 change::Unpooled, change::Failed, change::FailuresForgotten, change::PutAside, change::Lapsed>;
 
 // Numbers that only grow.
 struct LeaseTotals {
@@ -94,8 +126,8 @@ struct LeaseTotals {
 // One thread. A grant, a result and the end of a lease take O(log n) in the number of workers, leases and groups.
 class LeaseCore {
  public:
-  // `waiting` must outlive the core, which adds the groups that are handed in; the caller removes those that were consumed, dropped or
-  // discarded.
+  // `waiting` must outlive the core, which adds the groups that are handed in; the caller removes those that were
+  // consumed, dropped or discarded.
   LeaseCore(const LeaseOptions& options, WaitingGroups& waiting);
 
   // --- From a journal, before anything else ---------------------------------------------------------------------
@@ -106,7 +138,8 @@ class LeaseCore {
   void load_totals(const LeaseTotals& totals) { totals_ = totals; }
 
   // --- To a journal ---------------------------------------------------------------------------------------------
-  // From here on every change is noted, until commit() or rollback(). Without begin() nothing is noted, which costs nothing.
+  // From here on every change is noted, until commit() or rollback(). Without begin() nothing is noted, which costs
+  // nothing.
   void begin();
   const std::vector<LeaseChange>& changes() const { return notes_->changes; }
   const LeaseTotals& totals_before() const { return notes_->totals; }
@@ -115,23 +148,26 @@ class LeaseCore {
   void rollback();  // all is as it was at begin()
 
   // --- Events ---------------------------------------------------------------------------------------------------
-  // Leases up to groups_max groups for learner step t. Pacing, the worker's share and its earlier results set the limit (rules.hpp). Groups
-  // from the pool come first, lowest id first; then new problems from the cursor. A worker does not get a group that it failed on, unless it
-  // is the only worker. A group that several workers were lost with is leased alone. The answer is empty when nothing may be generated now,
-  // or when the batch of this step is covered and the worker is too slow for a later one. Ends expired leases first, as expire() does.
+  // Leases up to groups_max groups for learner step t. Pacing, the worker's share and its earlier results set the limit
+  // (rules.hpp). Groups from the pool come first, lowest id first; then new problems from the cursor. A worker does not
+  // get a group that it failed on, unless it is the only worker. A group that several workers were lost with is leased
+  // alone. The answer is empty when nothing may be generated now, or when the batch of this step is covered and the
+  // worker is too slow for a later one. Ends expired leases first, as expire() does.
   std::vector<LiveLease> grant(const GrantRequest& request, std::uint64_t step, double now_s);
 
-  // The lease's result is stored: it waits in the buffer from now on. `lease` must be live. Returns for how long the worker had leases that
-  // no earlier result accounts for.
+  // The lease's result is stored: it waits in the buffer from now on. `lease` must be live. Returns for how long the
+  // worker had leases that no earlier result accounts for.
   double settle(LeaseId lease, const StoredResult& result, double now_s);
   // The lease's result was refused: its group goes back to the pool. `lease` must be live.
   void refuse(LeaseId lease, std::uint64_t tokens_longest, double now_s);
-  // The result of a lease that had expired earlier. It still tells how long the work takes, or a slow worker's next lease would be as short.
+  // The result of a lease that had expired earlier. It still tells how long the work takes, or a slow worker's next
+  // lease would be as short.
   void came_late(WorkerId worker, double granted_s, std::uint64_t tokens_longest, double now_s);
 
   // Signs of life: these leases get a full term from now, if `progress` has grown. Returns how many.
   std::uint64_t renew(WorkerId worker, std::span<const LeaseId> leases, std::uint64_t progress, double now_s);
-  // The worker could not generate the group; it goes to another worker, or is set aside after that. False: no live lease of this worker.
+  // The worker could not generate the group; it goes to another worker, or is set aside after that. False: no live
+  // lease of this worker.
   bool failed(WorkerId worker, LeaseId lease, std::string_view reason, const std::string& detail);
   // The worker's result could not be scored. The group is in the pool; this counts as a failure of the worker.
   void unscorable(GroupId group, WorkerId worker, std::string_view reason, const std::string& detail);
@@ -154,21 +190,22 @@ class LeaseCore {
   const LiveLease* find(LeaseId lease) const;  // null unless it is live; valid until the next event
   // The lease that expires first; null when there is none.
   const LiveLease* first_to_expire() const;
-  // Trajectories of live leases that would come too late for every later batch if the learner trained now (rules.hpp, stranded).
+  // Trajectories of live leases that would come too late for every later batch if the learner trained now (rules.hpp,
+  // stranded).
   std::uint64_t stranded_by_next_step(std::uint64_t step, double now_s);
   // No worker can be given anything for a policy of this version now, whatever its speed.
   bool closed(Version version, std::uint64_t step, double now_s);
-  std::uint64_t held(WorkerId worker) const;    // its live leases
+  std::uint64_t held(WorkerId worker) const;              // its live leases
   std::optional<double> too_slow(WorkerId worker) const;  // JobLedger::too_slow
   bool turned_away(WorkerId worker) const;                // JobLedger::turned_away
-  std::vector<SetAside> newly_set_aside();  // since the last call
-  std::vector<Idler> newly_idle();          // likewise
+  std::vector<SetAside> newly_set_aside();                // since the last call
+  std::vector<Idler> newly_idle();                        // likewise
   std::size_t live() const { return leases_.size(); }
   std::size_t pooled() const { return pool_.size(); }
   // Trajectories of live leases by version.
   const std::map<Version, std::uint64_t>& live_by_version() const { return leases_.by_version(); }
   const LeaseTotals& totals() const { return totals_; }
-  const BoundSteps& bound() const { return bound_; }  // what kept workers from more work
+  const BoundSteps& bound() const { return bound_; }       // what kept workers from more work
   std::size_t workers() const { return workers_.size(); }  // that asked for work and were not lost
   Version version_min(std::uint64_t step) const;           // the oldest that is fresh enough at the step
   const LeaseOptions& options() const { return options_; }

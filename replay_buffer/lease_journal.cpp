@@ -8,10 +8,12 @@ namespace echoline::replay_buffer {
 namespace {
 
 constexpr const char* kLeases =
-    "SELECT lease_id, group_id, worker, version, policy_digest, rollouts, granted_unix_s, expires_unix_s, state, lease_s, due_unix_s, progress "
+    "SELECT lease_id, group_id, worker, version, policy_digest, rollouts, granted_unix_s, expires_unix_s, state, "
+    "lease_s, due_unix_s, progress "
     "FROM lease WHERE state = 0";
 constexpr const char* kEnded =
-    "SELECT lease_id, group_id, worker, version, policy_digest, rollouts, granted_unix_s, expires_unix_s, state, lease_s FROM lease "
+    "SELECT lease_id, group_id, worker, version, policy_digest, rollouts, granted_unix_s, expires_unix_s, state, "
+    "lease_s FROM lease "
     "WHERE lease_id = ?1 AND state <> 0";
 
 LeaseRecord record_of(const Row& row) {
@@ -36,8 +38,9 @@ Status LeaseJournal::load(LeaseCore& core) {
     core.load_failure(GroupId{row.integer(0)}, WorkerId{row.integer(1)}, small(row, 2), row.integer(3) > 0);
   }));
   ECHO_TRY(db_.each("SELECT group_id FROM pool", [&](const Row& row) { core.load_pooled(GroupId{row.integer(0)}); }));
-  ECHO_TRY(db_.each("SELECT worker, lapses, batches FROM worker WHERE lapses > 0",
-                    [&](const Row& row) { core.load_lapses(WorkerId{row.integer(0)}, {small(row, 1), small(row, 2)}); }));
+  ECHO_TRY(db_.each("SELECT worker, lapses, batches FROM worker WHERE lapses > 0", [&](const Row& row) {
+    core.load_lapses(WorkerId{row.integer(0)}, {small(row, 1), small(row, 2)});
+  }));
   ECHO_TRY(db_.each(kLeases, [&](const Row& row) { core.load({record_of(row), row.real(10), row.integer(11)}); }));
   LeaseTotals totals;
   std::size_t found = 0;
@@ -52,7 +55,8 @@ Status LeaseJournal::load(LeaseCore& core) {
     *key->second = row.integer(1);
     ++found;
   }));
-  if (found != 5) return fail(Code::kCorrupt, "job ledger", "{}: {} of 5 totals in table meta", db_.path().string(), found);
+  if (found != 5)
+    return fail(Code::kCorrupt, "job ledger", "{}: {} of 5 totals in table meta", db_.path().string(), found);
   core.load_totals(totals);
   return ok();
 }
@@ -64,11 +68,12 @@ Status LeaseJournal::write(std::span<const LeaseChange> changes) {
 
 Status LeaseJournal::write_totals(const LeaseCore& core) {
   const LeaseTotals& now = core.totals();
-  const std::tuple<std::string_view, std::uint64_t, std::uint64_t> totals[] = {{"next_lease", now.next_lease, core.totals_before().next_lease},
-                                                                          {"next_group", now.next_group, core.totals_before().next_group},
-                                                                          {"leases_settled", now.settled, core.totals_before().settled},
-                                                                          {"leases_expired", now.expired, core.totals_before().expired},
-                                                                          {"leases_released", now.released, core.totals_before().released}};
+  const std::tuple<std::string_view, std::uint64_t, std::uint64_t> totals[] = {
+      {"next_lease", now.next_lease, core.totals_before().next_lease},
+      {"next_group", now.next_group, core.totals_before().next_group},
+      {"leases_settled", now.settled, core.totals_before().settled},
+      {"leases_expired", now.expired, core.totals_before().expired},
+      {"leases_released", now.released, core.totals_before().released}};
   for (const auto& [key, value, before] : totals)
     if (value != before) ECHO_TRY(db_.run("UPDATE meta SET value = ?2 WHERE key = ?1", key, value));
   return ok();
@@ -76,8 +81,9 @@ Status LeaseJournal::write_totals(const LeaseCore& core) {
 
 Status LeaseJournal::write(const change::Leased& c) {
   const LeaseRecord& l = c.lease.record;
-  return db_.run("INSERT INTO lease VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, 0, NULL, 0)", l.id.value, l.group.value, l.worker.value,
-                 l.version.value, Blob{l.policy_digest}, l.rollouts, l.granted_unix_s, l.expires_unix_s, l.lease_s, c.lease.due_s);
+  return db_.run("INSERT INTO lease VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, 0, NULL, 0)", l.id.value,
+                 l.group.value, l.worker.value, l.version.value, Blob{l.policy_digest}, l.rollouts, l.granted_unix_s,
+                 l.expires_unix_s, l.lease_s, c.lease.due_s);
 }
 
 Status LeaseJournal::write(const change::Ended& c) {
@@ -88,51 +94,66 @@ Status LeaseJournal::write(const change::Ended& c) {
 }
 
 Status LeaseJournal::write(const change::Renewed& c) {
-  return db_.run("UPDATE lease SET progress = ?2, expires_unix_s = ?3 WHERE lease_id = ?1", c.lease.value, c.progress, c.expires_s);
+  return db_.run("UPDATE lease SET progress = ?2, expires_unix_s = ?3 WHERE lease_id = ?1", c.lease.value, c.progress,
+                 c.expires_s);
 }
 
 Status LeaseJournal::write(const change::DueSooner& c) {
-  return db_.run("UPDATE lease SET due_unix_s = min(due_unix_s, granted_unix_s + ?2) WHERE state = 0 AND worker = ?1", c.worker.value,
-                 c.patience_s);
+  return db_.run("UPDATE lease SET due_unix_s = min(due_unix_s, granted_unix_s + ?2) WHERE state = 0 AND worker = ?1",
+                 c.worker.value, c.patience_s);
 }
 
 Status LeaseJournal::write(const change::Excused& c) {
-  return db_.run("UPDATE lease SET due_unix_s = due_unix_s + ?1, expires_unix_s = expires_unix_s + ?1 WHERE state = 0", c.late_s);
+  return db_.run("UPDATE lease SET due_unix_s = due_unix_s + ?1, expires_unix_s = expires_unix_s + ?1 WHERE state = 0",
+                 c.late_s);
 }
 
-Status LeaseJournal::write(const change::Pooled& c) { return db_.run("INSERT OR IGNORE INTO pool VALUES(?1)", c.group.value); }
+Status LeaseJournal::write(const change::Pooled& c) {
+  return db_.run("INSERT OR IGNORE INTO pool VALUES(?1)", c.group.value);
+}
 
-Status LeaseJournal::write(const change::Unpooled& c) { return db_.run("DELETE FROM pool WHERE group_id = ?1", c.group.value); }
+Status LeaseJournal::write(const change::Unpooled& c) {
+  return db_.run("DELETE FROM pool WHERE group_id = ?1", c.group.value);
+}
 
 Status LeaseJournal::write(const change::Failed& c) {
-  return db_.run("INSERT OR REPLACE INTO failure VALUES(?1, ?2, ?3, ?4)", c.group.value, c.worker.value, c.failures, c.lost ? 1 : 0);
+  return db_.run("INSERT OR REPLACE INTO failure VALUES(?1, ?2, ?3, ?4)", c.group.value, c.worker.value, c.failures,
+                 c.lost ? 1 : 0);
 }
 
-Status LeaseJournal::write(const change::FailuresForgotten& c) { return db_.run("DELETE FROM failure WHERE group_id = ?1", c.group.value); }
+Status LeaseJournal::write(const change::FailuresForgotten& c) {
+  return db_.run("DELETE FROM failure WHERE group_id = ?1", c.group.value);
+}
 
 Status LeaseJournal::write(const change::PutAside& c) {
   return db_.run("INSERT INTO set_aside VALUES(?1, ?2, ?3)", c.aside.group.value, c.aside.reason, c.aside.detail);
 }
 
 Status LeaseJournal::write(const change::Lapsed& c) {
-  ECHO_TRY(db_.run("INSERT INTO worker VALUES(?1, ?2, ?3, 0, 0) ON CONFLICT(worker) DO UPDATE SET lapses = excluded.lapses, batches = excluded.batches",
-                   c.worker.value, c.lapses.weight, c.lapses.batches));
+  ECHO_TRY(
+      db_.run("INSERT INTO worker VALUES(?1, ?2, ?3, 0, 0) ON CONFLICT(worker) DO UPDATE SET lapses = excluded.lapses, "
+              "batches = excluded.batches",
+              c.worker.value, c.lapses.weight, c.lapses.batches));
   return forget_if_clean(c.worker);
 }
 
 Status LeaseJournal::keep(WorkerId worker, const Misconduct& misconduct) {
-  ECHO_TRY(db_.run("INSERT INTO worker VALUES(?1, 0, 0, ?2, ?3) ON CONFLICT(worker) DO UPDATE SET malformed = excluded.malformed, failures = excluded.failures",
-                   worker.value, misconduct.malformed, misconduct.failures));
+  ECHO_TRY(
+      db_.run("INSERT INTO worker VALUES(?1, 0, 0, ?2, ?3) ON CONFLICT(worker) DO UPDATE SET malformed = "
+              "excluded.malformed, failures = excluded.failures",
+              worker.value, misconduct.malformed, misconduct.failures));
   return forget_if_clean(worker);
 }
 
 Status LeaseJournal::forget_if_clean(WorkerId worker) {
-  return db_.run("DELETE FROM worker WHERE worker = ?1 AND lapses = 0 AND malformed = 0 AND failures = 0", worker.value);
+  return db_.run("DELETE FROM worker WHERE worker = ?1 AND lapses = 0 AND malformed = 0 AND failures = 0",
+                 worker.value);
 }
 
 Result<std::optional<LeaseRecord>> LeaseJournal::ended(LeaseId id) {
   std::optional<LeaseRecord> lease;
-  ECHO_TRY(db_.each(kEnded, [&](const Row& row) { lease = record_of(row); }, id.value));
+  ECHO_TRY(db_.each(
+      kEnded, [&](const Row& row) { lease = record_of(row); }, id.value));
   return lease;
 }
 

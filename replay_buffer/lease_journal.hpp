@@ -1,5 +1,5 @@
-// The leases in the replay buffer's file: a LeaseCore is loaded from it, and what the core changes is written there. Private to this
-// folder.
+// The leases in the replay buffer's file: a LeaseCore is loaded from it, and what the core changes is written there.
+// Private to this folder.
 #pragma once
 #include <optional>
 

@@ -63,7 +63,9 @@ const LiveLease* LeaseTable::find(LeaseId id) const {
   return it == leases_.end() ? nullptr : &it->second;
 }
 
-const LiveLease* LeaseTable::first_to_expire() const { return by_expiry_.empty() ? nullptr : find(by_expiry_.begin()->second); }
+const LiveLease* LeaseTable::first_to_expire() const {
+  return by_expiry_.empty() ? nullptr : find(by_expiry_.begin()->second);
+}
 
 const std::set<LeaseId>& LeaseTable::of(WorkerId worker) const {
   static const std::set<LeaseId> kNone;
@@ -98,7 +100,9 @@ void LeaseTable::shift(double late_s) {
   }
 }
 
-void LeaseTable::count_awaited(const LiveLease& lease, bool in) { move(awaited_, lease.record.version, lease.record.rollouts, in); }
+void LeaseTable::count_awaited(const LiveLease& lease, bool in) {
+  move(awaited_, lease.record.version, lease.record.rollouts, in);
+}
 
 void LeaseTable::leave_out(WorkerId worker, double until_s) {
   const auto [it, is_new] = left_out_.try_emplace(worker);
@@ -133,7 +137,8 @@ void LeaseTable::check() const {
   std::uint64_t not_overdue = 0;
   for (const auto& [id, lease] : leases_) {
     const LeaseRecord& record = lease.record;
-    ECHO_CHECK(record.id == id && of(record.worker).contains(id) && by_expiry_.contains({record.expires_unix_s, id}), "lease {}", id);
+    ECHO_CHECK(record.id == id && of(record.worker).contains(id) && by_expiry_.contains({record.expires_unix_s, id}),
+               "lease {}", id);
     ECHO_CHECK(by_due_.contains({lease.due_s, id}) == !lease.overdue, "lease {}", id);
     by_version[record.version] += record.rollouts;
     if (lease.overdue) {
@@ -143,7 +148,8 @@ void LeaseTable::check() const {
     not_overdue += record.rollouts;
     if (!left_out_.contains(record.worker)) awaited[record.version] += record.rollouts;
   }
-  ECHO_CHECK(by_version == by_version_ && awaited == awaited_ && not_overdue == not_overdue_, "{} leases", leases_.size());
+  ECHO_CHECK(by_version == by_version_ && awaited == awaited_ && not_overdue == not_overdue_, "{} leases",
+             leases_.size());
   ECHO_CHECK(by_expiry_.size() == leases_.size(), "{} of {} leases expire", by_expiry_.size(), leases_.size());
   std::size_t again = 0;
   for (const auto& [worker, left_out] : left_out_) {

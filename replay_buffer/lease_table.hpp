@@ -22,9 +22,9 @@ struct LiveLease {
 
 // Every index is kept with each change, which takes O(log n). Times are seconds and do not run backwards.
 //
-// A learner step waits for a lease until it is due. A worker that lets a lease become overdue is left out: no step waits for its leases. That
-// ends when its overdue leases have ended and kLeftOutFactor times their longest wait has passed. So no worker takes more than a twentieth
-// of the learner's time.
+// A learner step waits for a lease until it is due. A worker that lets a lease become overdue is left out: no step
+// waits for its leases. That ends when its overdue leases have ended and kLeftOutFactor times their longest wait has
+// passed. So no worker takes more than a twentieth of the learner's time.
 class LeaseTable {
  public:
   static constexpr double kLeftOutFactor = 20;

@@ -38,13 +38,13 @@ struct Pacing {
 // being relative to the stock and not to v, it cannot starve a run with kappa > L.
 std::uint64_t room(const Pacing& pacing, std::uint64_t step, Version version, std::uint64_t ahead);
 
-// Returns which of S and L leaves less room for work of policy `version` at learner step t; S where both leave the same. Absent
-// if the end of the run leaves less than either.
+// Returns which of S and L leaves less room for work of policy `version` at learner step t; S where both leave the
+// same. Absent if the end of the run leaves less than either.
 enum class Bound : std::uint8_t { kBudget, kLookahead };
 std::optional<Bound> binding(const Pacing& pacing, std::uint64_t step, Version version);
 
-// Counts the learner steps in which a worker got less work than it could take, by the bound that was the reason. A step counts
-// once for each bound.
+// Counts the learner steps in which a worker got less work than it could take, by the bound that was the reason. A step
+// counts once for each bound.
 class BoundSteps {
  public:
   void note(Bound bound, std::uint64_t step);
@@ -73,15 +73,16 @@ struct VersionStock {
 std::uint64_t stranded(const Pacing& pacing, std::uint64_t step, std::span<const VersionStock> stock);
 
 // The oldest data that pacing lets a step train on, in learner steps: min(S, kappa - 1 + lag + L). At step t the newest
-// policy out is up to kappa - 1 steps old; `lag_steps` more pass until workers have installed it (T_b in steps, rounded up;
-// 0 when they wait for it, because S admits nothing older) and while results of slow workers are overtaken by those that
-// were asked for later; and what is granted now is used at most L steps later, because no more than (L + 1)*R are in stock,
-// work under way included. S holds whatever happens: stranded() makes the learner wait.
+// policy out is up to kappa - 1 steps old; `lag_steps` more pass until workers have installed it (T_b in steps, rounded
+// up; 0 when they wait for it, because S admits nothing older) and while results of slow workers are overtaken by those
+// that were asked for later; and what is granted now is used at most L steps later, because no more than (L + 1)*R are
+// in stock, work under way included. S holds whatever happens: stranded() makes the learner wait.
 std::uint32_t staleness_worst(std::uint32_t staleness_budget, std::uint32_t publish_every,
                               std::uint32_t lookahead_steps, std::uint32_t lag_steps);
 
 // The least S with which every step finds a policy that is fresh enough: the last step before a publication trains on
-// one that is kappa - 1 steps old. With S = 0 and kappa = 1 every step trains on rollouts of the very policy it updates.
+// one that is kappa - 1 steps old. With S = 0 and kappa = 1 every step trains on rollouts of the very policy it
+// updates.
 std::uint32_t staleness_budget_min(std::uint32_t publish_every);
 
 // --- Leases ---------------------------------------------------------------------------------------------------
@@ -96,15 +97,16 @@ struct LeaseLength {
 };
 
 // Length of a lease, and of each renewal: twice what a response of tokens_max takes at this worker's own measured
-// seconds per token, clamped. For a worker not measured yet four times the median of those that are, at most first_s; first_s
-// when nobody is.
+// seconds per token, clamped. For a worker not measured yet four times the median of those that are, at most first_s;
+// first_s when nobody is.
 double lease_seconds(const LeaseLength& length, std::optional<double> seconds_per_token,
                      std::optional<double> median_seconds_per_token = std::nullopt);
 
 // How long after the grant a learner step still waits for a result that would otherwise be stranded: 2.5 x the worker's
 // own time from grant to result (SparrowRL section 5.4); for a worker not measured yet 4 x the median of
-// those that are, or first_s. Never longer than the lease may last, nor than `fresh_s`, in which the learner does all the steps that may use
-// the result: then it would wait for this worker alone. A worker that is slower keeps its lease, but the learner goes on.
+// those that are, or first_s. Never longer than the lease may last, nor than `fresh_s`, in which the learner does all
+// the steps that may use the result: then it would wait for this worker alone. A worker that is slower keeps its lease,
+// but the learner goes on.
 double patience_seconds(const LeaseLength& length, std::optional<double> batch_seconds,
                         std::optional<double> median_batch_seconds = std::nullopt,
                         std::optional<double> fresh_s = std::nullopt);
@@ -162,7 +164,8 @@ struct Claim {
 };
 
 // Why a result for this lease must be refused, absent when it is acceptable: the lease must be known, held by this
-// worker, live and not past its expiry; no token may come from an older version than the leased one, whose digest it names. The texts are stable
+// worker, live and not past its expiry; no token may come from an older version than the leased one, whose digest it
+// names. The texts are stable
 // ("unknown lease", "lease of another worker", "lease expired", "lease released", "lease already settled",
 // "wrong version", "wrong digest"); reports count by them.
 std::optional<std::string_view> refusal(const std::optional<LeaseRecord>& lease, const Claim& claim, double now_unix_s);

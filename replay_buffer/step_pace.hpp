@@ -1,4 +1,5 @@
-// How long a learner step takes, without the time in which it waited for slow workers: how long they may take is measured by it.
+// How long a learner step takes, without the time in which it waited for slow workers: how long they may take is
+// measured by it.
 #pragma once
 #include <optional>
 

@@ -91,7 +91,9 @@ Status Store::load_totals() {
 
 namespace {
 
-WaitingGroup waiting_group(const Row& row) { return {Version{row.integer(1)}, static_cast<std::uint32_t>(row.integer(2)), row.integer(3) == 0}; }
+WaitingGroup waiting_group(const Row& row) {
+  return {Version{row.integer(1)}, static_cast<std::uint32_t>(row.integer(2)), row.integer(3) == 0};
+}
 
 }  // namespace
 
@@ -107,7 +109,8 @@ Status Store::load_waiting() {
 Status Store::load_waiting(GroupId group) {
   std::optional<WaitingGroup> found;
   ECHO_TRY(database->each(
-      "SELECT group_id, version, members, unscored FROM groups WHERE consumed_step IS NULL AND dropped_step IS NULL AND group_id = ?1",
+      "SELECT group_id, version, members, unscored FROM groups WHERE consumed_step IS NULL AND dropped_step IS NULL "
+      "AND group_id = ?1",
       [&](const Row& row) { found = waiting_group(row); }, group.value));
   waiting.remove(group);
   if (found) waiting.put(group, *found);

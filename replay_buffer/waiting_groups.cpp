@@ -46,7 +46,8 @@ std::map<Version, std::uint64_t> WaitingGroups::whole(Version oldest) const {
 std::optional<std::vector<GroupId>> WaitingGroups::batch(Version oldest, std::size_t count) const {
   std::vector<GroupId> chosen;
   for (auto it = by_version_.lower_bound(oldest); it != by_version_.end() && chosen.size() < count; ++it)
-    for (auto group = it->second.ready.begin(); group != it->second.ready.end() && chosen.size() < count; ++group) chosen.push_back(*group);
+    for (auto group = it->second.ready.begin(); group != it->second.ready.end() && chosen.size() < count; ++group)
+      chosen.push_back(*group);
   if (chosen.size() < count) return std::nullopt;
   return chosen;
 }

@@ -1,4 +1,5 @@
-// The groups that wait in the replay buffer to be trained on, and which of them a learner step takes. Without a database.
+// The groups that wait in the replay buffer to be trained on, and which of them a learner step takes. Without a
+// database.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -32,7 +33,8 @@ class WaitingGroups {
   std::uint64_t trajectories(Version oldest) const;
   // Trajectories of whole groups by version, from `oldest` on.
   std::map<Version, std::uint64_t> whole(Version oldest) const;
-  // The groups of the next batch: `count` that are whole and scored, oldest version first, then by id; absent where there are fewer.
+  // The groups of the next batch: `count` that are whole and scored, oldest version first, then by id; absent where
+  // there are fewer.
   std::optional<std::vector<GroupId>> batch(Version oldest, std::size_t count) const;
   // Groups of versions before `oldest`, by version, then by id.
   std::vector<GroupId> before(Version oldest) const;

@@ -67,7 +67,8 @@ FleetOptions Stage::fleet_options(const BroadcastScenario& s) {
   o.learner.policy = s.topology;
   o.learner.chooses_policy = s.chooses_topology;
   o.learner.chain_rate = s.chain_rate;
-  o.learner.up_least = BitRate{s.chain_rate.bits_per_s * std::max(1.0, std::floor(s.learner_up.bits_per_s / s.chain_rate.bits_per_s))};
+  o.learner.up_least =
+      BitRate{s.chain_rate.bits_per_s * std::max(1.0, std::floor(s.learner_up.bits_per_s / s.chain_rate.bits_per_s))};
   o.learner.heartbeat = s.heartbeat;
   o.learner.heartbeat_timeout = 6 * s.heartbeat;
   o.learner.quorum = s.quorum;
@@ -276,12 +277,14 @@ Status Stage::predict() {
   const BitRate unlimited{1e12};
   for (std::size_t i = 0; i < s_.workers; ++i) {
     const LinkLimits limits = link_of(i);
-    links.push_back({fleet_.worker(i).id(), limits.up.value_or(unlimited), limits.down.value_or(unlimited), s_.delay, region_of(i)});
+    links.push_back({fleet_.worker(i).id(), limits.up.value_or(unlimited), limits.down.value_or(unlimited), s_.delay,
+                     region_of(i)});
   }
   std::sort(links.begin(), links.end(), [](const auto& a, const auto& b) { return a.id < b.id; });
   result_.lower_bound = chains::lower_bound(s_.payload, s_.learner_up, links, 1, s_.regions);
   result_.topology = planned_;
-  ECHO_ASSIGN(const auto times, chains::broadcast_time(planned_, s_.payload, s_.chunk, s_.learner_up, links, s_.regions));
+  ECHO_ASSIGN(const auto times,
+              chains::broadcast_time(planned_, s_.payload, s_.chunk, s_.learner_up, links, s_.regions));
   result_.predicted = times.last();
   return ok();
 }

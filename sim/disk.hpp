@@ -76,7 +76,8 @@ class Disk {
   bool write_failed() const { return write_failed_; }
   // All payload bytes of all spools.
   std::uint64_t bytes() const { return bytes_; }
-  // Of these at least, those that somebody knows of: without what a power loss has left of chunks whose records it took.
+  // Of these at least, those that somebody knows of: without what a power loss has left of chunks whose records it
+  // took.
   std::uint64_t known_bytes() const { return bytes_ - std::min(bytes_, remains_); }
   // Data pieces of a spool by offset, in order.
   std::vector<overlay::Slice> pieces(const overlay::PublicationId& id) const;

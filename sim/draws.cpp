@@ -60,7 +60,8 @@ double Draws::of(const Histogram& histogram) {
   ECHO_CHECK(!histogram.values.empty());
   const double at = random_.uniform() * histogram.until.back();
   const auto it = std::upper_bound(histogram.until.begin(), histogram.until.end(), at);
-  return histogram.values[std::min<std::size_t>(static_cast<std::size_t>(it - histogram.until.begin()), histogram.values.size() - 1)];
+  return histogram.values[std::min<std::size_t>(static_cast<std::size_t>(it - histogram.until.begin()),
+                                                histogram.values.size() - 1)];
 }
 
 }  // namespace echoline::sim

@@ -1,4 +1,5 @@
-// Numbers drawn from distributions. Nothing here calls the mathematics library, whose last bits differ from machine to machine.
+// Numbers drawn from distributions. Nothing here calls the mathematics library, whose last bits differ from machine to
+// machine.
 #pragma once
 #include <cstdint>
 #include <vector>

@@ -63,9 +63,7 @@ std::vector<std::byte> Fleet::random_bytes(std::uint64_t count) {
   return bytes;
 }
 
-double Fleet::learner_unix_s() const {
-  return learner_origin_unix_s_ + seconds(world_.now().time_since_epoch());
-}
+double Fleet::learner_unix_s() const { return learner_origin_unix_s_ + seconds(world_.now().time_since_epoch()); }
 
 CoreOptions Fleet::core_options(HostId host, const LinkLimits& limits, std::size_t files) {
   CoreOptions options;
@@ -206,9 +204,8 @@ void Fleet::publish(const PublishSpec& spec) {
   }
   a.chunk_bytes = options_.learner.chunk_bytes;
   world_.call(learner_host_, [&](TimePoint now) { a.issued = learner()->issue_time(now); });
-  a.expires_unix_ms =
-      static_cast<std::uint64_t>(learner_unix_s() * 1e3) +
-      static_cast<std::uint64_t>(seconds(options_.learner.publication_lifetime) * 1e3);
+  a.expires_unix_ms = static_cast<std::uint64_t>(learner_unix_s() * 1e3) +
+                      static_cast<std::uint64_t>(seconds(options_.learner.publication_lifetime) * 1e3);
   making->digest = new_digest(a.key.version);
   making->sealer.emplace(a, authority_->key());
   truth_.begin(making->sealer->id(), a);
@@ -298,9 +295,8 @@ void Fleet::provide_catch_up(const act::NeedCatchUp& need, std::uint64_t process
     if (need.from) a.base_digest = policies_.at(*need.from);
     a.chunk_bytes = options_.learner.chunk_bytes;
     world_.call(learner_host_, [&](TimePoint now) { a.issued = learner()->issue_time(now); });
-    a.expires_unix_ms =
-        static_cast<std::uint64_t>(learner_unix_s() * 1e3) +
-        static_cast<std::uint64_t>(seconds(options_.learner.publication_lifetime) * 1e3);
+    a.expires_unix_ms = static_cast<std::uint64_t>(learner_unix_s() * 1e3) +
+                        static_cast<std::uint64_t>(seconds(options_.learner.publication_lifetime) * 1e3);
     making->sealer.emplace(a, authority_->key());
     world_.note(fmt::format("the learner provides {} to catch up with", to_text(a.key)));
     world_.call(learner_host_,

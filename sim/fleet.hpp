@@ -104,7 +104,7 @@ class Fleet {
   std::uint32_t chunk_bytes() const { return options_.learner.chunk_bytes; }
   std::uint64_t learner_processes() const { return learner_processes_; }
   HostId learner_host() const { return learner_host_; }
-  overlay::LearnerCore* learner();  // absent while it is down
+  overlay::LearnerCore* learner();                       // absent while it is down
   std::vector<WorkerId> parents_of(std::size_t worker);  // that are workers, as the learner has it
   // The newest version that was closed; what everybody should reach.
   std::optional<Version> newest() const { return newest_; }
@@ -216,7 +216,7 @@ class Fleet {
   std::vector<overlay::BroadcastReport> reports_;
   std::uint64_t snapshots_asked_ = 0, deltas_asked_ = 0;
   std::deque<std::pair<Version, std::uint64_t>> made_;  // by the present process: versions, and their bytes
-  std::set<WorkerId> lost_;  // by any process of the learner
+  std::set<WorkerId> lost_;                             // by any process of the learner
   std::map<WorkerId, std::pair<std::uint64_t, std::uint64_t>> heard_;  // process and number of the last message
 
   std::vector<std::unique_ptr<Worker>> workers_;

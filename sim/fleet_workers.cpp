@@ -82,7 +82,8 @@ void Fleet::add_intruder(Duration every) {
   const auto now_ms = static_cast<std::uint64_t>(learner_unix_s() * 1e3);
   Grant grant{kRunId, id, now_ms - 7'200'000, now_ms - 3'600'000, 1, {}, {}, false};
   // By ids that those who are there from the start have, and by those that the learner gives to newcomers.
-  for (std::uint64_t i = 0; i < 12; ++i) grant.from.push_back({WorkerId{i}, 1}), grant.from.push_back({WorkerId{1'000'000 + i}, 1});
+  for (std::uint64_t i = 0; i < 12; ++i)
+    grant.from.push_back({WorkerId{i}, 1}), grant.from.push_back({WorkerId{1'000'000 + i}, 1});
   Grant elsewhere = grant;
   elsewhere.from = {{WorkerId{999'999}, 1}};
   elsewhere.expires_unix_ms = now_ms + 360'000'000;

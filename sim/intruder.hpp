@@ -1,5 +1,5 @@
-// A certified machine that nobody has sent: it goes from parent to parent and asks for publications without a grant, with
-// one that has ended or is for another parent, with one that it signed itself, and with those of its accomplices.
+// A certified machine that nobody has sent: it goes from parent to parent and asks for publications without a grant,
+// with one that has ended or is for another parent, with one that it signed itself, and with those of its accomplices.
 #pragma once
 #include <functional>
 #include <map>
@@ -29,8 +29,7 @@ struct IntruderConfig {
 class Intruder final : public overlay::Core {
  public:
   static constexpr Duration kStay = std::chrono::seconds(3);  // at one parent
-  explicit Intruder(IntruderConfig config)
-      : Core(config.core), config_(std::move(config)), random_(config_.seed, 77) {}
+  explicit Intruder(IntruderConfig config) : Core(config.core), config_(std::move(config)), random_(config_.seed, 77) {}
   void start(TimePoint now);
   std::uint64_t asked() const { return asked_; }
   std::uint64_t chunks() const { return chunks_; }

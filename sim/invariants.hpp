@@ -22,13 +22,13 @@ class Invariants final : public Observer, public FleetObserver {
   static constexpr const char* kBudget = "budget";          // memory and disk stay within their limits
   static constexpr const char* kTree = "tree";              // one parent per worker and stripe, no cycle
   static constexpr const char* kFrugal = "frugal";          // the learner sends no chunk that its child has
-  static constexpr const char* kBlame = "blame";            // nobody honest is quarantined or expelled; bad chunks part two
-  static constexpr const char* kSound = "sound";            // what cores and applications tell each other makes sense
-  static constexpr const char* kPresence = "presence";      // who is silent is away in time, and not gone before that
-  static constexpr const char* kLiveness = "liveness";      // at last everybody has the newest version
-  static constexpr const char* kGranted = "granted";        // nobody honest serves who was not sent there
-  static constexpr const char* kFlood = "flood";            // who says too much is out, however often it connects
-  static constexpr const char* kTimely = "timely";          // in peace a publication takes about as long as planned
+  static constexpr const char* kBlame = "blame";        // nobody honest is quarantined or expelled; bad chunks part two
+  static constexpr const char* kSound = "sound";        // what cores and applications tell each other makes sense
+  static constexpr const char* kPresence = "presence";  // who is silent is away in time, and not gone before that
+  static constexpr const char* kLiveness = "liveness";  // at last everybody has the newest version
+  static constexpr const char* kGranted = "granted";    // nobody honest serves who was not sent there
+  static constexpr const char* kFlood = "flood";        // who says too much is out, however often it connects
+  static constexpr const char* kTimely = "timely";      // in peace a publication takes about as long as planned
 
   Invariants(World& world, Fleet& fleet);
 
@@ -98,7 +98,7 @@ class Invariants final : public Observer, public FleetObserver {
   std::map<std::size_t, Child> children_;
   // By sender and honest receiver, since faults are over.
   std::map<std::pair<WorkerId, WorkerId>, std::uint64_t> bad_chunks_;
-  struct Suspicion {                              // a bad chunk that is being given to its receiver
+  struct Suspicion {  // a bad chunk that is being given to its receiver
     std::size_t child;
     WorkerId parent;
     std::uint64_t corrupt_before;
@@ -110,7 +110,7 @@ class Invariants final : public Observer, public FleetObserver {
     std::uint64_t too_many = 0;
   };
   std::map<WorkerId, Flood> floods_;
-  std::size_t slanderers_ = 0;  // identities: two that agree are believed
+  std::size_t slanderers_ = 0;       // identities: two that agree are believed
   std::uint64_t flood_process_ = 0;  // of the learner
   std::map<WorkerId, Presence> presence_;
   std::uint64_t learner_process_ = 0;  // that presence_ is about

@@ -89,7 +89,8 @@ std::vector<act::Send> Malicious::outgoing(act::Send&& send, TimePoint) {
     poisoned.parent = parents[random_.below(parents.size())];
     poisoned.index = static_cast<std::uint32_t>(random_.below(8));
     out.push_back({conn, Slice(encode_control(poisoned)), {}});
-    const EdgeFailed failed{parents[random_.below(parents.size())], static_cast<EdgeTroubleKind>(random_.below(4)), "slander"};
+    const EdgeFailed failed{parents[random_.below(parents.size())], static_cast<EdgeTroubleKind>(random_.below(4)),
+                            "slander"};
     out.push_back({conn, Slice(encode_control(failed)), {}});
   }
   if (options_.flood && message && !std::holds_alternative<Hello>(*message))
@@ -150,13 +151,15 @@ void Malicious::say_one_thing(ConnId conn, std::vector<act::Send>& out) {
     }
 }
 
-// Ahead of the learner's word comes another, signed with a key that nobody trusts: the next version or a new beginning, a
-// policy with another digest. Of beacons an old one is passed on, or one that revokes everybody.
+// Ahead of the learner's word comes another, signed with a key that nobody trusts: the next version or a new beginning,
+// a policy with another digest. Of beacons an old one is passed on, or one that revokes everybody.
 void Malicious::forge(const ControlMessage& message, act::Send& send, std::vector<act::Send>& out) {
   if (!accomplices_) return;
   const auto& [hellos, checker, signing_key] = *accomplices_;
   const auto& key = signing_key;  // clang captures no structured binding before version 16
-  const auto ahead = [&](const auto& forged) { out.push_back({send.conn, Slice(encode_control(sign(forged, key))), {}}); };
+  const auto ahead = [&](const auto& forged) {
+    out.push_back({send.conn, Slice(encode_control(sign(forged, key))), {}});
+  };
   if (const auto* announced = std::get_if<SignedAnnouncement>(&message)) {
     auto announcement = checker->open(*announced);
     if (!announcement) return;

@@ -14,23 +14,23 @@
 namespace echoline::sim {
 
 struct MaliceOptions {
-  double flip_share = 0;     // of the chunks it forwards: one bit is wrong
-  double replay_share = 0;   // of its messages: something it sent before is sent again
-  double garbage_share = 0;  // of its messages: followed by random bytes, alone or in a well-formed frame
-  bool freeze = false;       // forwards no chunks
-  double withhold_share = 0; // of the chunks it forwards: they never leave it
-  double forge_share = 0;    // of what the learner signs: something like it comes before it that the learner never signed
-  bool lie = false;          // says that it holds and sends other amounts than it does
-  bool greedy = false;       // asks its parents for chunks again and again
-  bool slander = false;      // accuses its parents of forwarding bad chunks, and of not forwarding at all
-  std::function<std::vector<WorkerId>()> parents = {};  // of whom it slanders
-  bool flood = false;        // says everything a hundred times
+  double flip_share = 0;      // of the chunks it forwards: one bit is wrong
+  double replay_share = 0;    // of its messages: something it sent before is sent again
+  double garbage_share = 0;   // of its messages: followed by random bytes, alone or in a well-formed frame
+  bool freeze = false;        // forwards no chunks
+  double withhold_share = 0;  // of the chunks it forwards: they never leave it
+  double forge_share = 0;  // of what the learner signs: something like it comes before it that the learner never signed
+  bool lie = false;        // says that it holds and sends other amounts than it does
+  bool greedy = false;     // asks its parents for chunks again and again
+  bool slander = false;    // accuses its parents of forwarding bad chunks, and of not forwarding at all
+  std::function<std::vector<WorkerId>()> parents = {};   // of whom it slanders
+  bool flood = false;                                    // says everything a hundred times
   std::optional<overlay::MessageBudget::Kind> flood_of;  // says one thing again and again
-  bool reconnect = false;    // breaks its connections again and again, and goes on (the script does that)
-  bool leak = false;         // gives what it was granted to an intruder
+  bool reconnect = false;  // breaks its connections again and again, and goes on (the script does that)
+  bool leak = false;       // gives what it was granted to an intruder
   bool floods() const { return flood || flood_of; }
-  // Cuts itself off from the newest version, which nobody owes it: it is not listened to, or gets what it asks for again
-  // before what it has not.
+  // Cuts itself off from the newest version, which nobody owes it: it is not listened to, or gets what it asks for
+  // again before what it has not.
   bool starves_itself() const { return floods() || reconnect || greedy; }
   bool any() const {
     return flip_share > 0 || replay_share > 0 || garbage_share > 0 || withhold_share > 0 || forge_share > 0 || freeze ||
@@ -41,7 +41,7 @@ std::string to_text(const MaliceOptions& options);
 
 // What accomplices share.
 struct Loot {
-  std::vector<overlay::PeerHello> hellos;  // with what was granted to one of them
+  std::vector<overlay::PeerHello> hellos;           // with what was granted to one of them
   std::shared_ptr<const overlay::Checker> checker;  // that reads what the learner signs
   overlay::trust::SigningKey key{{}};               // their own, which nobody trusts
 };
@@ -70,7 +70,7 @@ class Malicious final : public Malice {
   std::vector<overlay::act::Send> remembered_;  // announcements, manifests, chunks
   std::set<ConnId> upstream_;                   // over which it introduced itself as a child
   std::uint64_t flipped_ = 0;
-  std::optional<overlay::Signed> beacon_;       // the first that it passed on
+  std::optional<overlay::Signed> beacon_;  // the first that it passed on
 };
 
 }  // namespace echoline::sim

@@ -24,9 +24,9 @@ using std::chrono::seconds;
 constexpr Duration kStep = seconds(5);
 constexpr Duration kTrouble = minutes(25), kPeace = minutes(18), kEnd = minutes(12);
 constexpr Duration kBootMax = minutes(4), kAwayMax = minutes(2);
-// What docs/provisioning.md promises: a machine that never joins is found out, another boots, and both may have to wait for
-// their turn among the rentals of a minute. It begins anew with every host that is found to be worth less than it promised:
-// nobody could know, and each deceives once.
+// What docs/provisioning.md promises: a machine that never joins is found out, another boots, and both may have to wait
+// for their turn among the rentals of a minute. It begins anew with every host that is found to be worth less than it
+// promised: nobody could know, and each deceives once.
 constexpr Duration kRestoredWithin = 2 * kBootMax + minutes(6);
 constexpr int kRestartsMax = 8;
 constexpr const char* kEnough = "there are enough without it";
@@ -47,9 +47,7 @@ struct Row {  // of the ledger
   Duration from{};
   std::optional<Duration> to;
   bool ran = true;
-  double usd(Duration now) const {
-    return ran ? usd_per_hour * echoline::seconds(to.value_or(now) - from) / 3600 : 0;
-  }
+  double usd(Duration now) const { return ran ? usd_per_hour * echoline::seconds(to.value_or(now) - from) / 3600 : 0; }
 };
 
 struct Instance {  // what the provider has
@@ -86,20 +84,26 @@ class Market {
   void make() {
     calm_ = random_.below(8) == 0;
     rules_.pace = {100, static_cast<int>(random_.between(1, 3)), seconds(random_.between(2, 12) * 5)};
-    rules_.broadcast_time = from_seconds(between(0, 0.4) * rules_.pace.publish_every * echoline::seconds(rules_.pace.step_time));
+    rules_.broadcast_time =
+        from_seconds(between(0, 0.4) * rules_.pace.publish_every * echoline::seconds(rules_.pace.step_time));
     rules_.headroom = chance(0.2) ? 0 : between(0.02, 0.3);
     rules_.group_size = 4;
     rules_.boot_max = kBootMax;
     rules_.stalled_after = kAwayMax;
     rules_.machines_max = static_cast<std::size_t>(random_.between(8, 48));
-    const double target = capacity_target(rules_.pace, rules_.broadcast_time, rules_.headroom)->provisioned_rollouts_per_s;
+    const double target =
+        capacity_target(rules_.pace, rules_.broadcast_time, rules_.headroom)->provisioned_rollouts_per_s;
     const std::uint64_t machines = random_.between(1, 12);
     const auto offers = static_cast<std::size_t>(random_.between(4, 40) + 2 * static_cast<std::int64_t>(machines));
     std::vector<Candidate> pool;
     for (std::size_t i = 0; i < offers; ++i) {
       Host host;
-      host.offer = {fmt::format("o{}", i), "cloud", chance(0.2) && i > 0 ? fmt::format("h{}", i - 1) : fmt::format("h{}", i),
-                    between(0.6, 1.8) * target / static_cast<double>(machines), between(0.05, 1), between(0, 0.05)};
+      host.offer = {fmt::format("o{}", i),
+                    "cloud",
+                    chance(0.2) && i > 0 ? fmt::format("h{}", i - 1) : fmt::format("h{}", i),
+                    between(0.6, 1.8) * target / static_cast<double>(machines),
+                    between(0.05, 1),
+                    between(0, 0.05)};
       host.honesty = !calm_ && chance(0.2) ? between(0.05, 0.9) : between(0.99, 1.01);
       host.refuses = calm_ ? 0 : chance(0.2) ? between(0.3, 1) : 0.05;
       host.never_joins = !calm_ && chance(0.1);
@@ -121,12 +125,14 @@ class Market {
       }
     if (chance(0.5)) rules_.usd_per_hour_max = cost * between(1, 3);
     if (chance(0.3)) rules_.usd_max = cost * between(0.3, 2);
-    true_step_ = calm_ ? rules_.pace.step_time : from_seconds(echoline::seconds(rules_.pace.step_time) * between(0.8, 1.5));
+    true_step_ =
+        calm_ ? rules_.pace.step_time : from_seconds(echoline::seconds(rules_.pace.step_time) * between(0.8, 1.5));
     true_step_ = std::max<Duration>(kStep, true_step_ / kStep * kStep);
     if (calm_) true_step_ = rules_.pace.step_time;
     crash_ = calm_ ? 0 : between(0, 0.05);
     result_.scenario = fmt::format(
-        "{} offers, {} planned for {:.4g} rollouts/s, T {}, T_b {}, headroom {:.2f}, at most {} machines, ${} an hour, ${} in "
+        "{} offers, {} planned for {:.4g} rollouts/s, T {}, T_b {}, headroom {:.2f}, at most {} machines, ${} an hour, "
+        "${} in "
         "all{}",
         offers, wanted_.size(), target, to_text(rules_.pace.step_time), to_text(rules_.broadcast_time), rules_.headroom,
         rules_.machines_max, rules_.usd_per_hour_max ? fmt::format("{:.3f}", *rules_.usd_per_hour_max) : "any",
@@ -224,8 +230,10 @@ class Market {
   void act(const fleet::Start& start) {
     tell(fmt::format("start {} as {}", start.offer, start.ticket));
     const auto row = rows_.find(start.ticket);
-    if (row == rows_.end() || row->second.to) return violate("known", fmt::format("{} is started without a row", start.ticket));
-    if (!started_.insert({start.ticket, true}).second) return violate("order", fmt::format("{} is started twice", start.ticket));
+    if (row == rows_.end() || row->second.to)
+      return violate("known", fmt::format("{} is started without a row", start.ticket));
+    if (!started_.insert({start.ticket, true}).second)
+      return violate("order", fmt::format("{} is started twice", start.ticket));
     const std::size_t index = index_of(start.offer);
     const double now_per_hour = rented_usd_per_hour() + hosts_[index].offer.all_usd_per_hour();
     if (rules_.usd_per_hour_max && now_per_hour > *rules_.usd_per_hour_max * (1 + 1e-6))
@@ -250,12 +258,14 @@ class Market {
     if (const auto it = instances_.find(stop.ticket); it != instances_.end()) {
       Instance& instance = it->second;
       instance.stop_asked = true;
-      const bool hurried = !instance.drained && (!instance.drains_since || now_ - *instance.drains_since < rules::kDrain);
+      const bool hurried =
+          !instance.drained && (!instance.drains_since || now_ - *instance.drains_since < rules::kDrain);
       if (stop.why == kEnough && hurried && !instance.left)
         violate("order", fmt::format("{} is stopped with work in its hands, although nothing hurries", stop.ticket));
     }
     const Duration at = now_ + some(seconds(1), seconds(15));
-    if (outage() || (trouble() && chance(0.2))) return answer(at, fleet::StopFailed{stop.ticket, "429 too many requests"});
+    if (outage() || (trouble() && chance(0.2)))
+      return answer(at, fleet::StopFailed{stop.ticket, "429 too many requests"});
     stops_.push_back({at, stop.ticket});
     if (!(trouble() && chance(0.03))) answer(at, fleet::Stopped{stop.ticket});
   }
@@ -269,7 +279,8 @@ class Market {
   void act(const fleet::BookEnd& end) {
     tell(fmt::format("book the end of {}: {}", end.ticket, end.why));
     const auto row = rows_.find(end.ticket);
-    if (row == rows_.end()) return violate("known", fmt::format("the end of {} is booked, which has no row", end.ticket));
+    if (row == rows_.end())
+      return violate("known", fmt::format("the end of {} is booked, which has no row", end.ticket));
     if (row->second.to) return violate("order", fmt::format("{} ends twice", end.ticket));
     row->second.to = now_;
     row->second.ran = end.ran;
@@ -326,7 +337,8 @@ class Market {
       const Host& host = hosts_[create.host];
       instance.usd_per_hour = host.offer.all_usd_per_hour();
       const bool never = trouble() && (host.never_joins || chance(0.05));
-      instance.boots_at = never ? Duration::max() : now_ + some(seconds(10), trouble() ? kBootMax : kBootMax - seconds(60));
+      instance.boots_at =
+          never ? Duration::max() : now_ + some(seconds(10), trouble() ? kBootMax : kBootMax - seconds(60));
       instance.worker = WorkerId{static_cast<std::uint64_t>(create.ticket)};
       instances_[create.ticket] = instance;
     }
@@ -358,7 +370,8 @@ class Market {
     for (auto& [ticket, instance] : instances_) {
       if (!instance.dead || !instance.watched || !up_) continue;
       instance.watched = false;
-      if (!instance.stop_asked) hear(fleet::Exited{ticket, instance.outbid ? "outbid" : "the host is gone", instance.outbid});
+      if (!instance.stop_asked)
+        hear(fleet::Exited{ticket, instance.outbid ? "outbid" : "the host is gone", instance.outbid});
     }
     std::erase_if(instances_, [](const auto& entry) { return entry.second.dead && !entry.second.watched; });
   }
@@ -373,11 +386,14 @@ class Market {
       if (chance(0.002) && instance.ends_at == Duration::max() && instance.watched) {
         instance.ends_at = now_ + some(seconds(5), minutes(2));
         tell(fmt::format("{} will be taken back", ticket));
-        if (chance(0.5)) hear(fleet::Ending{ticket, "outbid: it is being stopped", true});
-        else hear(fleet::Leaving{instance.worker});
+        if (chance(0.5))
+          hear(fleet::Ending{ticket, "outbid: it is being stopped", true});
+        else
+          hear(fleet::Leaving{instance.worker});
       }
       if (now_ >= instance.ends_at) instance.dead = true;
-      if (chance(0.001) && instance.hung_since == Duration::max()) instance.hung_since = now_, tell(fmt::format("{} hangs", ticket));
+      if (chance(0.001) && instance.hung_since == Duration::max())
+        instance.hung_since = now_, tell(fmt::format("{} hangs", ticket));
       if (chance(0.002) && up_ && instance.watched) {
         const double price = hosts_[instance.host].offer.usd_per_hour * between(0.5, 2);
         instance.usd_per_hour = price + hosts_[instance.host].offer.traffic_usd_per_hour;
@@ -425,8 +441,10 @@ class Market {
       const double groups = std::floor(instance.unsent / rules_.group_size) * rules_.group_size;
       instance.unsent -= groups;
       made += groups;
-      if (groups > 0) hear(fleet::Beat{instance.worker, groups, groups / rate(instance) * between(0.99, 1.01)});
-      else hear(fleet::Beat{instance.worker, 0, 0});
+      if (groups > 0)
+        hear(fleet::Beat{instance.worker, groups, groups / rate(instance) * between(0.99, 1.01)});
+      else
+        hear(fleet::Beat{instance.worker, 0, 0});
     }
     stock_ += made;
     if (!up_) return;
@@ -481,13 +499,15 @@ class Market {
       }
     const double target = core_->numbers().target_rollouts_per_s;
     if (there >= target * kUnknown)
-      violate("enough", fmt::format("{} is rented where {:.4g} rollouts/s are there and {:.4g} are wanted", offer, there, target));
+      violate("enough", fmt::format("{} is rented where {:.4g} rollouts/s are there and {:.4g} are wanted", offer,
+                                    there, target));
   }
 
   void check() {
     for (const auto& [ticket, instance] : instances_) {
       const auto row = rows_.find(ticket);
-      if (row == rows_.end()) violate("known", fmt::format("{} is rented and in no ledger", ticket));
+      if (row == rows_.end())
+        violate("known", fmt::format("{} is rented and in no ledger", ticket));
       else if (row->second.to && !instance.dead)
         violate("forgotten", fmt::format("{} is rented and its end is booked", ticket));
       if (instance.dead) continue;
@@ -517,21 +537,20 @@ class Market {
     if (calm_ && all > n.target_rollouts_per_s * 1.05 + largest)
       violate("enough", fmt::format("{:.4g} rollouts/s are rented, {:.4g} are wanted", all, n.target_rollouts_per_s));
     if (calm_ && result_.rentals > wanted_.size()) violate("enough", "more is rented than was planned");
-    const bool again = now_ >= kTrouble && (n.idle_fraction < rules::kFeltIdle ||
-                                           true_working() >= n.target_rollouts_per_s * (1 - rules::kDeadband) / kUnknown);
+    const bool again =
+        now_ >= kTrouble && (n.idle_fraction < rules::kFeltIdle ||
+                             true_working() >= n.target_rollouts_per_s * (1 - rules::kDeadband) / kUnknown);
     result_.restored = result_.restored || again;
     result_.exhausted = n.exhausted || (result_.exhausted && now_ > kTrouble + kBootMax);
     const Duration since = std::max<Duration>(kTrouble, undeceived_at_);
     if (now_ > since + kRestoredWithin && unjudged()) {
       slow_told_ = true;
-      violate("restored", fmt::format("{:.4g} of {:.4g} rollouts/s work {} after the trouble and the last deceit", true_working(),
-                                      n.target_rollouts_per_s, to_text(now_ - since)));
+      violate("restored", fmt::format("{:.4g} of {:.4g} rollouts/s work {} after the trouble and the last deceit",
+                                      true_working(), n.target_rollouts_per_s, to_text(now_ - since)));
     }
   }
 
-  bool unjudged() const {
-    return !result_.restored && !result_.exhausted && !result_.closed && !slow_told_;
-  }
+  bool unjudged() const { return !result_.restored && !result_.exhausted && !result_.closed && !slow_told_; }
 
   double true_working() const {
     double working = 0;

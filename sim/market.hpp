@@ -1,5 +1,5 @@
-// A market that cheats, refuses, forgets and takes back, and a learner that is killed in the middle of everything, around the
-// real provisioner/fleet_core: what it rents, and what that costs, is checked at every step.
+// A market that cheats, refuses, forgets and takes back, and a learner that is killed in the middle of everything,
+// around the real provisioner/fleet_core: what it rents, and what that costs, is checked at every step.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -30,7 +30,8 @@ struct MarketResult {
   std::uint64_t trace_hash = 0;
 };
 
-inline constexpr std::array<const char*, 7> kMarketActions{"book", "start", "stop", "look", "book the end", "give up", "drain"};
+inline constexpr std::array<const char*, 7> kMarketActions{"book",         "start",   "stop", "look",
+                                                           "book the end", "give up", "drain"};
 
 // One seed: offers, a run, half an hour of trouble, peace, and the end of the run. `trace` hears of everything.
 MarketResult simulate_market(std::uint64_t seed, const std::function<void(const std::string&)>& trace = {});

@@ -51,26 +51,32 @@ Status RunBroadcast::plan() {
   for (const auto& [id, r] : members_) links_.push_back({id, r.up, r.down, request.delay, r.region});
   const BitRate chain_rate = request.worker_cap.value_or(slowest);
   chains::TopologyPolicy policy = request.topology;
-  if (policy == chains::TopologyPolicy::kAuto) {  // compared where the fleet has become another one, as the learner does at all times
+  if (policy == chains::TopologyPolicy::kAuto) {  // compared where the fleet has become another one, as the learner
+                                                  // does at all times
     if (!chosen_ || members_.size() >= 2 * chosen_for_ || 2 * members_.size() <= chosen_for_) {
       ECHO_ASSIGN(const chains::Choice choice,
                   chains::choose_topology(request.learner_up, chain_rate, workers, links_,
-                                          {request.delta_bytes, request.chunk, request.active_fraction}, chosen_, request.regions.ways));
+                                          {request.delta_bytes, request.chunk, request.active_fraction}, chosen_,
+                                          request.regions.ways));
       chosen_ = choice.topology.policy;
       chosen_for_ = members_.size();
     }
     policy = *chosen_;
   }
-  ECHO_ASSIGN(topology_, chains::plan_chains(request.learner_up, chain_rate, workers, policy, request.active_fraction, request.regions.ways));
+  ECHO_ASSIGN(topology_, chains::plan_chains(request.learner_up, chain_rate, workers, policy, request.active_fraction,
+                                             request.regions.ways));
   copies_.clear();
   std::size_t from_learner = 0;
   std::map<WorkerId, std::size_t> shares;
   std::size_t crossing = 0;
   for (const auto& [id, of] : topology_.parents())
     for (const WorkerId parent : of) {
-      if (parent == kLearnerId) ++from_learner;
-      else ++shares[parent];
-      crossing += members_.at(id).region != (parent == kLearnerId ? request.regions.ways.learner : members_.at(parent).region);
+      if (parent == kLearnerId)
+        ++from_learner;
+      else
+        ++shares[parent];
+      crossing +=
+          members_.at(id).region != (parent == kLearnerId ? request.regions.ways.learner : members_.at(parent).region);
     }
   crossing_ = static_cast<double>(crossing) / topology_.stripes();
   for (const auto& [id, n] : shares) copies_[id] = static_cast<double>(n) / topology_.stripes();
@@ -102,7 +108,8 @@ Status RunBroadcast::prepare(Bytes payload) {
 Status RunBroadcast::reckon(Bytes payload) {
   const provisioner::PlanRequest& request = scenario_.request;
   const Bytes sent{static_cast<std::uint64_t>(on_the_wire(payload))};
-  ECHO_ASSIGN(times_, chains::broadcast_time(topology_, sent, chunk_of(sent), request.learner_up, links_, request.regions.ways));
+  ECHO_ASSIGN(times_, chains::broadcast_time(topology_, sent, chunk_of(sent), request.learner_up, links_,
+                                             request.regions.ways));
   payload_ = payload;
   first_ = Duration::max();
   for (chains::Completion& c : times_.workers) {
@@ -117,7 +124,9 @@ Status RunBroadcast::reckon(Bytes payload) {
 Bytes RunBroadcast::chunk_of(Bytes sent) const {
   const provisioner::PlanRequest& request = scenario_.request;
   if (request.chunk.count > 0) return request.chunk;
-  return chains::best_chunk(sent, topology_, chains::lower_bound(sent, request.learner_up, links_, request.active_fraction, request.regions.ways));
+  return chains::best_chunk(
+      sent, topology_,
+      chains::lower_bound(sent, request.learner_up, links_, request.active_fraction, request.regions.ways));
 }
 
 double RunBroadcast::on_the_wire(Bytes payload) const {
@@ -125,7 +134,8 @@ double RunBroadcast::on_the_wire(Bytes payload) const {
 }
 
 Duration RunBroadcast::time_of(WorkerId id) const {
-  const auto it = std::lower_bound(times_.workers.begin(), times_.workers.end(), id, [](const auto& c, auto v) { return c.id < v; });
+  const auto it = std::lower_bound(times_.workers.begin(), times_.workers.end(), id,
+                                   [](const auto& c, auto v) { return c.id < v; });
   if (it != times_.workers.end() && it->id == id) return it->time;
   const auto member = members_.find(id);
   if (member == members_.end()) return half_;
@@ -134,7 +144,8 @@ Duration RunBroadcast::time_of(WorkerId id) const {
 }
 
 Duration RunBroadcast::lower_bound() const {
-  return chains::lower_bound(payload_, scenario_.request.learner_up, links_, scenario_.request.active_fraction, scenario_.request.regions.ways);
+  return chains::lower_bound(payload_, scenario_.request.learner_up, links_, scenario_.request.active_fraction,
+                             scenario_.request.regions.ways);
 }
 
 double RunBroadcast::copies_of(WorkerId id) const {

@@ -27,8 +27,9 @@ class RunBroadcast {
   Status relink(const Receiver& receiver);
   std::size_t size() const { return members_.size(); }
 
-  // Times for a payload of this size to whoever is there. The topology is planned anew where more than a twentieth of its workers
-  // have come or gone since; until then who has gone is left out, and who has come is as late as half of the others.
+  // Times for a payload of this size to whoever is there. The topology is planned anew where more than a twentieth of
+  // its workers have come or gone since; until then who has gone is left out, and who has come is as late as half of
+  // the others.
   Status prepare(Bytes payload);
   // Of prepare(): from the start until this worker holds all of it.
   Duration time_of(WorkerId id) const;
@@ -56,7 +57,7 @@ class RunBroadcast {
 
   const RunScenario& scenario_;
   std::map<WorkerId, Receiver> members_;
-  std::size_t changed_ = 0, unseen_ = 0;  // since it was planned; links that no publication has gone over yet
+  std::size_t changed_ = 0, unseen_ = 0;          // since it was planned; links that no publication has gone over yet
   std::optional<chains::TopologyPolicy> chosen_;  // what auto stands for, in a fleet of that size
   std::size_t chosen_for_ = 0;
   chains::Topology topology_;

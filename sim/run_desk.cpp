@@ -19,24 +19,34 @@ LeaseOptions lease_options(const DeskOptions& options) {
 
 }  // namespace
 
-RunDesk::RunDesk(const DeskOptions& options) : options_(options), waiting_(options.group_size), core_(lease_options(options), waiting_) {}
+RunDesk::RunDesk(const DeskOptions& options)
+    : options_(options), waiting_(options.group_size), core_(lease_options(options), waiting_) {}
 
 // By what a step may be trained on: the core may hand work out that is older.
-Version RunDesk::version_min() const { return Version{step_ - std::min<std::uint64_t>(step_, options_.pacing.staleness_budget)}; }
+Version RunDesk::version_min() const {
+  return Version{step_ - std::min<std::uint64_t>(step_, options_.pacing.staleness_budget)};
+}
 
 // Any worker may take groups from the pool.
 std::uint64_t RunDesk::share_left(WorkerId worker) const {
-  const std::uint64_t batches = step_ == 0 ? options_.pacing.lookahead_steps + 1 : 1;  // at first those in stock as well
-  const std::uint64_t groups = batches * options_.pacing.trajectories_per_step / options_.group_size, workers = given_.size();
+  const std::uint64_t batches =
+      step_ == 0 ? options_.pacing.lookahead_steps + 1 : 1;  // at first those in stock as well
+  const std::uint64_t groups = batches * options_.pacing.trajectories_per_step / options_.group_size,
+                      workers = given_.size();
   const std::uint64_t share = (groups + workers - 1) / workers;
   return share - std::min(share, given_.at(worker)) + core_.pooled();
 }
 
-std::vector<LiveLease> RunDesk::grant(WorkerId worker, Version version, std::uint64_t groups_max, Version newest, double now_s) {
+std::vector<LiveLease> RunDesk::grant(WorkerId worker, Version version, std::uint64_t groups_max, Version newest,
+                                      double now_s) {
   std::uint64_t& given = given_[worker];
   if (options_.equal_shares) groups_max = std::min(groups_max, share_left(worker));
-  auto leases = core_.grant({worker, version, {}, static_cast<std::uint32_t>(std::min<std::uint64_t>(groups_max, UINT32_MAX)),
-                             step_pace_.seconds(), newest},
+  auto leases = core_.grant({worker,
+                             version,
+                             {},
+                             static_cast<std::uint32_t>(std::min<std::uint64_t>(groups_max, UINT32_MAX)),
+                             step_pace_.seconds(),
+                             newest},
                             step_, now_s);
   given += leases.size();
   return leases;
@@ -65,7 +75,9 @@ std::optional<double> RunDesk::submit(LeaseId id, const DeskGroup& group, double
   return held_s;
 }
 
-void RunDesk::give_back(WorkerId worker, LeaseId lease) { unfinished("given back", core_.give_back(worker, std::span(&lease, 1))); }
+void RunDesk::give_back(WorkerId worker, LeaseId lease) {
+  unfinished("given back", core_.give_back(worker, std::span(&lease, 1)));
+}
 
 void RunDesk::release_worker(WorkerId worker, double now_s) {
   unfinished("worker lost", core_.release_worker(worker, now_s));
@@ -119,13 +131,15 @@ void RunDesk::reject_stale(Version version) {
 
 std::map<std::uint64_t, std::uint64_t> RunDesk::waiting_by_age() const {
   std::map<std::uint64_t, std::uint64_t> ages;
-  for (const auto& [version, trajectories] : waiting_.whole(Version{0})) ages[step_ - std::min(step_, version.value)] += trajectories;
+  for (const auto& [version, trajectories] : waiting_.whole(Version{0}))
+    ages[step_ - std::min(step_, version.value)] += trajectories;
   return ages;
 }
 
 std::map<std::uint64_t, std::uint64_t> RunDesk::in_flight_by_age() const {
   std::map<std::uint64_t, std::uint64_t> ages;
-  for (const auto& [version, trajectories] : core_.live_by_version()) ages[step_ - std::min(step_, version.value)] += trajectories;
+  for (const auto& [version, trajectories] : core_.live_by_version())
+    ages[step_ - std::min(step_, version.value)] += trajectories;
   return ages;
 }
 

@@ -9,18 +9,18 @@ namespace {
 using namespace provisioner;
 
 constexpr double kNeverS = 1e18;
-constexpr double kAnswersAfter = 2;       // seconds that a provider takes
+constexpr double kAnswersAfter = 2;  // seconds that a provider takes
 constexpr double kBytesPerGb = 1e9;
-constexpr std::size_t kPage = 512;        // offers that a search brings: the core looks at no more
+constexpr std::size_t kPage = 512;  // offers that a search brings: the core looks at no more
 constexpr std::uint64_t kPlannedKept = 200;
-constexpr double kRandomSpread = 1000;    // of the prices that a random activation goes by
+constexpr double kRandomSpread = 1000;  // of the prices that a random activation goes by
 
 TimePoint time_of(double s) { return TimePoint(std::chrono::hours(1) + from_seconds(s)); }
 
 }  // namespace
 
-RunFleet::RunFleet(const RunScenario& scenario, const FleetRules& rules, const std::vector<std::size_t>& wanted, Hooks hooks,
-                   RunResult& result)
+RunFleet::RunFleet(const RunScenario& scenario, const FleetRules& rules, const std::vector<std::size_t>& wanted,
+                   Hooks hooks, RunResult& result)
     : scenario_(scenario), hooks_(std::move(hooks)), result_(result), draws_(scenario.seed, 21) {
   const PlanRequest& request = scenario.request;
   const double publications_per_hour = 3600 / (request.pace.publish_every * seconds(request.pace.step_time));
@@ -49,7 +49,9 @@ RunFleet::RunFleet(const RunScenario& scenario, const FleetRules& rules, const s
     if (provisioner::defect_of(request, scenario.offers[i].offer)) back_s_[i] = kNeverS;  // nor would a plan
   order_.resize(lots_.size());
   std::iota(order_.begin(), order_.end(), std::size_t{0});
-  const auto unit = [&](std::size_t i) { return lots_[i].all_usd_per_hour() / std::max(lots_[i].rollouts_per_s, 1e-12); };
+  const auto unit = [&](std::size_t i) {
+    return lots_[i].all_usd_per_hour() / std::max(lots_[i].rollouts_per_s, 1e-12);
+  };
   std::stable_sort(order_.begin(), order_.end(), [&](auto a, auto b) { return unit(a) < unit(b); });
   std::vector<std::string> names;
   std::vector<FleetOffer> first = page();
@@ -108,7 +110,9 @@ void RunFleet::close(const std::string& why, double now) {
   carry_out(core_->close(why, time_of(now)));
 }
 
-void RunFleet::answer(double after_s, FleetEvent event) { answers_.push({now_ + after_s, sequence_++, std::move(event)}); }
+void RunFleet::answer(double after_s, FleetEvent event) {
+  answers_.push({now_ + after_s, sequence_++, std::move(event)});
+}
 
 void RunFleet::carry_out(const std::vector<FleetAction>& actions) {
   for (const FleetAction& action : actions) std::visit([&](const auto& a) { act(a); }, action);
@@ -148,7 +152,8 @@ void RunFleet::act(const fleet::Start& start) {
   const double boot_s = draws_.lognormal(scenario_.boot_s);
   if (!there) {
     gone_[static_cast<std::size_t>(start.ticket) - 1] = true;
-    return answer(kAnswersAfter, fleet::StartFailed{start.ticket, "somebody else has it", back_s_[index] <= now_, false});
+    return answer(kAnswersAfter,
+                  fleet::StartFailed{start.ticket, "somebody else has it", back_s_[index] <= now_, false});
   }
   back_s_[index] = kNeverS;
   answer(kAnswersAfter, fleet::Started{start.ticket, {fmt::format("sim:{}", start.ticket)}, {}});
@@ -160,8 +165,9 @@ void RunFleet::act(const fleet::Stop& stop) { answer(kAnswersAfter, fleet::Stopp
 
 void RunFleet::act(const fleet::Look& look) {
   const bool there = !gone_[static_cast<std::size_t>(look.ticket) - 1];
-  answer(kAnswersAfter, fleet::Found{look.ticket, there ? std::optional(InstanceId{fmt::format("sim:{}", look.ticket)}) : std::nullopt,
-                                     true});
+  answer(kAnswersAfter,
+         fleet::Found{look.ticket, there ? std::optional(InstanceId{fmt::format("sim:{}", look.ticket)}) : std::nullopt,
+                      true});
 }
 
 void RunFleet::act(const fleet::BookEnd& end) {
@@ -188,7 +194,8 @@ void RunFleet::act(const fleet::Drain& drain) { hooks_.drain(drain.worker); }
 void RunFleet::act(const fleet::Note& note) {
   const std::uint64_t nth = ++result_.decision_counts[note.what];
   // What was planned comes first, and is not all there is to tell.
-  if (result_.decisions.size() < kDecisionsKept && !(note.what == "planned" && nth > kPlannedKept)) result_.decisions.push_back({now_, note.what, note.offer, note.why});
+  if (result_.decisions.size() < kDecisionsKept && !(note.what == "planned" && nth > kPlannedKept))
+    result_.decisions.push_back({now_, note.what, note.offer, note.why});
   if (note.what == "lost" && note.ticket != 0) machine(note.ticket).lost = true;
 }
 

@@ -1,5 +1,5 @@
-// What a simulated run rents: the production core of the fleet, before a market, a provider and a ledger that are made up. Private
-// to sim/.
+// What a simulated run rents: the production core of the fleet, before a market, a provider and a ledger that are made
+// up. Private to sim/.
 #pragma once
 #include <functional>
 #include <map>
@@ -14,12 +14,13 @@ namespace echoline::sim {
 class RunFleet {
  public:
   struct Hooks {
-    std::function<void(provisioner::Ticket, std::size_t offer, double joins_s)> booting;  // joins_s: absent boots never end
+    std::function<void(provisioner::Ticket, std::size_t offer, double joins_s)>
+        booting;                                     // joins_s: absent boots never end
     std::function<void(provisioner::Ticket)> ended;  // it is gone, whoever ended it
     std::function<void(WorkerId)> drain;
   };
-  RunFleet(const RunScenario& scenario, const provisioner::FleetRules& rules, const std::vector<std::size_t>& wanted, Hooks hooks,
-           RunResult& result);
+  RunFleet(const RunScenario& scenario, const provisioner::FleetRules& rules, const std::vector<std::size_t>& wanted,
+           Hooks hooks, RunResult& result);
 
   void tick(double now);
   void hear(const provisioner::FleetEvent& event, double now);
@@ -63,14 +64,14 @@ class RunFleet {
   Hooks hooks_;
   RunResult& result_;
   Draws draws_;
-  std::vector<provisioner::FleetOffer> lots_;         // by offer
-  std::vector<double> rent_;                          // $ an hour, in truth
-  std::vector<std::size_t> order_;                    // offers, cheapest per rollout first
-  std::vector<double> back_s_;                        // by offer: from when on it is to be had; kNeverS: it is rented
+  std::vector<provisioner::FleetOffer> lots_;  // by offer
+  std::vector<double> rent_;                   // $ an hour, in truth
+  std::vector<std::size_t> order_;             // offers, cheapest per rollout first
+  std::vector<double> back_s_;                 // by offer: from when on it is to be had; kNeverS: it is rented
   std::map<std::string, std::size_t, std::less<>> index_;
   std::optional<provisioner::FleetCore> core_;
-  std::vector<std::size_t> offers_;                   // by ticket
-  std::vector<bool> open_, gone_;                     // by ticket: it costs; its provider has it no more
+  std::vector<std::size_t> offers_;  // by ticket
+  std::vector<bool> open_, gone_;    // by ticket: it costs; its provider has it no more
   std::priority_queue<Answer, std::vector<Answer>, std::greater<>> answers_;
   std::uint64_t sequence_ = 0;
   double now_ = 0, rent_per_hour_ = 0, settled_s_ = 0, refreshed_s_ = 0;

@@ -19,7 +19,8 @@ constexpr int kRounds = 8;
 Status check(const RunScenario& s) {
   const auto invalid = [](std::string_view what) { return fail(Code::kInvalid, kOperation, "{}", what); };
   if (s.offers.empty()) return invalid("there is nothing to rent");
-  if (s.steps == 0 || s.prompts_per_step == 0 || s.group_size == 0) return invalid("steps, prompts and rollouts must be positive");
+  if (s.steps == 0 || s.prompts_per_step == 0 || s.group_size == 0)
+    return invalid("steps, prompts and rollouts must be positive");
   if (s.full_bytes.count == 0) return invalid("the policy has no bytes");
   if (!s.token_histogram && !(s.tokens.median >= 1)) return invalid("a response has at least one token");
   if (s.token_histogram && (s.token_histogram->values.empty() || !(s.token_histogram->until.back() > 0)))
@@ -27,7 +28,8 @@ Status check(const RunScenario& s) {
   if (s.groups_at_once == 0) return invalid("a worker holds at least one group");
   if (s.regions.empty()) return invalid("there is no region");
   for (const RunOffer& o : s.offers)
-    if (o.region >= s.regions.size() || !(o.rate_share > 0)) return invalid("an offer is of no region, or does nothing");
+    if (o.region >= s.regions.size() || !(o.rate_share > 0))
+      return invalid("an offer is of no region, or does nothing");
   return ok();
 }
 
@@ -37,7 +39,9 @@ Duration half_period(const RunScenario& s) { return s.request.pace.publish_every
 std::vector<std::size_t> cheapest(const RunScenario& s, const std::vector<Offer>& offers, double enough) {
   std::vector<std::size_t> order(offers.size()), chosen;
   std::iota(order.begin(), order.end(), std::size_t{0});
-  const auto unit = [&](std::size_t i) { return offers[i].usd_per_hour_known() / std::max(offers[i].rollouts_per_s, 1e-12); };
+  const auto unit = [&](std::size_t i) {
+    return offers[i].usd_per_hour_known() / std::max(offers[i].rollouts_per_s, 1e-12);
+  };
   std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return unit(a) < unit(b); });
   double rate = 0, usd = 0;
   for (const std::size_t i : order) {
@@ -52,7 +56,8 @@ std::vector<std::size_t> cheapest(const RunScenario& s, const std::vector<Offer>
   return chosen;
 }
 
-// For more machines than the planner's search is meant for: the same fixed point of target, set and broadcast, by price alone.
+// For more machines than the planner's search is meant for: the same fixed point of target, set and broadcast, by price
+// alone.
 Result<Plan> plan_by_price(const RunScenario& s, const std::vector<Offer>& offers, std::vector<std::size_t>& wanted) {
   Plan plan;
   plan.request = s.request;
@@ -87,7 +92,8 @@ Receiver receiver_of(const RunScenario& s, const RunOffer& o, WorkerId id) {
     const BitRate rate = stated ? *stated : assumed.value_or(s.request.learner_up);
     return s.request.worker_cap ? std::min(rate, *s.request.worker_cap) : rate;
   };
-  return {id, link(o.offer.up, s.request.assume.up), link(o.offer.down, s.request.assume.down), s.request.regions.of(o.offer.place), o.offer.reliability.value_or(1)};
+  return {id, link(o.offer.up, s.request.assume.up), link(o.offer.down, s.request.assume.down),
+          s.request.regions.of(o.offer.place), o.offer.reliability.value_or(1)};
 }
 
 double mean_tokens(const RunScenario& s) {
@@ -95,7 +101,8 @@ double mean_tokens(const RunScenario& s) {
   double sum = 0;
   const double most = s.lease.tokens_max;
   for (int i = 0; i < kDrawn; ++i)
-    sum += std::clamp(std::floor((s.token_histogram ? draws.of(*s.token_histogram) : draws.lognormal(s.tokens)) + 0.5), 1.0, most);
+    sum += std::clamp(std::floor((s.token_histogram ? draws.of(*s.token_histogram) : draws.lognormal(s.tokens)) + 0.5),
+                      1.0, most);
   return sum / kDrawn;
 }
 

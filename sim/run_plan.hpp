@@ -7,7 +7,8 @@ namespace echoline::sim {
 
 struct RunStart {
   provisioner::Plan plan;
-  std::string trouble;  // why there is no plan; then `wanted` is everything that may be rented, and `plan` says what that comes to
+  std::string trouble;  // why there is no plan; then `wanted` is everything that may be rented, and `plan` says what
+                        // that comes to
   std::vector<std::size_t> wanted;  // offers
   provisioner::FleetRules rules;
   double rules_target = 0;  // rollouts/s

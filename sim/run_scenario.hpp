@@ -1,5 +1,6 @@
-// A whole training run, simulated: the production cores decide what is rented, who gets work and what is trained on; workers,
-// the market, the learner's steps and misfortune are made up. docs/simulation.md says what is abstracted, and how.
+// A whole training run, simulated: the production cores decide what is rented, who gets work and what is trained on;
+// workers, the market, the learner's steps and misfortune are made up. docs/simulation.md says what is abstracted, and
+// how.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -26,8 +27,8 @@ enum class Leases { kInTime, kAnyAge };
 // What can be rented, as the market states it, and what it is in truth.
 struct RunOffer {
   provisioner::Offer offer;
-  std::uint32_t region = 0;   // of RunScenario::regions
-  double rate_share = 1;      // of the throughput that it promises
+  std::uint32_t region = 0;  // of RunScenario::regions
+  double rate_share = 1;     // of the throughput that it promises
 };
 
 // Machines that somebody takes away at one time.
@@ -38,8 +39,8 @@ struct Preemption {
 };
 
 struct RunChurn {
-  double per_hour = 0;            // of each machine that works
-  double announced = 0;           // share of the losses that are told of before
+  double per_hour = 0;                             // of each machine that works
+  double announced = 0;                            // share of the losses that are told of before
   Duration notice = std::chrono::seconds(30);      // so long before
   Duration returns_after = std::chrono::hours(1);  // then what was taken away is offered again
   std::vector<Preemption> preemptions;             // ascending
@@ -55,9 +56,9 @@ struct Slowdown {
 };
 
 struct RunFaults {
-  double never_joins = 0;  // share of the machines that are paid for and never come to work
-  double refused = 0;      // share of the attempts to rent that fail
-  double hangs_per_hour = 0;  // of each worker: it is heard no more, and costs on
+  double never_joins = 0;           // share of the machines that are paid for and never come to work
+  double refused = 0;               // share of the attempts to rent that fail
+  double hangs_per_hour = 0;        // of each worker: it is heard no more, and costs on
   std::vector<Slowdown> slowdowns;  // ascending
 };
 
@@ -75,14 +76,15 @@ struct RunScenario {
   // Tokens of a response: `tokens`, or `token_histogram` where it is given; at most lease.tokens_max.
   Lognormal tokens;
   std::optional<Histogram> token_histogram;
-  std::uint32_t groups_at_once = 2;              // that a worker holds: one that it is at, and the next
-  Duration work_ahead{};                         // or as many more than one as it does in this time, where that is more
+  std::uint32_t groups_at_once = 2;             // that a worker holds: one that it is at, and the next
+  Duration work_ahead{};                        // or as many more than one as it does in this time, where that is more
   std::optional<double> sequence_tokens_per_s;  // the most that a single response gets of a machine
 
-  std::vector<double> step_seconds;  // of the first learner step, the second, ..., and again from the first; empty: step_time
-  Duration step_time{};      // of the learner, without waiting; request.pace has what the plan is made with
+  std::vector<double>
+      step_seconds;      // of the first learner step, the second, ..., and again from the first; empty: step_time
+  Duration step_time{};  // of the learner, without waiting; request.pace has what the plan is made with
   std::optional<Duration> install_time;  // what it takes; absent: as planned, request.install_time
-  double step_s_per_token = 0;  // and so much for each token that it trains on
+  double step_s_per_token = 0;           // and so much for each token that it trains on
   Duration encode_time{};       // from the end of a step until its policy can be sent; the next step goes on meanwhile
   Duration acknowledge_time{};  // from a worker's installation until the learner has heard of it
 
@@ -148,27 +150,28 @@ struct SimDecision {
 };
 
 struct RunResult {
-  provisioner::Plan plan;      // as far as there is one
-  std::string plan_trouble;    // why no plan was possible: then everything that may be rented is
-  std::string ended;           // completed, budget, nothing left, time
+  provisioner::Plan plan;          // as far as there is one
+  std::string plan_trouble;        // why no plan was possible: then everything that may be rented is
+  std::string ended;               // completed, budget, nothing left, time
   double wall_s = 0, begun_s = 0;  // begun: the first snapshot was published
   std::uint64_t steps = 0, version = 0;
   std::vector<SimStep> by_step;
   std::vector<SimPublication> publications;
-  std::vector<SimMachine> machines;  // every one that was paid for, in the order of renting
-  std::vector<SimDecision> decisions;                  // the first kDecisionsKept
+  std::vector<SimMachine> machines;    // every one that was paid for, in the order of renting
+  std::vector<SimDecision> decisions;  // the first kDecisionsKept
   std::map<std::string, std::uint64_t> decision_counts;
-  std::map<std::string, std::uint64_t> rejected, unfinished;  // rollouts by reason: not trained on; of leases without a result
-  std::map<std::uint64_t, std::uint64_t> stale_by_age;        // of the rejected: what was too stale
+  std::map<std::string, std::uint64_t> rejected,
+      unfinished;  // rollouts by reason: not trained on; of leases without a result
+  std::map<std::uint64_t, std::uint64_t> stale_by_age;  // of the rejected: what was too stale
   std::map<std::uint64_t, double> in_flight, in_queue;  // rollouts by age, on the average over the steps
   std::uint64_t groups_set_aside = 0;
   replay_buffer::BoundSteps bound;  // what kept workers from more work
   std::uint64_t planned = 0, started = 0, lost = 0, replaced = 0;
   double usd_fleet = 0, usd_rent = 0, usd_traffic = 0, usd_learner = 0, machine_hours = 0;
   double learner_bytes_sent = 0;
-  double crossing_bytes_sent = 0;  // from one region to another
-  double busy_s = 0, present_s = 0;     // of all workers: generating, and there
-  std::vector<double> recoveries_s;    // after losses: from too little capacity until there was enough again
+  double crossing_bytes_sent = 0;    // from one region to another
+  double busy_s = 0, present_s = 0;  // of all workers: generating, and there
+  std::vector<double> recoveries_s;  // after losses: from too little capacity until there was enough again
   std::size_t workers_most = 0;
   std::string topology;
   std::uint64_t events = 0, topologies_planned = 0, publications_merged = 0;
@@ -181,6 +184,7 @@ inline constexpr std::size_t kDecisionsKept = 2000;
 double mean_tokens(const RunScenario& scenario);
 
 // Deterministic in the scenario. kInvalid for a scenario that makes no sense.
-Result<RunResult> simulate_run(const RunScenario& scenario, const std::function<void(std::uint64_t step)>& progress = {});
+Result<RunResult> simulate_run(const RunScenario& scenario,
+                               const std::function<void(std::uint64_t step)>& progress = {});
 
 }  // namespace echoline::sim

@@ -23,8 +23,27 @@ constexpr double kStuckAfter = 6 * 3600;        // without a worker
 constexpr double kWaitMax = 24 * 3600;          // for one batch, or 100 steps if that is longer
 constexpr std::size_t kWorkersMax = 2'000'000;  // of a run, those that were lost included
 
-enum Kind : std::uint32_t { kTick, kJoins, kArrives, kSynced, kServed, kHandIn, kDelivered, kInstalled, kEnding, kDies, kHangs, kNoticed,
-                            kGivenUp, kTrained, kEncoded, kLinksFree, kPreempts, kSlows, kRecovers };
+enum Kind : std::uint32_t {
+  kTick,
+  kJoins,
+  kArrives,
+  kSynced,
+  kServed,
+  kHandIn,
+  kDelivered,
+  kInstalled,
+  kEnding,
+  kDies,
+  kHangs,
+  kNoticed,
+  kGivenUp,
+  kTrained,
+  kEncoded,
+  kLinksFree,
+  kPreempts,
+  kSlows,
+  kRecovers
+};
 enum class State { kBooting, kSyncing, kWorking, kDead };
 
 struct Work {
@@ -54,17 +73,17 @@ struct SimWorker {
   std::uint64_t not_before = 0;              // of publications: it was not there for older ones
   bool of_the_first = false;                 // but for the first one, where it was
   bool installing = false, install_waits = false, serving = false;
-  double ends_s = 0, began_s = 0;            // of what it is at
-  std::uint32_t turn = 0;                    // of kServed events: others are void
-  std::deque<Work> queue;                    // the first is being generated
+  double ends_s = 0, began_s = 0;  // of what it is at
+  std::uint32_t turn = 0;          // of kServed events: others are void
+  std::deque<Work> queue;          // the first is being generated
   std::size_t tails = 0;
   std::map<LeaseId, Work> handing_in;
-  std::uint64_t idle_since = 0;              // place among those who wait for work; 0: it does not
+  std::uint64_t idle_since = 0;  // place among those who wait for work; 0: it does not
   double joined_s = 0, busy_s = 0;
   double received = 0, forwarded = 0;
 };
 
-struct Open {  // a publication whose T_b is not known yet
+struct Open {             // a publication whose T_b is not known yet
   std::size_t index = 0;  // of RunResult::publications
   std::size_t targets = 0, installed = 0;
 };
@@ -100,14 +119,17 @@ class Simulation {
     wanted_ = start.wanted.size();
     target_ = start.rules_target;
     push(0, kTick, 0);
-    for (std::size_t i = 0; i < s_.churn.preemptions.size(); ++i) push(seconds(s_.churn.preemptions[i].at), kPreempts, 0, i);
+    for (std::size_t i = 0; i < s_.churn.preemptions.size(); ++i)
+      push(seconds(s_.churn.preemptions[i].at), kPreempts, 0, i);
     for (std::size_t i = 0; i < s_.faults.slowdowns.size(); ++i) push(seconds(s_.faults.slowdowns[i].at), kSlows, 0, i);
     const double time_max = seconds(s_.time_max);
     while (result_.ended.empty() && !queue_.empty()) {
       const Event event = queue_.pop();
       now_ = seconds(event.at.time_since_epoch());
-      if (now_ > time_max) result_.ended = "time";
-      else ECHO_TRY(handle(event));
+      if (now_ > time_max)
+        result_.ended = "time";
+      else
+        ECHO_TRY(handle(event));
       ++result_.events;
     }
     finish();
@@ -132,25 +154,44 @@ class Simulation {
   Status handle(const Event& e) {
     const std::size_t w = e.host;
     switch (static_cast<Kind>(e.kind)) {
-      case kTick: return tick();
-      case kJoins: return joins(w), ok();
-      case kArrives: return arrives(w), ok();
-      case kSynced: return synced(w), ok();
-      case kServed: return served(w, static_cast<std::uint32_t>(e.a)), ok();
-      case kHandIn: return hand_in(w, LeaseId{e.a}), ok();
-      case kDelivered: return delivered(w, e.a), ok();
-      case kInstalled: return installed(w, e.a), ok();
-      case kEnding: return ending(w), ok();
-      case kDies: return dies(w), ok();
-      case kHangs: return hangs(w), ok();
-      case kNoticed: return noticed(w), ok();
-      case kGivenUp: return given_up(w), ok();
-      case kTrained: return trained();
-      case kEncoded: return encoded();
-      case kLinksFree: return links_free();
-      case kPreempts: return preempts(e.a), ok();
-      case kSlows: return slows(e.a);
-      case kRecovers: return workers_[w].slowed_by == e.a + 1 ? turns(w, 1, 1, 0) : ok();
+      case kTick:
+        return tick();
+      case kJoins:
+        return joins(w), ok();
+      case kArrives:
+        return arrives(w), ok();
+      case kSynced:
+        return synced(w), ok();
+      case kServed:
+        return served(w, static_cast<std::uint32_t>(e.a)), ok();
+      case kHandIn:
+        return hand_in(w, LeaseId{e.a}), ok();
+      case kDelivered:
+        return delivered(w, e.a), ok();
+      case kInstalled:
+        return installed(w, e.a), ok();
+      case kEnding:
+        return ending(w), ok();
+      case kDies:
+        return dies(w), ok();
+      case kHangs:
+        return hangs(w), ok();
+      case kNoticed:
+        return noticed(w), ok();
+      case kGivenUp:
+        return given_up(w), ok();
+      case kTrained:
+        return trained();
+      case kEncoded:
+        return encoded();
+      case kLinksFree:
+        return links_free();
+      case kPreempts:
+        return preempts(e.a), ok();
+      case kSlows:
+        return slows(e.a);
+      case kRecovers:
+        return workers_[w].slowed_by == e.a + 1 ? turns(w, 1, 1, 0) : ok();
     }
     return ok();
   }
@@ -215,7 +256,8 @@ class Simulation {
       push(now_ + takes * static_cast<double>(part) / static_cast<double>(rules::kArrivalParts), kArrives, w);
   }
   void arrives(std::size_t w) {
-    if (workers_[w].state != State::kDead) moved(w, static_cast<double>(s_.full_bytes.count) / static_cast<double>(rules::kArrivalParts), 0);
+    if (workers_[w].state != State::kDead)
+      moved(w, static_cast<double>(s_.full_bytes.count) / static_cast<double>(rules::kArrivalParts), 0);
   }
 
   void synced(std::size_t w) {
@@ -252,7 +294,8 @@ class Simulation {
       broadcast_.remove(id_of(w));
       for (auto it = open_.begin(); it != open_.end();) {
         const std::uint64_t version = it->first;
-        const bool waited_for = was_there(worker, version) && (worker.version < version || worker.state == State::kSyncing);
+        const bool waited_for =
+            was_there(worker, version) && (worker.version < version || worker.state == State::kSyncing);
         if (waited_for && it->second.targets > 0) --it->second.targets;
         it = waited_for && quorum_reached(it->second) ? open_.erase(it) : std::next(it);
       }
@@ -358,7 +401,9 @@ class Simulation {
   }
   void perhaps_drained(std::size_t w) {
     SimWorker& worker = workers_[w];
-    if (!worker.draining || worker.drained || worker.state == State::kDead || !worker.queue.empty() || !worker.handing_in.empty()) return;
+    if (!worker.draining || worker.drained || worker.state == State::kDead || !worker.queue.empty() ||
+        !worker.handing_in.empty())
+      return;
     worker.drained = true;
     drained_.push_back(id_of(w));
   }
@@ -381,15 +426,18 @@ class Simulation {
   }
 
   void mind_end() {
-    if (begun_ && !training_ && now_ - wait_from_s_ > std::max(kWaitMax, 100 * seconds(s_.step_time))) result_.ended = "the learner waited for a day";
+    if (begun_ && !training_ && now_ - wait_from_s_ > std::max(kWaitMax, 100 * seconds(s_.step_time)))
+      result_.ended = "the learner waited for a day";
     if (workers_.size() > kWorkersMax) result_.ended = fmt::format("{} machines were rented", workers_.size());
     if (working_ > 0 || training_) {
       alone_since_s_.reset();
       return;
     }
     if (!alone_since_s_) alone_since_s_ = now_;
-    if (fleet_->empty() && fleet_->numbers().money_spent) result_.ended = "the budget is spent";
-    else if (now_ - *alone_since_s_ >= kStuckAfter) result_.ended = "no workers";
+    if (fleet_->empty() && fleet_->numbers().money_spent)
+      result_.ended = "the budget is spent";
+    else if (now_ - *alone_since_s_ >= kStuckAfter)
+      result_.ended = "no workers";
   }
 
   // ---- publications ----
@@ -408,7 +456,8 @@ class Simulation {
 
   Status publish_step() {
     const std::uint64_t nth = publications_made_++;
-    Bytes delta = s_.delta_bytes.empty() ? s_.full_bytes : s_.delta_bytes[std::min<std::size_t>(nth, s_.delta_bytes.size() - 1)];
+    Bytes delta =
+        s_.delta_bytes.empty() ? s_.full_bytes : s_.delta_bytes[std::min<std::size_t>(nth, s_.delta_bytes.size() - 1)];
     if (s_.publishes == Publishes::kSnapshot) delta = s_.full_bytes;
     encoding_.push_back({desk_.step(), now_, delta, s_.publishes == Publishes::kSnapshot});
     if (s_.encode_time == Duration{}) return encoded();
@@ -423,7 +472,8 @@ class Simulation {
     if (!links_busy_) return publish(next);
     if (waiting_) {  // the learner's links are behind: what waits goes out as one
       ++result_.publications_merged;
-      next.bytes = Bytes{std::min(next.snapshot ? next.bytes.count : waiting_->bytes.count + next.bytes.count, s_.full_bytes.count)};
+      next.bytes = Bytes{
+          std::min(next.snapshot ? next.bytes.count : waiting_->bytes.count + next.bytes.count, s_.full_bytes.count)};
       next.at_s = waiting_->at_s;
     }
     waiting_ = next;
@@ -490,7 +540,8 @@ class Simulation {
     worker.received += received;
     worker.forwarded += forwarded;
     fleet_->traffic(worker.ticket, received, forwarded);
-    hear(fleet::Moved{id_of(w), Bytes{static_cast<std::uint64_t>(worker.received)}, Bytes{static_cast<std::uint64_t>(worker.forwarded)}});
+    hear(fleet::Moved{id_of(w), Bytes{static_cast<std::uint64_t>(worker.received)},
+                      Bytes{static_cast<std::uint64_t>(worker.forwarded)}});
   }
 
   void delivered(std::size_t w, std::uint64_t version) {
@@ -522,7 +573,7 @@ class Simulation {
     SimWorker& worker = workers_[w];
     worker.install_waits = false;
     if (worker.installing) return;  // the newest is installed when that is done
-    worker.installing = true;  // its request for work waits on, where there is one
+    worker.installing = true;       // its request for work waits on, where there is one
     if (s_.on_new_policy == OnNewPolicy::kAbort) {
       settle_busy(worker);
       ++worker.turn;
@@ -545,7 +596,8 @@ class Simulation {
     worker.version = std::max(worker.version, version);
     worker.installing = false;
     for (auto it = open_.begin(); it != open_.end();) {
-      const bool counts = it->first <= worker.version && was_there(worker, it->first) && (it->first > before || worker.state == State::kSyncing);
+      const bool counts = it->first <= worker.version && was_there(worker, it->first) &&
+                          (it->first > before || worker.state == State::kSyncing);
       it->second.installed += counts ? 1 : 0;
       it = counts && quorum_reached(it->second) ? open_.erase(it) : std::next(it);
     }
@@ -563,7 +615,8 @@ class Simulation {
     row.installed = open.installed;
     row.workers = open.targets;
     // Of deltas: they are what the run's rate is planned by.
-    if (!row.snapshot || s_.publishes == Publishes::kSnapshot) measured_.push_back({from_seconds(*row.t_b_s), row.bytes});
+    if (!row.snapshot || s_.publishes == Publishes::kSnapshot)
+      measured_.push_back({from_seconds(*row.t_b_s), row.bytes});
     return true;
   }
 
@@ -586,7 +639,8 @@ class Simulation {
     const std::size_t most = groups_held(worker);
     if (worker.state != State::kWorking || worker.draining || worker.installing || worker.install_waits) return false;
     if (worker.queue.size() >= most || worker.tails >= kTailsMax) return false;
-    const auto leases = desk_.grant(id_of(w), Version{worker.version}, most - worker.queue.size(), Version{newest_out_}, now_);
+    const auto leases =
+        desk_.grant(id_of(w), Version{worker.version}, most - worker.queue.size(), Version{newest_out_}, now_);
     for (const replay_buffer::LiveLease& lease : leases) worker.queue.push_back(draw(lease));
     if (!leases.empty()) no_longer_idle(worker);  // it has had its turn
     if (worker.queue.size() < most && worker.idle_since == 0) idle_[worker.idle_since = ++idle_places_] = w;
@@ -637,8 +691,10 @@ class Simulation {
     const double longest_s =
         s_.sequence_tokens_per_s ? work.longest / (*s_.sequence_tokens_per_s * worker.tokens_left) : 0;
     const double ends = std::max(now_, began + longest_s);
-    if (ends > now_) push(ends, kHandIn, w, work.lease.value);
-    else hand_in(w, work.lease);
+    if (ends > now_)
+      push(ends, kHandIn, w, work.lease.value);
+    else
+      hand_in(w, work.lease);
     if (worker.install_waits && worker.queue.empty()) install(w);
     serve(w);
     ask(w);
@@ -685,7 +741,8 @@ class Simulation {
       row.mixed += group.mixed ? s_.group_size : 0;
     }
     row.tokens_mean = static_cast<double>(row.tokens) / (static_cast<double>(batch->size()) * s_.group_size);
-    const double each_s = s_.step_seconds.empty() ? seconds(s_.step_time) : s_.step_seconds[step % s_.step_seconds.size()];
+    const double each_s =
+        s_.step_seconds.empty() ? seconds(s_.step_time) : s_.step_seconds[step % s_.step_seconds.size()];
     row.train_s = each_s + s_.step_s_per_token * static_cast<double>(row.tokens);
     result_.tokens_trained += static_cast<double>(row.tokens);
     for (const auto& [age, n] : desk_.in_flight_by_age()) result_.in_flight[age] += static_cast<double>(n);

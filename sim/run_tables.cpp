@@ -19,7 +19,8 @@ std::string_view trimmed(std::string_view text) {
 
 std::string shown(std::string_view text) {
   std::string out;
-  for (const char c : text.substr(0, 40)) out += static_cast<unsigned char>(c) < 32 || static_cast<unsigned char>(c) > 126 ? '?' : c;
+  for (const char c : text.substr(0, 40))
+    out += static_cast<unsigned char>(c) < 32 || static_cast<unsigned char>(c) > 126 ? '?' : c;
   return out;
 }
 
@@ -118,7 +119,8 @@ Result<Histogram> parse_lengths(std::string_view text, std::string_view name) {
   return histogram;
 }
 
-Result<std::vector<Preemption>> parse_preemptions(std::string_view text, std::string_view name, std::span<const std::string> regions) {
+Result<std::vector<Preemption>> parse_preemptions(std::string_view text, std::string_view name,
+                                                  std::span<const std::string> regions) {
   Table table(text, name, "seconds,share or seconds,share,region");
   std::vector<Preemption> preemptions;
   while (const auto cells = table.next()) {

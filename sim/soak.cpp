@@ -21,9 +21,9 @@ constexpr Duration kWakeSpread = std::chrono::seconds(20);  // within which thos
 // The rule of T_b in peace. Everybody has caught up, and nobody has been given another parent for a while. Then a
 // publication reaches everybody honest within kTimesPlanned times what chains::broadcast_time() promises for the
 // topology in force and the links as they are, and kAtOnce, kBeats heartbeats and what the disks take at most. Who
-// forwards badly is found out by what comes late, so it has to hold at one of so many attempts. Whoever forwards nothing
-// at all is tried again every minute, what is small then comes by way of help, and so does what somebody withholds: there
-// it is not asked.
+// forwards badly is found out by what comes late, so it has to hold at one of so many attempts. Whoever forwards
+// nothing at all is tried again every minute, what is small then comes by way of help, and so does what somebody
+// withholds: there it is not asked.
 constexpr double kTimesPlanned = 2;
 constexpr Duration kAtOnce = std::chrono::seconds(1);
 constexpr int kBeats = 4;
@@ -168,7 +168,8 @@ class Soak {
 
   void reconnect(std::size_t worker) {
     if (ending_) return;
-    world_.at(world_.now() + std::chrono::milliseconds(400 + 300 * (worker % 5)), [this, worker] { reconnect(worker); });
+    world_.at(world_.now() + std::chrono::milliseconds(400 + 300 * (worker % 5)),
+              [this, worker] { reconnect(worker); });
     world_.reset_all(fleet_.worker(worker).host);
   }
 
@@ -244,8 +245,8 @@ class Soak {
       const auto rate = [&](const std::optional<BitRate>& a, const std::optional<BitRate>& b) {
         return a ? *a : b ? *b : unlimited;
       };
-      links.push_back({id, rate(w.limits.up, w.link.up), rate(w.limits.down, w.link.down),
-                       s_.world.delay + s_.world.jitter});
+      links.push_back(
+          {id, rate(w.limits.up, w.link.up), rate(w.limits.down, w.link.down), s_.world.delay + s_.world.jitter});
       if (w.disk) disk = std::max(disk, 4 * (w.disk_options.write_delay + w.disk_options.read_delay));
     }
     const Bytes chunk{learner.chunk_bytes};
@@ -306,9 +307,8 @@ class Soak {
           if (advance(kLook)) return true;
         continue;
       }
-      invariants_.violated(Invariants::kTimely,
-                           fmt::format("a publication of {} bytes in peace may take {}:{}", s_.timed_bytes,
-                                       echoline::to_text(*most), late));
+      invariants_.violated(Invariants::kTimely, fmt::format("a publication of {} bytes in peace may take {}:{}",
+                                                            s_.timed_bytes, echoline::to_text(*most), late));
       return true;
     }
   }
@@ -377,7 +377,8 @@ class Soak {
   bool caught_up() const {
     for (std::size_t i = 0; i < fleet_.workers(); ++i) {
       const Fleet::Worker& w = fleet_.worker(i);
-      if (w.wanted && !w.options.malice.starves_itself() && (!w.active || w.active->version != *fleet_.newest())) return false;
+      if (w.wanted && !w.options.malice.starves_itself() && (!w.active || w.active->version != *fleet_.newest()))
+        return false;
     }
     return invariants_.without_place().empty();
   }

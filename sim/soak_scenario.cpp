@@ -54,7 +54,8 @@ void make_learner(LearnerOptions& o, Dice& dice, std::uint64_t full_bytes) {
   o.policy = dice.pick({kTrees, kTrees, kTrees, kEcho2, kEcho2, kBestChains, kStar, kStripes});
   o.chooses_policy = dice.chance(0.3);
   o.chain_rate = BitRate::from_mbit_per_s(dice.spread(4, 40));
-  o.up_least = BitRate{o.chain_rate.bits_per_s * std::floor(std::clamp(up.bits_per_s / o.chain_rate.bits_per_s, 1.0, 8.0))};
+  o.up_least =
+      BitRate{o.chain_rate.bits_per_s * std::floor(std::clamp(up.bits_per_s / o.chain_rate.bits_per_s, 1.0, 8.0))};
   o.heartbeat = dice.time(milliseconds(100), milliseconds(500));
   o.heartbeat_timeout = o.heartbeat * static_cast<std::int64_t>(4 + dice.below(4));
   if (dice.chance(0.5)) o.away_max = dice.time(seconds(10), seconds(60));
@@ -324,7 +325,7 @@ SoakScenario make_soak_scenario(std::uint64_t seed) {
     // What a star, or a chain of the slowest, carries in a quarter of that time.
     const double rate = std::min(learner_up.bits_per_s / static_cast<double>(s.workers.size()), 4e6);
     s.stream_bytes = 1 + std::min({std::uint64_t{2} * learner.chunk_bytes, full_bytes / 4,
-                                  static_cast<std::uint64_t>(echoline::seconds(s.stream_every) * rate / 32)});
+                                   static_cast<std::uint64_t>(echoline::seconds(s.stream_every) * rate / 32)});
   }
   for (WorkerOptions& w : s.workers)
     if (w.malice.any() && dice.chance(0.3)) {

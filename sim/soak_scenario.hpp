@@ -37,8 +37,8 @@ struct Trouble {
   std::vector<std::size_t> group;  // workers on one side
   bool one_way = false, reverse = false, with_learner = false;
   PublishSpec publish;
-  Duration step{};  // of a clock
-  std::size_t pieces = 0;  // of a disk that rot
+  Duration step{};                  // of a clock
+  std::size_t pieces = 0;           // of a disk that rot
   std::uint64_t versions_lost = 0;  // that the trainer's checkpoint lacks
   bool delta = false;               // on the newest version, whichever that is then
 };
@@ -52,15 +52,15 @@ struct SoakScenario {
   std::vector<std::pair<std::size_t, std::size_t>> fences;  // workers of which the first cannot dial the second
   std::vector<Trouble> troubles;                            // in order of time
   Duration length{};                                        // of the phase of trouble
-  Duration sleep{};  // between trouble and peace: everybody is suspended or switched off for so long,
-  bool learner_wakes = false;  // and the learner, too, or not
-  std::optional<Duration> intruder;  // asks so often for what it is not granted
-  Duration peace{};                                         // within which everybody must have caught up afterwards
+  Duration sleep{};                   // between trouble and peace: everybody is suspended or switched off for so long,
+  bool learner_wakes = false;         // and the learner, too, or not
+  std::optional<Duration> intruder;   // asks so often for what it is not granted
+  Duration peace{};                   // within which everybody must have caught up afterwards
   Duration stream{}, stream_every{};  // how long there are small publications in peace, and how often,
   std::uint64_t stream_bytes = 0;     // of so many bytes
   Duration behind_max{};              // then nobody may be further behind than what was published so long ago
-  std::uint64_t last_bytes = 0;                             // of the publication that opens the phase of peace
-  std::uint64_t timed_bytes = 0;                            // of the one that is timed
+  std::uint64_t last_bytes = 0;       // of the publication that opens the phase of peace
+  std::uint64_t timed_bytes = 0;      // of the one that is timed
 };
 
 SoakScenario make_soak_scenario(std::uint64_t seed);

@@ -151,7 +151,8 @@ void World::heal(std::uint64_t number) {
       End &self = end(side), &peer = end(other(side));
       if (!connection->used || is_cut(peer.host, self.host)) continue;
       if (self.parked == 0 && self.held_bytes == 0) continue;
-      const TimePoint again = now_ + delay_and_jitter(peer.host, self.host) + Duration(random_.below(1'000'000'000));  // a retransmission
+      const TimePoint again =
+          now_ + delay_and_jitter(peer.host, self.host) + Duration(random_.below(1'000'000'000));  // a retransmission
       for (; self.parked > 0; --self.parked) push(again, kArrive, side);
       self.unread_bytes -= std::min(self.unread_bytes, std::exchange(self.held_bytes, 0));
       push(again, kWake, side);

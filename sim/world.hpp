@@ -60,8 +60,8 @@ class Process {
 class Observer {
  public:
   virtual ~Observer() = default;
-  // Before the core of `to` is given it. `as`: by the certificate that the connection was opened with; by now `from` may be
-  // somebody else. Absent where `to` opened it, or nobody did by a certificate.
+  // Before the core of `to` is given it. `as`: by the certificate that the connection was opened with; by now `from`
+  // may be somebody else. Absent where `to` opened it, or nobody did by a certificate.
   virtual void on_frame(HostId /*from*/, HostId /*to*/, std::optional<WorkerId> /*as*/, const overlay::Frame&) {}
   // A core was called and its actions have been performed.
   virtual void on_step(HostId) {}

@@ -21,11 +21,10 @@ std::string describe(const Frame& frame) {
   if (frame.type == FrameType::kChunk) return fmt::format("chunk {} of {} bytes", frame.chunk.index, frame.body.size());
   if (frame.type == FrameType::kApplication) return fmt::format("application message of {} bytes", frame.body.size());
   static constexpr std::string_view kNames[] = {
-      "Enrol",     "Enrolled",    "Renew",        "Renewed",      "Hello",      "Welcome",    "Assign",
-      "DialChild", "NeedHelp",    "Help",         "Announcement", "Manifest",   "Beacon",     "PeerHello",
-      "Have",      "MoreStreams", "ChunkRequest", "CannotServe",  "EdgeStatus", "EdgeFailed", "Poisoned",
-      "Installed", "Heartbeat",   "Draining",     "Goodbye",      "Trouble",    "Grant",      "Release",
-      "Notice",    "Return"};
+      "Enrol",        "Enrolled",    "Renew",        "Renewed",    "Hello",    "Welcome",   "Assign",    "DialChild",
+      "NeedHelp",     "Help",        "Announcement", "Manifest",   "Beacon",   "PeerHello", "Have",      "MoreStreams",
+      "ChunkRequest", "CannotServe", "EdgeStatus",   "EdgeFailed", "Poisoned", "Installed", "Heartbeat", "Draining",
+      "Goodbye",      "Trouble",     "Grant",        "Release",    "Notice",   "Return"};
   const auto message = decode_control(frame.body.bytes());
   if (!message) return "an unreadable control message";
   const auto index = message->index();
@@ -62,8 +61,7 @@ void World::transfer(const Side& from, Transfer&& t) {
   Host& host = *hosts_[self.host];
   if (t.last == Transfer::Last::kReset || (!host.link.up && host.clogged_until <= now_ && self.outbound.empty()))
     return launch(from, std::move(t));
-  if (self.outbound.empty())
-    (t.size() <= kBurst ? host.begun : host.sending).push({from, from.connection->generation});
+  if (self.outbound.empty()) (t.size() <= kBurst ? host.begun : host.sending).push({from, from.connection->generation});
   self.outbound.push(std::move(t));
   serve_uplink(self.host);
 }
@@ -107,7 +105,8 @@ void World::launch(const Side& from, Transfer&& t) {
   Duration late = delay_and_jitter(self.host, peer.host);
   if (options_.stall_share > 0 && random_.uniform() < options_.stall_share)
     late += kRetransmission * (1 << random_.below(4));
-  const TimePoint crossed_at = t.last == Transfer::Last::kReset ? t.through : crossed(self.host, peer.host, bytes, t.through);
+  const TimePoint crossed_at =
+      t.last == Transfer::Last::kReset ? t.through : crossed(self.host, peer.host, bytes, t.through);
   t.there = std::max(crossed_at + late, peer.last_arrival);
   peer.last_arrival = t.there;
   const TimePoint first = std::max({begin + late, t.there - (t.through - begin), peer.first_arrival});

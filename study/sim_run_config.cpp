@@ -41,13 +41,15 @@ struct Read {  // the section `simulation`, before it is put together with the r
 // Half of the values lie below the median: what is above 95 of 100 is at most so many times that.
 constexpr double kSpreadMax = 1000;
 void check_spread(ConfigSection& s, const char* key_p95, double median, double p95) {
-  if (p95 > median && !(median > 0)) s.error(key_p95, "expected nothing, or a median above 0");
+  if (p95 > median && !(median > 0))
+    s.error(key_p95, "expected nothing, or a median above 0");
   else if (p95 < median || p95 > kSpreadMax * median)
     s.error(key_p95, fmt::format("expected the median, {}, to {:.0f} times that, found {}", median, kSpreadMax, p95));
 }
 
 // `key`, and what 95 of 100 stay below where `key`_p95 is given.
-void read_spread(ConfigSection& s, const char* key, const char* key_p95, sim::Lognormal& value, Limits<double> limits, ConfigDoc doc) {
+void read_spread(ConfigSection& s, const char* key, const char* key_p95, sim::Lognormal& value, Limits<double> limits,
+                 ConfigDoc doc) {
   s.require(key, value.median, limits, doc);
   std::optional<double> p95;
   s.read(key_p95, p95, limits, {"above which 5 of 100 lie, when it is not the same for all", "all alike"});
@@ -64,22 +66,27 @@ void read_link(ConfigSection& s, const char* key, const char* key_p95, sim::Logn
 }
 
 void read_market(ConfigSection s, const provisioner::RegionMap& map, Read& c) {
-  for (ConfigSection kind : s.sections("market", "machines that can be rented, made up kind by kind, where fleet.offers names no file")) {
+  for (ConfigSection kind :
+       s.sections("market", "machines that can be rented, made up kind by kind, where fleet.offers names no file")) {
     Kind k;
     kind.read("region", k.region, {"where they stand; a name of your own", "one region for all"});
     kind.require("count", k.count, {.min = 1, .max = 100'000}, "of them");
-    read_spread(kind, "usd_per_hour", "usd_per_hour_p95", k.usd_per_hour, {.min = 0.0, .max = 1e6}, "the rent, half of them cost less");
-    read_spread(kind, "tokens_per_s", "tokens_per_s_p95", k.tokens_per_s, {.min = 1e-3, .max = 1e9}, "that a machine generates, all its responses together");
+    read_spread(kind, "usd_per_hour", "usd_per_hour_p95", k.usd_per_hour, {.min = 0.0, .max = 1e6},
+                "the rent, half of them cost less");
+    read_spread(kind, "tokens_per_s", "tokens_per_s_p95", k.tokens_per_s, {.min = 1e-3, .max = 1e9},
+                "that a machine generates, all its responses together");
     read_link(kind, "up", "up_p95", k.up, "uplink");
     read_link(kind, "down", "down_p95", k.down, "downlink");
     const Limits<double> usd{.min = 0.0, .max = 1e6};
     kind.read("upload_usd_per_gb", k.upload_usd_per_gb, usd, "price of what they send; 1 GB is 10^9 bytes");
     kind.read("download_usd_per_gb", k.download_usd_per_gb, usd, "price of what they receive");
-    kind.read("reliability", k.reliability, {.min = 0.0, .max = 1.0}, "as the market states it; it moves a worker in the topology");
+    kind.read("reliability", k.reliability, {.min = 0.0, .max = 1.0},
+              "as the market states it; it moves a worker in the topology");
     if (!map.regions.empty() && !k.region.empty() && !map.find(k.region)) {
       std::vector<std::string> names;
       for (const provisioner::Region& r : map.regions) names.push_back(r.name);
-      kind.error("region", fmt::format("none of network.regions has the place '{}'{}", k.region, did_you_mean(k.region, names)));
+      kind.error("region",
+                 fmt::format("none of network.regions has the place '{}'{}", k.region, did_you_mean(k.region, names)));
     }
     c.market.push_back(std::move(k));
   }
@@ -87,16 +94,21 @@ void read_market(ConfigSection s, const provisioner::RegionMap& map, Read& c) {
 
 void read_misfortune(ConfigSection churn, ConfigSection faults, Read& c) {
   sim::RunChurn& r = c.scenario.churn;
-  churn.read("per_hour", r.per_hour, {.min = 0.0, .max = 3600.0}, "how often a machine is taken away, an hour; 0.2 is every fifth an hour");
+  churn.read("per_hour", r.per_hour, {.min = 0.0, .max = 3600.0},
+             "how often a machine is taken away, an hour; 0.2 is every fifth an hour");
   churn.read("announced", r.announced, {.min = 0.0, .max = 1.0}, "share of these that are told before");
   churn.read("notice", r.notice, {.min = Duration(0), .max = std::chrono::hours(1)}, "so long before");
   churn.read("returns_after", r.returns_after, {.min = std::chrono::seconds(1), .max = std::chrono::hours(1000)},
              "then it is offered again");
-  churn.read("trace", c.preemptions, {"a file of rows `seconds,share[,region]`: that share of the machines is taken away then", "none"});
+  churn.read("trace", c.preemptions,
+             {"a file of rows `seconds,share[,region]`: that share of the machines is taken away then", "none"});
   sim::RunFaults& f = c.scenario.faults;
-  faults.read("refused", f.refused, {.min = 0.0, .max = 1.0}, "share of the attempts to rent that fail: somebody else was faster");
-  faults.read("never_joins", f.never_joins, {.min = 0.0, .max = 1.0}, "share of the machines that are paid for and never come to work");
-  faults.read("hangs_per_hour", f.hangs_per_hour, {.min = 0.0, .max = 3600.0}, "how often a worker is heard no more, while its machine costs on");
+  faults.read("refused", f.refused, {.min = 0.0, .max = 1.0},
+              "share of the attempts to rent that fail: somebody else was faster");
+  faults.read("never_joins", f.never_joins, {.min = 0.0, .max = 1.0},
+              "share of the machines that are paid for and never come to work");
+  faults.read("hangs_per_hour", f.hangs_per_hour, {.min = 0.0, .max = 3600.0},
+              "how often a worker is heard no more, while its machine costs on");
   faults.read("slowdowns", c.slowdowns,
               {"a file of rows `seconds,share,tokens,links,lasts[,region]`: that share of the machines then has so "
                "much left of its tokens/s and of its links, for so many seconds (0: for good)",
@@ -107,14 +119,17 @@ void read_simulation(ConfigSection s, const learner::RunConfig& config, Read& c)
   sim::RunScenario& r = c.scenario;
   r.seed = config.run.seed;
   s.read("seed", r.seed, {"what everything that is left to chance follows from", "run.seed"});
-  s.read("parameters", c.parameters, {.min = 1e3, .max = 1e13}, {"of the model: a snapshot is two bytes each", "those of the section `model`"});
+  s.read("parameters", c.parameters, {.min = 1e3, .max = 1e13},
+         {"of the model: a snapshot is two bytes each", "those of the section `model`"});
   s.read("density", c.density, {.min = 0.0, .max = 1.0},
-         {"share of the values that change from one publication to the next", "fleet.delta_ratio_expected says how small a delta is"});
+         {"share of the values that change from one publication to the next",
+          "fleet.delta_ratio_expected says how small a delta is"});
   s.read("densities", c.densities, {"the same by publication; the last one counts for all that follow", "`density`"});
   s.read("bytes_per_change", c.bytes_per_change, {.min = 0.01, .max = 16.0}, "of a delta, for each value that changed");
   s.read_choice("publish", r.publishes, {{"delta", sim::Publishes::kDelta}, {"snapshot", sim::Publishes::kSnapshot}},
                 "what goes out: what has changed (delta), or the whole policy every time (snapshot)");
-  s.read_choice("activation", r.activation, {{"cheapest", sim::Activation::kCheapest}, {"random", sim::Activation::kRandom}},
+  s.read_choice("activation", r.activation,
+                {{"cheapest", sim::Activation::kCheapest}, {"random", sim::Activation::kRandom}},
                 "what is rented: what costs least per rollout (cheapest), or whatever comes (random)");
   s.read_choice("shares", r.shares, {{"by_speed", sim::Shares::kBySpeed}, {"equal", sim::Shares::kEqual}},
                 "what a worker makes of a batch: as much as it can (by_speed), or as much as every other (equal)");
@@ -122,10 +137,13 @@ void read_simulation(ConfigSection s, const learner::RunConfig& config, Read& c)
                 "what work is handed out: what can be trained on when it comes back (in_time), or any, of which what "
                 "has become too stale is rejected (any_age)");
   s.read("step_time", c.step_time, {.min = std::chrono::microseconds(1), .max = std::chrono::hours(1000)},
-         {"T, a learner step without waiting, as it turns out; the plan is made with what is expected", "fleet.step_time_expected"});
-  s.read("step_seconds", r.step_seconds, {"the same step by step, in seconds; after the last one again from the first", "`step_time`"});
+         {"T, a learner step without waiting, as it turns out; the plan is made with what is expected",
+          "fleet.step_time_expected"});
+  s.read("step_seconds", r.step_seconds,
+         {"the same step by step, in seconds; after the last one again from the first", "`step_time`"});
   for (const double each : r.step_seconds)
-    if (!(each > 0 && each <= 3.6e6)) s.error("step_seconds", fmt::format("expected seconds above 0, at most 3600000, found {}", each));
+    if (!(each > 0 && each <= 3.6e6))
+      s.error("step_seconds", fmt::format("expected seconds above 0, at most 3600000, found {}", each));
   s.read("step_time_per_1k_tokens", c.step_time_per_1k_tokens, {.min = Duration(0), .max = std::chrono::hours(1)},
          "and so much more for every 1,000 tokens that it trains on");
   s.read("install_time", c.install_time, {.min = Duration(0), .max = std::chrono::hours(1)},
@@ -136,35 +154,48 @@ void read_simulation(ConfigSection s, const learner::RunConfig& config, Read& c)
          "from a worker's installation of a policy until the learner has heard of it; a part of T_b");
   s.read("wire_overhead", r.wire_overhead, {.min = 0.0, .max = 1.0},
          "what headers and encryption add to every byte that is sent; 0.05 is what real nodes reckon with");
-  s.read("groups_at_once", r.groups_at_once, {.min = 1, .max = 1024}, "groups that a worker holds: the one it is at, and the next");
+  s.read("groups_at_once", r.groups_at_once, {.min = 1, .max = 1024},
+         "groups that a worker holds: the one it is at, and the next");
   s.read("work_ahead", r.work_ahead, {.min = Duration(0), .max = std::chrono::hours(1)},
          "or as many more than one as it does in this time, where that is more");
   s.read("sequence_tokens_per_s", r.sequence_tokens_per_s, {.min = 1e-3, .max = 1e6},
-         {"the most that a single response gets of a machine; a long one is then late however fast the machine is", "no limit"});
-  s.read("rate_error", c.rate_error, {.min = 0.0, .max = 0.95}, "machines do so much more or less than they promise, at most; 0.1 is a tenth");
-  s.read("boot", c.boot, {.min = Duration(0), .max = std::chrono::hours(24)}, "from asking for a machine until its worker joins, half of the time less");
-  s.read("boot_p95", c.boot_p95, {.min = Duration(0), .max = std::chrono::hours(24)}, {"above which 5 of 100 lie", "always `boot`"});
-  s.read("time_max", r.time_max, {.min = std::chrono::seconds(1), .max = std::chrono::hours(100'000)}, "of virtual time; then the run is over, wherever it is");
+         {"the most that a single response gets of a machine; a long one is then late however fast the machine is",
+          "no limit"});
+  s.read("rate_error", c.rate_error, {.min = 0.0, .max = 0.95},
+         "machines do so much more or less than they promise, at most; 0.1 is a tenth");
+  s.read("boot", c.boot, {.min = Duration(0), .max = std::chrono::hours(24)},
+         "from asking for a machine until its worker joins, half of the time less");
+  s.read("boot_p95", c.boot_p95, {.min = Duration(0), .max = std::chrono::hours(24)},
+         {"above which 5 of 100 lie", "always `boot`"});
+  s.read("time_max", r.time_max, {.min = std::chrono::seconds(1), .max = std::chrono::hours(100'000)},
+         "of virtual time; then the run is over, wherever it is");
   ConfigSection tokens = s.section("tokens", "How long responses are; rollout.response_tokens_max cuts them.");
   const bool file = tokens.has("histogram");
   tokens.read("histogram", c.lengths, {"a file of rows `tokens,weight`", "`median`"});
-  if (file) tokens.read("median", c.tokens_median, {.min = 1.0, .max = 1e7});
-  else tokens.require("median", c.tokens_median, {.min = 1.0, .max = 1e7}, "half of the responses are shorter");
-  tokens.read("p95", c.tokens_p95, {.min = 1.0, .max = 1e7}, {"above which 5 of 100 lie; lengths are lognormal", "all are alike"});
+  if (file)
+    tokens.read("median", c.tokens_median, {.min = 1.0, .max = 1e7});
+  else
+    tokens.require("median", c.tokens_median, {.min = 1.0, .max = 1e7}, "half of the responses are shorter");
+  tokens.read("p95", c.tokens_p95, {.min = 1.0, .max = 1e7},
+              {"above which 5 of 100 lie; lengths are lognormal", "all are alike"});
   if (c.tokens_p95 && !file) check_spread(tokens, "p95", c.tokens_median, *c.tokens_p95);
-  if (file && (tokens.has("median") || c.tokens_p95)) tokens.error("histogram", "expected either a histogram or a median");
+  if (file && (tokens.has("median") || c.tokens_p95))
+    tokens.error("histogram", "expected either a histogram or a median");
   read_misfortune(s.section("churn", "Machines that are taken away."), s.section("faults", "What else goes wrong."), c);
   read_market(s, config.network.regions, c);
   for (const double d : c.densities)
     if (!(d >= 0 && d <= 1)) s.error("densities", fmt::format("expected numbers from 0 to 1, found {}", d));
   if (c.boot_p95) check_spread(s, "boot_p95", seconds(c.boot), seconds(*c.boot_p95));
-  if (config.run.steps > kStepsMax) s.error("", fmt::format("run.steps: a simulated run has at most {} steps, found {}", kStepsMax, config.run.steps));
+  if (config.run.steps > kStepsMax)
+    s.error("", fmt::format("run.steps: a simulated run has at most {} steps, found {}", kStepsMax, config.run.steps));
   std::uint64_t machines = 0;
   for (const Kind& kind : c.market) machines += kind.count;
-  if (machines > kMachinesMax) s.error("market", fmt::format("expected at most {} machines in all, found {}", kMachinesMax, machines));
+  if (machines > kMachinesMax)
+    s.error("market", fmt::format("expected at most {} machines in all, found {}", kMachinesMax, machines));
   // Who goes by chance knows no prices, and cannot mind them.
   if (r.activation == sim::Activation::kRandom && (config.fleet.usd_per_hour_max || config.fleet.usd_max))
-    s.error("activation", "random: who does not look at prices cannot keep to fleet.usd_per_hour_max and usd_max; leave them out");
+    s.error("activation",
+            "random: who does not look at prices cannot keep to fleet.usd_per_hour_max and usd_max; leave them out");
 }
 
 std::uint32_t region_of(sim::RunScenario& s, const std::string& name) {
@@ -263,8 +294,10 @@ Status put_together(const Read& c, SimRun& run) {
   s.learner_usd_per_hour = config.learner.usd_per_hour;
   s.regions.clear();
   const double tokens_mean = sim::mean_tokens(s);
-  if (c.market.empty()) ECHO_TRY(read_offers(config, run.parameters, tokens_mean, s));
-  else make_market(c, tokens_mean, s);
+  if (c.market.empty())
+    ECHO_TRY(read_offers(config, run.parameters, tokens_mean, s));
+  else
+    make_market(c, tokens_mean, s);
   if (s.regions.empty()) s.regions.push_back("");
   sim::Draws errors(s.seed, 12);
   for (sim::RunOffer& o : s.offers) {
@@ -286,11 +319,15 @@ Status put_together(const Read& c, SimRun& run) {
   s.request.provider = "";  // whoever it is, the market is made up
   s.full_bytes = s.request.full_bytes;
   if (c.densities.empty() && c.density) s.delta_bytes = {delta_of(run.parameters, *c.density, c.bytes_per_change)};
-  for (const double density : c.densities) s.delta_bytes.push_back(delta_of(run.parameters, density, c.bytes_per_change));
+  for (const double density : c.densities)
+    s.delta_bytes.push_back(delta_of(run.parameters, density, c.bytes_per_change));
   if (s.delta_bytes.empty()) s.delta_bytes = {s.request.delta_bytes};
-  if (s.publishes == sim::Publishes::kSnapshot) s.request.delta_bytes = s.full_bytes;
-  else if (!c.delta_expected) s.request.delta_bytes = s.delta_bytes.front();  // else the plan is made with what is expected
-  s.request.pace.step_time = config.fleet.step_time_expected + from_seconds(s.step_s_per_token * tokens_mean * s.request.pace.rollouts_per_step);
+  if (s.publishes == sim::Publishes::kSnapshot)
+    s.request.delta_bytes = s.full_bytes;
+  else if (!c.delta_expected)
+    s.request.delta_bytes = s.delta_bytes.front();  // else the plan is made with what is expected
+  s.request.pace.step_time = config.fleet.step_time_expected +
+                             from_seconds(s.step_s_per_token * tokens_mean * s.request.pace.rollouts_per_step);
   s.request.run_time = from_seconds(static_cast<double>(s.steps) * seconds(s.request.pace.step_time));
   return ok();
 }
@@ -300,12 +337,14 @@ Result<SimRun> read(ConfigFile file) {
   learner::read_simulated_run(file.root(), run.config);
   Read c;
   if (!file.root().has("simulation"))
-    file.root().error("", "expected a section `simulation` that says what the world is like; configs/sim/small.yaml has one");
+    file.root().error(
+        "", "expected a section `simulation` that says what the world is like; configs/sim/small.yaml has one");
   ConfigSection simulation = file.root().section("simulation");
   read_simulation(simulation, run.config, c);
   c.delta_expected = file.root().section("fleet").has("delta_ratio_expected");
   const bool model = run.config.model.preset || run.config.model.path;
-  if (!c.parameters && !model) simulation.error("parameters", "needed where there is no section `model`: how many the model has");
+  if (!c.parameters && !model)
+    simulation.error("parameters", "needed where there is no section `model`: how many the model has");
   if (c.market.empty() == run.config.fleet.offers.empty())
     simulation.error("market", "expected exactly one of fleet.offers (a file) and simulation.market (made up)");
   ECHO_TRY(file.finish());
@@ -323,7 +362,8 @@ Result<SimRun> read(ConfigFile file) {
 
 }  // namespace
 
-Result<SimRun> load_sim_run(Result<ConfigFile> loaded, const std::vector<std::pair<std::string, std::string>>& overrides) {
+Result<SimRun> load_sim_run(Result<ConfigFile> loaded,
+                            const std::vector<std::pair<std::string, std::string>>& overrides) {
   if (!loaded) return as_mistake(std::move(loaded).error());
   for (const auto& [key, value] : overrides) ECHO_TRY(loaded->set(key, value));
   (void)loaded->split("sweep");  // of what else there are runs: `echoline sweep` reads it

@@ -18,7 +18,8 @@ struct SimRun {
 };
 
 // From ConfigFile::load() or parse(). kInvalid with every problem as `file:line:col: message`.
-Result<SimRun> load_sim_run(Result<ConfigFile> file, const std::vector<std::pair<std::string, std::string>>& overrides = {});
+Result<SimRun> load_sim_run(Result<ConfigFile> file,
+                            const std::vector<std::pair<std::string, std::string>>& overrides = {});
 
 // Every key of the section `simulation`.
 std::vector<ConfigKey> simulation_keys();

@@ -17,11 +17,14 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kStepsMin = 5;
-constexpr std::size_t kDeltasMax = 10'000;  // sizes of so many deltas and steps, of all of the run, go into the simulation
+constexpr std::size_t kDeltasMax =
+    10'000;  // sizes of so many deltas and steps, of all of the run, go into the simulation
 constexpr std::size_t kAgesMax = 4096, kRentedMax = 65'536;
 
 // Files of a run may have been written by anybody: what is none counts as absent.
-double number(const json& row, const char* key) { return row.contains(key) && row.at(key).is_number() ? row.at(key).get<double>() : 0; }
+double number(const json& row, const char* key) {
+  return row.contains(key) && row.at(key).is_number() ? row.at(key).get<double>() : 0;
+}
 std::string text(const json& row, const char* key) {
   return row.contains(key) && row.at(key).is_string() ? row.at(key).get<std::string>() : "";
 }
@@ -80,7 +83,8 @@ class Measured {
       if (!snapshot)
         deltas.set(static_cast<std::uint64_t>(std::clamp(number(row, "version"), 0.0, 1e15)),
                    number(row, "patch_bytes"));
-    } else if (kind == "broadcast" && row.contains("t_b_parts") && row.at("t_b_parts").is_object() && row.value("snapshot", false) == false) {
+    } else if (kind == "broadcast" && row.contains("t_b_parts") && row.at("t_b_parts").is_object() &&
+               row.value("snapshot", false) == false) {
       const json& parts = row.at("t_b_parts");
       encode_seconds.add(number(parts, "encode") + number(parts, "seal"));
       acknowledge_seconds.add(number(parts, "acknowledge"));
@@ -123,7 +127,9 @@ Result<LikeRun> like_run(const std::filesystem::path& folder) {
     return fail(Code::kInvalid, "sim run",
                 "{}: {} steps and {} deltas are too little to go by, at least {} steps are needed", folder.string(),
                 steps, deltas.size(), kStepsMin);
-  const auto set = [&](const char* key, std::string value) { run.world.emplace_back(std::string("simulation.") + key, std::move(value)); };
+  const auto set = [&](const char* key, std::string value) {
+    run.world.emplace_back(std::string("simulation.") + key, std::move(value));
+  };
   const auto time = [](double s) { return fmt::format("{:.6f} s", std::max(s, 1e-6)); };
   set("parameters", fmt::format("{:.0f}", parameters));
   set("bytes_per_change", "1");
@@ -149,7 +155,8 @@ Result<LikeRun> like_run(const std::filesystem::path& folder) {
   learner::Distribution installs;
   if (run.report.contains("workers") && run.report.at("workers").is_array())
     for (const json& worker : run.report.at("workers"))
-      if (worker.is_object() && worker.contains("install_seconds_mean") && worker.at("install_seconds_mean").is_number())
+      if (worker.is_object() && worker.contains("install_seconds_mean") &&
+          worker.at("install_seconds_mean").is_number())
         installs.add(number(worker, "install_seconds_mean"));
   if (installs.totals().count() > 0) set("install_time", time(median(installs)));
   if (boots.seconds().totals().count() > 0) set("boot", time(median(boots.seconds())));
@@ -158,11 +165,17 @@ Result<LikeRun> like_run(const std::filesystem::path& folder) {
 
 json compare(const LikeRun& real, const json& report, const std::vector<json>& metrics) {
   json both = json::object();
-  for (const auto& [section, key] : {std::pair{"broadcast", "t_b_seconds_median"}, {"learner", "idle_fraction"},
-                                     {"learner", "step_seconds_median"}, {"cost", "usd_fleet"}, {"cost", "usd_per_1k_rollouts"},
-                                     {"fleet", "workers_started"}, {"staleness", "mean"}, {"staleness", "p95"}}) {
+  for (const auto& [section, key] : {std::pair{"broadcast", "t_b_seconds_median"},
+                                     {"learner", "idle_fraction"},
+                                     {"learner", "step_seconds_median"},
+                                     {"cost", "usd_fleet"},
+                                     {"cost", "usd_per_1k_rollouts"},
+                                     {"fleet", "workers_started"},
+                                     {"staleness", "mean"},
+                                     {"staleness", "p95"}}) {
     const auto of = [&, section = section, key = key](const json& r) {
-      return r.contains(section) && r.at(section).is_object() && r.at(section).contains(key) ? r.at(section).at(key) : json(nullptr);
+      return r.contains(section) && r.at(section).is_object() && r.at(section).contains(key) ? r.at(section).at(key)
+                                                                                             : json(nullptr);
     };
     both[std::string(section) + "." + key] = {{"real", of(real.report)}, {"simulated", of(report)}};
   }
@@ -177,7 +190,9 @@ json compare(const LikeRun& real, const json& report, const std::vector<json>& m
 }
 
 std::string comparison_table(const json& comparison) {
-  const auto cell = [](const json& v) { return v.is_number() ? fmt::format("{:.4g}", v.get<double>()) : std::string("-"); };
+  const auto cell = [](const json& v) {
+    return v.is_number() ? fmt::format("{:.4g}", v.get<double>()) : std::string("-");
+  };
   std::string out = fmt::format("\n{:<28}{:>14}{:>14}\n", "", "real", "simulated");
   for (const auto& [key, both] : comparison.items()) {
     if (both.is_object())

@@ -1,4 +1,5 @@
-// A simulated run of the world that a real one found: its configuration, with what it measured in place of what was expected.
+// A simulated run of the world that a real one found: its configuration, with what it measured in place of what was
+// expected.
 #pragma once
 #include <filesystem>
 #include <map>
@@ -22,8 +23,8 @@ struct LikeRun {
 // kNotFound: no folder of a run that has ended; kInvalid: it measured too little.
 Result<LikeRun> like_run(const std::filesystem::path& folder);
 
-// The same figures of both: {"t_b_seconds_median": {"real", "simulated"}, ..}, and how far the ages of what was trained on
-// differ: the total variation, from 0 to 1.
+// The same figures of both: {"t_b_seconds_median": {"real", "simulated"}, ..}, and how far the ages of what was trained
+// on differ: the total variation, from 0 to 1.
 nlohmann::json compare(const LikeRun& real, const nlohmann::json& report, const std::vector<nlohmann::json>& metrics);
 std::string comparison_table(const nlohmann::json& comparison);
 

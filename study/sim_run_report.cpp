@@ -34,22 +34,43 @@ learner::WorkerEntry entry(const sim::SimMachine& m) {
 std::vector<json> sim_run_metrics(const sim::RunResult& result) {
   std::vector<json> rows;
   for (const sim::SimPublication& p : result.publications) {
-    rows.push_back({{"unix_s", p.at_s}, {"kind", "publication"}, {"version", p.version}, {"snapshot", p.snapshot && p.version == 0},
+    rows.push_back({{"unix_s", p.at_s},
+                    {"kind", "publication"},
+                    {"version", p.version},
+                    {"snapshot", p.snapshot && p.version == 0},
                     {"patch_bytes", p.bytes.count}});
     if (!p.t_b_s) continue;
-    rows.push_back({{"unix_s", p.at_s + *p.t_b_s}, {"kind", "broadcast"}, {"version", p.version}, {"snapshot", p.snapshot && p.version == 0},
-                    {"payload_bytes", p.bytes.count}, {"t_b_seconds", *p.t_b_s}, {"workers", p.workers},
-                    {"acknowledged", p.installed}, {"depth", p.depth}, {"learner_bytes", p.learner_bytes.count},
-                    {"lower_bound_seconds", p.lower_bound_s}, {"predicted_seconds", p.predicted_s}});
+    rows.push_back({{"unix_s", p.at_s + *p.t_b_s},
+                    {"kind", "broadcast"},
+                    {"version", p.version},
+                    {"snapshot", p.snapshot && p.version == 0},
+                    {"payload_bytes", p.bytes.count},
+                    {"t_b_seconds", *p.t_b_s},
+                    {"workers", p.workers},
+                    {"acknowledged", p.installed},
+                    {"depth", p.depth},
+                    {"learner_bytes", p.learner_bytes.count},
+                    {"lower_bound_seconds", p.lower_bound_s},
+                    {"predicted_seconds", p.predicted_s}});
   }
   for (const sim::SimStep& s : result.by_step)
-    rows.push_back({{"unix_s", s.at_s}, {"kind", "step"}, {"step", s.step}, {"staleness", ages(s.staleness)},
-                    {"wait_seconds", s.wait_s}, {"train_seconds", s.train_s}, {"step_seconds", s.wait_s + s.train_s},
-                    {"response_tokens", s.tokens}, {"response_tokens_mean", s.tokens_mean},
-                    {"workers", s.working}, {"workers_joining", s.joining},
-                    {"rollouts_per_s_expected", s.rollouts_per_s}, {"rollouts_per_s_wanted", s.target_rollouts_per_s},
-                    {"rollouts_waiting", s.waiting}, {"rollouts_in_flight", s.in_flight},
-                    {"usd", s.usd}, {"usd_per_hour", s.usd_per_hour}});
+    rows.push_back({{"unix_s", s.at_s},
+                    {"kind", "step"},
+                    {"step", s.step},
+                    {"staleness", ages(s.staleness)},
+                    {"wait_seconds", s.wait_s},
+                    {"train_seconds", s.train_s},
+                    {"step_seconds", s.wait_s + s.train_s},
+                    {"response_tokens", s.tokens},
+                    {"response_tokens_mean", s.tokens_mean},
+                    {"workers", s.working},
+                    {"workers_joining", s.joining},
+                    {"rollouts_per_s_expected", s.rollouts_per_s},
+                    {"rollouts_per_s_wanted", s.target_rollouts_per_s},
+                    {"rollouts_waiting", s.waiting},
+                    {"rollouts_in_flight", s.in_flight},
+                    {"usd", s.usd},
+                    {"usd_per_hour", s.usd_per_hour}});
   std::stable_sort(rows.begin(), rows.end(), [](const json& a, const json& b) {
     return a.at("unix_s").get<double>() < b.at("unix_s").get<double>();
   });
@@ -58,10 +79,12 @@ std::vector<json> sim_run_metrics(const sim::RunResult& result) {
 
 std::vector<json> thinned(std::vector<json> metrics, std::uint64_t steps) {
   if (metrics.size() <= kMetricRowsMax) return metrics;
-  // Publications and broadcasts go by the step that they follow, so that a step is there with all of its rows or not at all.
+  // Publications and broadcasts go by the step that they follow, so that a step is there with all of its rows or not at
+  // all.
   const std::uint64_t every = std::max<std::uint64_t>(1, (3 * steps + kMetricRowsMax - 1) / (kMetricRowsMax - 10));
   std::erase_if(metrics, [&](const json& row) {
-    const std::uint64_t n = row.contains("step") ? row.at("step").get<std::uint64_t>() : row.at("version").get<std::uint64_t>();
+    const std::uint64_t n =
+        row.contains("step") ? row.at("step").get<std::uint64_t>() : row.at("version").get<std::uint64_t>();
     return n != 0 && n % every != 0 && n != steps;
   });
   return metrics;
@@ -95,7 +118,8 @@ json sim_run_report(const SimRun& run, const sim::RunResult& r, const std::vecto
   if (r.groups_set_aside > 0) input.groups_set_aside["worker lost"] = r.groups_set_aside;
   json report = learner::make_report(input);
   // Nobody has learned anything, and there are no weights to compare.
-  for (const char* key : {"digest", "differing", "all_workers_identical", "workers", "acknowledged"}) report["weights"][key] = nullptr;
+  for (const char* key : {"digest", "differing", "all_workers_identical", "workers", "acknowledged"})
+    report["weights"][key] = nullptr;
   for (json& worker : report["workers"]) worker["digest"] = nullptr;
 
   std::uint64_t unfinished = 0;
@@ -164,67 +188,82 @@ std::string bytes(const json& value) {
   return value.is_number() ? to_text(Bytes{static_cast<std::uint64_t>(value.get<double>())}) : "-";
 }
 std::string duration(const json& value) { return value.is_number() ? to_text(from_seconds(value.get<double>())) : "-"; }
-std::string percent(const json& value) { return value.is_number() ? fmt::format("{:.1f} %", 100 * value.get<double>()) : "-"; }
+std::string percent(const json& value) {
+  return value.is_number() ? fmt::format("{:.1f} %", 100 * value.get<double>()) : "-";
+}
 
 std::string histogram(const json& ages) {
   std::vector<std::pair<std::uint64_t, double>> sorted;
   double all = 0;
-  for (const auto& [age, n] : ages.items()) sorted.emplace_back(std::stoull(age), n.get<double>()), all += n.get<double>();
+  for (const auto& [age, n] : ages.items())
+    sorted.emplace_back(std::stoull(age), n.get<double>()), all += n.get<double>();
   std::sort(sorted.begin(), sorted.end());
   std::string text;
   std::size_t shown = 0;
   for (const auto& [age, n] : sorted)
-    if (shown++ < 5) text += fmt::format("{}{}: {:.0f} %", text.empty() ? "" : "  ", age, 100 * n / std::max(all, 1e-12));
+    if (shown++ < 5)
+      text += fmt::format("{}{}: {:.0f} %", text.empty() ? "" : "  ", age, 100 * n / std::max(all, 1e-12));
   return text.empty() ? "-" : text + (sorted.size() > 5 ? "  .." : "");
 }
 
 }  // namespace
 
 std::string sim_run_table(const json& r) {
-  const json &learner = r.at("learner"), &stale = r.at("staleness"), &b = r.at("broadcast"), &fleet = r.at("fleet"), &cost = r.at("cost"),
-             &plan = r.at("plan"), &s = r.at("simulation");
+  const json &learner = r.at("learner"), &stale = r.at("staleness"), &b = r.at("broadcast"), &fleet = r.at("fleet"),
+             &cost = r.at("cost"), &plan = r.at("plan"), &s = r.at("simulation");
   std::string out;
-  const auto line = [&](std::string_view label, const std::string& text) { out += fmt::format("{:<13}{}\n", label, text); };
-  out += fmt::format("{}: {} of {} steps in {} ({}), simulated\n", r.at("run").get<std::string>(), r.at("steps").get<std::uint64_t>(),
-                     r.at("steps_planned").get<std::uint64_t>(), duration(r.at("wall_seconds")), r.at("ended").get<std::string>());
+  const auto line = [&](std::string_view label, const std::string& text) {
+    out += fmt::format("{:<13}{}\n", label, text);
+  };
+  out += fmt::format("{}: {} of {} steps in {} ({}), simulated\n", r.at("run").get<std::string>(),
+                     r.at("steps").get<std::uint64_t>(), r.at("steps_planned").get<std::uint64_t>(),
+                     duration(r.at("wall_seconds")), r.at("ended").get<std::string>());
   line("learner", fmt::format("idle {}, {} after the first step", percent(learner.at("idle_fraction")),
                               percent(s.at("idle_fraction_after_first_step"))));
-  line("", fmt::format("step {}, training {}", duration(learner.at("step_seconds_median")), duration(learner.at("train_seconds_median"))));
-  line("cost", fmt::format("${} ({} fleet, {} learner)", number(cost.at("usd_total"), "{:.2f}"), number(cost.at("usd_fleet"), "{:.2f}"),
-                           number(cost.at("usd_learner"), "{:.2f}")));
-  line("", fmt::format("rent ${}, traffic ${}", number(s.at("cost").at("usd_rent"), "{:.2f}"), number(s.at("cost").at("usd_traffic"), "{:.2f}")));
+  line("", fmt::format("step {}, training {}", duration(learner.at("step_seconds_median")),
+                       duration(learner.at("train_seconds_median"))));
+  line("cost", fmt::format("${} ({} fleet, {} learner)", number(cost.at("usd_total"), "{:.2f}"),
+                           number(cost.at("usd_fleet"), "{:.2f}"), number(cost.at("usd_learner"), "{:.2f}")));
+  line("", fmt::format("rent ${}, traffic ${}", number(s.at("cost").at("usd_rent"), "{:.2f}"),
+                       number(s.at("cost").at("usd_traffic"), "{:.2f}")));
   line("", fmt::format("${} per 1000 rollouts, plan ${}/h", number(cost.at("usd_per_1k_rollouts"), "{:.4f}"),
                        number(cost.at("plan_usd_per_hour"), "{:.2f}")));
   line("fleet", fmt::format("planned {}, started {}, at most {}", fleet.at("workers_planned").get<std::uint64_t>(),
-                            fleet.at("workers_started").get<std::uint64_t>(), s.at("fleet").at("workers_most").get<std::uint64_t>()));
+                            fleet.at("workers_started").get<std::uint64_t>(),
+                            s.at("fleet").at("workers_most").get<std::uint64_t>()));
   line("", fmt::format("lost {}, replaced {}; busy {}", fleet.at("workers_lost").get<std::uint64_t>(),
                        fleet.at("workers_replaced").get<std::uint64_t>(), percent(s.at("fleet").at("busy_fraction"))));
   if (s.at("recovery").at("count").get<std::uint64_t>() > 0)
-    line("recovery", fmt::format("{} times; median {}, p95 {}", s.at("recovery").at("count").get<std::uint64_t>(),
-                                 duration(s.at("recovery").at("seconds_median")), duration(s.at("recovery").at("seconds_p95"))));
+    line("recovery",
+         fmt::format("{} times; median {}, p95 {}", s.at("recovery").at("count").get<std::uint64_t>(),
+                     duration(s.at("recovery").at("seconds_median")), duration(s.at("recovery").at("seconds_p95"))));
   line("rollouts/s", fmt::format("needed {}, rented {}, trained {}", number(plan.at("target_rollouts_per_s"), "{:.4g}"),
-                                 number(plan.at("provisioned_rollouts_per_s"), "{:.4g}"), number(plan.at("measured_rollouts_per_s"), "{:.4g}")));
-  line("staleness", fmt::format("mean {}, p95 {}, max {} of {}", number(stale.at("mean"), "{:.2f}"), number(stale.at("p95"), "{:.0f}"),
-                                number(stale.at("max"), "{:.0f}"), stale.at("budget").get<std::uint64_t>()));
+                                 number(plan.at("provisioned_rollouts_per_s"), "{:.4g}"),
+                                 number(plan.at("measured_rollouts_per_s"), "{:.4g}")));
+  line("staleness", fmt::format("mean {}, p95 {}, max {} of {}", number(stale.at("mean"), "{:.2f}"),
+                                number(stale.at("p95"), "{:.0f}"), number(stale.at("max"), "{:.0f}"),
+                                stale.at("budget").get<std::uint64_t>()));
   if (const std::string bound = learner::bound_text(stale); !bound.empty()) line("", bound);
   line("  in flight", histogram(s.at("staleness").at("in_flight")));
   line("  in queue", histogram(s.at("staleness").at("in_queue")));
   line("discarded", fmt::format("{} too late, {} never finished", stale.at("rejected").get<std::uint64_t>(),
                                 s.at("rollouts_unfinished").get<std::uint64_t>()));
-  line("broadcast", fmt::format("{}, delta {}, full {}", b.at("publications").get<std::uint64_t>(), bytes(b.at("delta_bytes_mean")),
-                                bytes(b.at("full_bytes"))));
-  line("", fmt::format("T_b {}, p95 {}; bound {}", duration(b.at("t_b_seconds_median")), duration(b.at("t_b_seconds_p95")),
-                       duration(b.at("lower_bound_seconds"))));
+  line("broadcast", fmt::format("{}, delta {}, full {}", b.at("publications").get<std::uint64_t>(),
+                                bytes(b.at("delta_bytes_mean")), bytes(b.at("full_bytes"))));
+  line("", fmt::format("T_b {}, p95 {}; bound {}", duration(b.at("t_b_seconds_median")),
+                       duration(b.at("t_b_seconds_p95")), duration(b.at("lower_bound_seconds"))));
   line("", fmt::format("the learner sent {}", bytes(b.at("learner_bytes_sent"))));
   if (s.at("crossing_bytes_sent").get<std::uint64_t>() > 0)
     line("", fmt::format("{} crossed from one region to another", bytes(s.at("crossing_bytes_sent"))));
   for (const auto& [name, region] : s.at("regions").items())
-    line("  " + name.substr(0, 10), fmt::format("{} machines, {} rollouts, ${:.2f}", region.at("machines").get<std::uint64_t>(),
-                                                region.at("rollouts").get<std::uint64_t>(), region.at("usd").get<double>()));
+    line("  " + name.substr(0, 10),
+         fmt::format("{} machines, {} rollouts, ${:.2f}", region.at("machines").get<std::uint64_t>(),
+                     region.at("rollouts").get<std::uint64_t>(), region.at("usd").get<double>()));
   std::string decisions;
   for (const auto& [what, n] : s.at("decisions").items()) {
     const std::string one = fmt::format("{} {}", what, n.get<std::uint64_t>());
-    if (!decisions.empty() && decisions.size() + one.size() > 44) line(out.find("decisions") == std::string::npos ? "decisions" : "", std::exchange(decisions, ""));
+    if (!decisions.empty() && decisions.size() + one.size() > 44)
+      line(out.find("decisions") == std::string::npos ? "decisions" : "", std::exchange(decisions, ""));
     decisions += (decisions.empty() ? "" : ", ") + one;
   }
   if (!decisions.empty()) line(out.find("decisions") == std::string::npos ? "decisions" : "", decisions);

@@ -69,8 +69,7 @@ std::vector<std::string> lines_of(const Axis& axis, const SweepRow& row) {
   for (const KeyValues& given : row.cell->given) {
     std::string name;
     for (const auto& [key, text] : given)
-      if (key != axis.key)
-        name += fmt::format("{}{}={}", name.empty() ? "" : " ", short_key(key), text);
+      if (key != axis.key) name += fmt::format("{}{}={}", name.empty() ? "" : " ", short_key(key), text);
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(std::move(name));
   }
   if (names.empty()) names.emplace_back();
@@ -185,7 +184,10 @@ std::string sweep_page(const SweepResults& results, const ChartLibrary& charts) 
               {"cells", std::to_string(plan.cells.size())},
               {"seeds each", std::to_string(plan.seeds)},
               {"done", fmt::format("{} of {}", done, runs)}});
-  if (plan.seeds > 1) page.paragraph("Intervals are 95 % intervals of the mean over seeds, by Student's t, cut to what is possible. Of two seeds they are 12.7 standard errors wide to either side, of three 4.3.");
+  if (plan.seeds > 1)
+    page.paragraph(
+        "Intervals are 95 % intervals of the mean over seeds, by Student's t, cut to what is possible. Of two seeds "
+        "they are 12.7 standard errors wide to either side, of three 4.3.");
   const Axis axis = axis_of(results);
   std::vector<Plot> plots;
   if (!results.pareto.empty()) plots.push_back(front_plot(results));

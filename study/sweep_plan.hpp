@@ -50,7 +50,8 @@ struct SweepPlan {
   std::vector<SweepCell> cells;
 };
 
-// The default folder of a sweep of this file: sweeps/<name of the file> in the working directory, or the first of <name>-2, -3,
+// The default folder of a sweep of this file: sweeps/<name of the file> in the working directory, or the first of
+// <name>-2, -3,
 // ... that no sweep of another file has taken (kSweepSourceFile).
 std::filesystem::path default_sweep_folder(const std::filesystem::path& config);
 

@@ -21,7 +21,8 @@ const std::vector<Measure>& standard_measures() {
       {"staleness.p95", "stale p95", "staleness of what was trained on, 95 % are at most this"},
       {"reward.last", "reward", "mean reward of the last step"},
       {"eval.after", "eval", "accuracy on held-out problems at the end"},
-      {"learning.effective_sample_fraction_mean", "ess", "effective sample size as a share of the batch, mean over the steps"},
+      {"learning.effective_sample_fraction_mean", "ess",
+       "effective sample size as a share of the batch, mean over the steps"},
       {"learning.behaviour_kl_mean", "kl", "divergence from the policy that generated, mean over the steps"},
       {"learning.clip_fraction_mean", "clip", "share of the tokens that was clipped, mean over the steps"},
       {"learning.gradient_norm_max", "grad", "the longest gradient, before clipping"},
@@ -164,7 +165,8 @@ std::optional<Estimate> estimate(const std::vector<double>& values, const Range&
   if (!std::isfinite(half)) return e;
   // A report that says the impossible itself is shown as it is.
   const double low = range.min.value_or(-INFINITY), high = range.max.value_or(INFINITY);
-  e.interval = Interval{std::min(e.mean, std::max(low, e.mean - half)), std::max(e.mean, std::min(high, e.mean + half))};
+  e.interval =
+      Interval{std::min(e.mean, std::max(low, e.mean - half)), std::max(e.mean, std::min(high, e.mean + half))};
   return e;
 }
 
@@ -240,7 +242,9 @@ std::string estimate_text(const Estimate& e) {
   int decimals = decimals_of(size);
   if (!e.interval) return fmt::format("{:.{}f}", e.mean, decimals);
   if (half > 1e-9 * size) decimals = std::max(0, std::min(9, decimals_of(half) - 1));
-  if (cut) return fmt::format("{:.{}f} ({:.{}f} to {:.{}f})", e.mean, decimals, e.interval->low, decimals, e.interval->high, decimals);
+  if (cut)
+    return fmt::format("{:.{}f} ({:.{}f} to {:.{}f})", e.mean, decimals, e.interval->low, decimals, e.interval->high,
+                       decimals);
   return fmt::format("{:.{}f} ± {:.{}f}", e.mean, decimals, half, decimals);
 }
 
@@ -359,11 +363,10 @@ nlohmann::json to_json(const SweepResults& results) {
     for (std::size_t m = 0; m < results.measures.size(); ++m) {
       const auto& e = row.measures[m];
       if (!e) continue;
-      cell["measures"][results.measures[m].field] = {
-          {"mean", e->mean},
-          {"low", e->interval ? json(e->interval->low) : json(nullptr)},
-          {"high", e->interval ? json(e->interval->high) : json(nullptr)},
-          {"n", e->n}};
+      cell["measures"][results.measures[m].field] = {{"mean", e->mean},
+                                                     {"low", e->interval ? json(e->interval->low) : json(nullptr)},
+                                                     {"high", e->interval ? json(e->interval->high) : json(nullptr)},
+                                                     {"n", e->n}};
     }
     out["cells"].push_back(std::move(cell));
   }

@@ -25,8 +25,8 @@ struct Measure {
 struct Range {
   std::optional<double> min, max;
 };
-// Returns the range of a report's field, or of "steps_per_s": 0 to 1 for shares and accuracies, none for rewards, at least 0 for
-// all else.
+// Returns the range of a report's field, or of "steps_per_s": 0 to 1 for shares and accuracies, none for rewards, at
+// least 0 for all else.
 Range range_of(std::string_view field);
 
 struct Interval {

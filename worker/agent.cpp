@@ -49,7 +49,8 @@ struct TaskAnswered {};
 struct PartsArrived {};
 using Event = std::variant<Joined, Arrived, Message, Away, Disconnected, TaskAnswered, PartsArrived>;
 
-// Bytes of publications on their way, from the loop thread to the agent's; the node bounds them (overlay::kPartsUnreadMax).
+// Bytes of publications on their way, from the loop thread to the agent's; the node bounds them
+// (overlay::kPartsUnreadMax).
 class Parts {
  public:
   // True: there were none.
@@ -144,8 +145,8 @@ class Agent {
     return ok();
   }
 
-  // Asked to stop: what is nearly done is handed in, unless nobody wants it any more. The learner hears of it at once, and gives
-  // the next to others.
+  // Asked to stop: what is nearly done is handed in, unless nobody wants it any more. The learner hears of it at once,
+  // and gives the next to others.
   bool nothing_to_finish() {
     const TimePoint now = clock_.now();
     if (finish_by_ == kNever) {
@@ -162,8 +163,10 @@ class Agent {
     if (engine_ && (engine_->inside() > 0 || !leases_.empty())) return now;
     TimePoint wake = now + kPoll;
     if (!held_.empty()) wake = std::min(wake, held_.front().due);
-    if (asking_.not_before() > now) wake = std::min(wake, asking_.not_before());
-    else if (!stop_ && has_room()) wake = std::min(wake, ask_at_);
+    if (asking_.not_before() > now)
+      wake = std::min(wake, asking_.not_before());
+    else if (!stop_ && has_room())
+      wake = std::min(wake, ask_at_);
     return std::max(now, wake);
   }
 
@@ -292,17 +295,16 @@ class Agent {
     return ok();
   }
 
-  bool finishing() const {
-    return !pending_.empty() && task_->spec.on_new_policy() == schema::ON_NEW_POLICY_FINISH;
-  }
+  bool finishing() const { return !pending_.empty() && task_->spec.on_new_policy() == schema::ON_NEW_POLICY_FINISH; }
 
-  // Rollouts that are asked for or under way may be so many at once. A machine that is held to a speed has the group it is
-  // at, and what it can do in the time that asking for more takes.
+  // Rollouts that are asked for or under way may be so many at once. A machine that is held to a speed has the group it
+  // is at, and what it can do in the time that asking for more takes.
   std::size_t rollouts_at_once() const {
     const std::size_t group = task_->spec.group_size();
     std::size_t most = std::max(engine_->capacity(), group);
     if (options_.rollouts_per_s_max)
-      most = std::min(most, group + std::max(group, static_cast<std::size_t>(*options_.rollouts_per_s_max * kAheadSeconds)));
+      most = std::min(most,
+                      group + std::max(group, static_cast<std::size_t>(*options_.rollouts_per_s_max * kAheadSeconds)));
     return most;
   }
   std::size_t under_way() const {
@@ -312,7 +314,8 @@ class Agent {
     return rollouts;
   }
   bool has_room() const {
-    return engine_ && engine_->version() && !finishing() && for_engine() + task_->spec.group_size() <= rollouts_at_once();
+    return engine_ && engine_->version() && !finishing() &&
+           for_engine() + task_->spec.group_size() <= rollouts_at_once();
   }
   // Those whose task is thinking keep no engine busy.
   std::size_t for_engine() const { return under_way() - std::min(groups_->at_task(), kAtTaskMax); }
@@ -445,8 +448,8 @@ class Agent {
   std::optional<Task> task_;
   std::unique_ptr<Engine> engine_;
   std::optional<Groups> groups_;
-  std::deque<Arrived> pending_;               // complete and in order
-  std::deque<schema::Lease> leases_;          // granted, not begun
+  std::deque<Arrived> pending_;       // complete and in order
+  std::deque<schema::Lease> leases_;  // granted, not begun
   struct Held {
     TimePoint due;
     std::uint64_t rollouts = 0;
@@ -455,7 +458,7 @@ class Agent {
   std::deque<Held> held_;     // finished, in the order in which they are due
   std::optional<Pace> pace_;  // that it is held to
   Asking asking_;
-  TimePoint ask_at_{};           // not before
+  TimePoint ask_at_{};            // not before
   TimePoint finish_by_ = kNever;  // asked to stop
   Duration progress_every_ = std::chrono::seconds(3);
   TimePoint progress_due_{};

@@ -27,9 +27,9 @@ struct AgentOptions {
   overlay::LinkLimits limits;
   std::optional<double> rollouts_per_s_max;  // generation speed is held to this (a rented machine's, emulated)
   Duration join_timeout = std::chrono::seconds(30);
-  std::optional<Duration> away_max;              // without the learner; absent: what the learner says
-  std::optional<Bytes> memory_max, disk_max;     // for publications; absent: by the policy's size
-  EngineMaker engine;  // worker/engines/make.hpp
+  std::optional<Duration> away_max;           // without the learner; absent: what the learner says
+  std::optional<Bytes> memory_max, disk_max;  // for publications; absent: by the policy's size
+  EngineMaker engine;                         // worker/engines/make.hpp
 };
 
 struct AgentReport {

@@ -1,5 +1,5 @@
-// What generates on a worker. The agent feeds it sequences, takes what came of them and installs policies in between; it
-// knows no tensor. The engines are in worker/engines/.
+// What generates on a worker. The agent feeds it sequences, takes what came of them and installs policies in between;
+// it knows no tensor. The engines are in worker/engines/.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -21,7 +21,7 @@ struct Sequence {
   std::uint64_t id = 0;  // the caller's, unique among those inside
   std::vector<model::Token> prompt;
   std::int64_t tokens_max = 0;  // of the response, the ending token included
-  std::uint64_t seed = 0;       // where the engine draws by itself, the same prompt, policy and seed give the same response
+  std::uint64_t seed = 0;  // where the engine draws by itself, the same prompt, policy and seed give the same response
 };
 
 // Tokens up to `end`, from where the span before ended, were drawn under `version`.
@@ -37,8 +37,8 @@ struct Response {
   bool ended = false;                // by itself, not by tokens_max
 };
 
-// What came of a sequence. kInvalid: it does not fit the model; kExhausted: not even alone into memory; anything else: the
-// engine failed at it.
+// What came of a sequence. kInvalid: it does not fit the model; kExhausted: not even alone into memory; anything else:
+// the engine failed at it.
 struct Outcome {
   std::uint64_t id = 0;
   Result<Response> response;
@@ -63,21 +63,21 @@ class Engine {
   virtual std::size_t inside() const = 0;
   // Those of equal prompts that are submitted together share the reading of it.
   virtual void submit(Sequence sequence) = 0;
-  // Works, or waits for whoever does, until something has come of a sequence, about `time` is over or there is news; nothing
-  // inside: at once.
+  // Works, or waits for whoever does, until something has come of a sequence, about `time` is over or there is news;
+  // nothing inside: at once.
   virtual std::vector<Outcome> poll(Duration time) = 0;
   virtual void abort(std::uint64_t id) = 0;  // nothing comes of it
   // Grows with every token and other step of work, so that others see that it gets on.
   virtual std::uint64_t progress() const = 0;
 
-  // Bytes of what will be installed if the rest of it comes, a delta or a snapshot. An engine may begin with it, so that
-  // install() has little left to do; what is under way is not touched. Parts may be missing; install() is given the whole
-  // publication.
+  // Bytes of what will be installed if the rest of it comes, a delta or a snapshot. An engine may begin with it, so
+  // that install() has little left to do; what is under way is not touched. Parts may be missing; install() is given
+  // the whole publication.
   virtual void arriving(const overlay::PublicationPart&) {}
-  // A snapshot, or a delta on top of the installed version; the digest of the result is the one the publication names. What is
-  // inside goes on under the new policy. kStale: the delta needs another base; kCorrupt: bytes or digest are wrong;
-  // kInvalid: it does not fit the model. On failure the installed policy stays as it is. One that is not to be activated may
-  // be taken note of only, so that others can build on it.
+  // A snapshot, or a delta on top of the installed version; the digest of the result is the one the publication names.
+  // What is inside goes on under the new policy. kStale: the delta needs another base; kCorrupt: bytes or digest are
+  // wrong; kInvalid: it does not fit the model. On failure the installed policy stays as it is. One that is not to be
+  // activated may be taken note of only, so that others can build on it.
   virtual Status install(const overlay::Publication& publication) = 0;
   virtual std::optional<Version> version() const = 0;
   virtual const overlay::Digest& digest() const = 0;

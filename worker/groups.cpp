@@ -28,9 +28,12 @@ class Unscored final : public data_plane::QuickEpisode {
   Result<data_plane::Step> take(std::string_view) override { return data_plane::Step{}; }
 };
 
-Result<std::unique_ptr<data_plane::Episode>> episode_of(const Task& task, const schema::Lease& lease, std::uint32_t member) {
+Result<std::unique_ptr<data_plane::Episode>> episode_of(const Task& task, const schema::Lease& lease,
+                                                        std::uint32_t member) {
   if (lease.unscored()) return std::unique_ptr<data_plane::Episode>(std::make_unique<Unscored>());
-  if (!task.adapter) return fail(Code::kInvalid, "task", "the learner scores what comes of this run, but not of '{}'", lease.problem().id());
+  if (!task.adapter)
+    return fail(Code::kInvalid, "task", "the learner scores what comes of this run, but not of '{}'",
+                lease.problem().id());
   return task.adapter->begin(lease.problem(), data_plane::episode_seed(task.spec.seed(), lease.group(), member));
 }
 
@@ -84,7 +87,8 @@ std::variant<std::vector<Sequence>, schema::WorkFailed> Groups::begin(schema::Le
   group.lease = std::move(lease);
   groups_[id] = std::move(group);
   std::vector<Sequence> sequences;
-  for (std::size_t member = 0; member < groups_[id].members.size(); ++member) sequences.push_back(next_turn(id, member));
+  for (std::size_t member = 0; member < groups_[id].members.size(); ++member)
+    sequences.push_back(next_turn(id, member));
   return sequences;
 }
 
@@ -101,7 +105,8 @@ Sequence Groups::next_turn(std::uint64_t lease, std::size_t which) {
     sequence.prompt.insert(sequence.prompt.end(), member.tokens.begin(), member.tokens.end());
   } else {
     sequence.prompt = member.aside;
-    sequence.tokens_max = std::min<std::int64_t>(task_.spec.response_tokens_max(), task_.model.positions_max - std::ssize(member.aside));
+    sequence.tokens_max =
+        std::min<std::int64_t>(task_.spec.response_tokens_max(), task_.model.positions_max - std::ssize(member.aside));
   }
   if (task_.spec.turn_tokens_max() > 0)
     sequence.tokens_max = std::min<std::int64_t>(sequence.tokens_max, task_.spec.turn_tokens_max());
@@ -130,7 +135,9 @@ void Groups::take(Outcome outcome) {
   Group& group = groups_.at(lease);
   if (!outcome.response) {
     sequences_.erase(place);
-    return end(lease, failure(group.lease, outcome.of_policy ? schema::WORK_FAILURE_GENERATION : kind_of(outcome.response.error()), outcome.response.error().message()));
+    return end(lease, failure(group.lease,
+                              outcome.of_policy ? schema::WORK_FAILURE_GENERATION : kind_of(outcome.response.error()),
+                              outcome.response.error().message()));
   }
   place->second.at_task = true;
   Member& member = group.members[place->second.member];
@@ -181,7 +188,8 @@ Groups::Advance Groups::advance() {
   advance.ended = std::exchange(ended_, {});
   std::erase_if(advance.next, [&](const Sequence& sequence) {
     if (sequences_.contains(sequence.id)) return false;
-    for (Ended& ended : advance.ended) std::erase(ended.abandoned, sequence.id);  // its group failed before it came inside
+    for (Ended& ended : advance.ended)
+      std::erase(ended.abandoned, sequence.id);  // its group failed before it came inside
     return true;
   });
   return advance;
@@ -199,7 +207,8 @@ Result<bool> Groups::go_on(Member& member, data_plane::Step step) const {
     if (++member.asides >= data_plane::kTurnsMax) return cut();
     ECHO_ASSIGN(member.aside, task_.phrasing->prompt(*step.aside));
     if (member.aside.empty() || std::ssize(member.aside) >= task_.model.positions_max)
-      return fail(Code::kInvalid, "task", "what it asks aside has {} tokens, expected 1 to {}", member.aside.size(), task_.model.positions_max - 1);
+      return fail(Code::kInvalid, "task", "what it asks aside has {} tokens, expected 1 to {}", member.aside.size(),
+                  task_.model.positions_max - 1);
     return true;
   }
   ECHO_ASSIGN(const auto told, task_.phrasing->follow_up(member.tokens, step.observation));
@@ -235,8 +244,8 @@ std::size_t Groups::rollouts() const {
 }
 
 std::size_t Groups::at_task() const {
-  return static_cast<std::size_t>(
-      std::count_if(sequences_.begin(), sequences_.end(), [](const auto& sequence) { return sequence.second.at_task; }));
+  return static_cast<std::size_t>(std::count_if(sequences_.begin(), sequences_.end(),
+                                                [](const auto& sequence) { return sequence.second.at_task; }));
 }
 
 std::vector<std::uint64_t> Groups::drop() {
@@ -288,7 +297,8 @@ schema::Submission Groups::submission(const Group& group) const {
     t.set_lease(lease.id());
     t.set_worker(worker_.value);
     t.set_finished(member.ended);
-    t.set_text(member.turns > 1 ? task_.phrasing->tokenizer().decode(member.tokens) : task_.phrasing->answer(member.tokens));
+    t.set_text(member.turns > 1 ? task_.phrasing->tokenizer().decode(member.tokens)
+                                : task_.phrasing->answer(member.tokens));
     t.set_correct(member.score.correct);
     t.set_late(member.score.late);
   }

@@ -1,5 +1,5 @@
-// Groups in the making: from a lease to sequences for an engine, from what came of them to the task and back to the engine
-// turn by turn, and to a scored submission. No network and no engine.
+// Groups in the making: from a lease to sequences for an engine, from what came of them to the task and back to the
+// engine turn by turn, and to a scored submission. No network and no engine.
 #pragma once
 #include <functional>
 #include <map>
@@ -36,11 +36,12 @@ using Settled = std::variant<schema::Submission, schema::WorkFailed>;
 // metadata than the run allows (rollout.metadata_max).
 Settled within_limits(const schema::Lease& lease, schema::Submission submission, Bytes metadata_max);
 
-// A group fails as a whole and alone: with the first of its sequences that does, or where its task does. What a task is asked
-// is answered on any thread; everything else is one thread's.
+// A group fails as a whole and alone: with the first of its sequences that does, or where its task does. What a task is
+// asked is answered on any thread; everything else is one thread's.
 class Groups {
  public:
-  // `wake` is called on a task's thread when advance() has something to do; it may be empty. The task must outlive the groups.
+  // `wake` is called on a task's thread when advance() has something to do; it may be empty. The task must outlive the
+  // groups.
   Groups(const Task& task, WorkerId worker, std::function<void()> wake = {});
 
   // The sequences of a group, in order, or why there are none.
@@ -74,7 +75,8 @@ class Groups {
     std::vector<float> logprobs;
     std::vector<bool> drawn;  // by the policy
     std::vector<Span> spans;
-    std::vector<model::Token> aside;  // what is asked in between, of the policy in somebody else's place; empty: nothing
+    std::vector<model::Token>
+        aside;  // what is asked in between, of the policy in somebody else's place; empty: nothing
     std::size_t turns = 0, asides = 0;
     data_plane::Score score;
     bool ended = false;  // its last turn, by itself

@@ -34,7 +34,8 @@ void add(Score& episode, const Score& step) {
 }
 
 Result<Score> Adapter::score(const Problem& problem, std::string_view) const {
-  return fail(Code::kUnavailable, "score", "'{}': one response says nothing in a task of many turns ({})", problem.id(), name());
+  return fail(Code::kUnavailable, "score", "'{}': one response says nothing in a task of many turns ({})", problem.id(),
+              name());
 }
 
 Result<std::unique_ptr<Episode>> Adapter::begin(const Problem& problem, std::uint64_t) const {
@@ -42,7 +43,8 @@ Result<std::unique_ptr<Episode>> Adapter::begin(const Problem& problem, std::uin
 }
 
 Error cannot_ask_aside() {
-  return fail(Code::kInvalid, "task", "it has the policy answer for others than itself, which only workers of a run can do");
+  return fail(Code::kInvalid, "task",
+              "it has the policy answer for others than itself, which only workers of a run can do");
 }
 
 Result<Step> step_and_wait(Episode& episode, std::string response, const std::atomic<bool>* stop) {

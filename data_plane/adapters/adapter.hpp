@@ -38,25 +38,26 @@ struct Step {
   Score score;       // for this response. An episode's rewards and components are added up; its last verdict counts
   bool done = true;  // no more is asked
   Told observation;  // else: what the policy is told next
-  // Before that somebody else has to decide whom the policy plays as well, such as the other player of a game: it is asked
-  // this, a prompt of its own, and what it answers is the next step. Nothing of it is trained on.
+  // Before that somebody else has to decide whom the policy plays as well, such as the other player of a game: it is
+  // asked this, a prompt of its own, and what it answers is the next step. Nothing of it is trained on.
   std::optional<Told> aside = {};
 };
 
 // Of whoever has nobody to ask aside.
 Error cannot_ask_aside();
 
-// One try at a problem, begun with the problem's prompt: the policy answers, is told more, answers again, until it is done.
-// One thread at a time; destroying it ends whatever it has asked of others.
+// One try at a problem, begun with the problem's prompt: the policy answers, is told more, answers again, until it is
+// done. One thread at a time; destroying it ends whatever it has asked of others.
 class Episode {
  public:
-  // Called once for every step, on the thread that called step() or another; never after the episode has been destroyed.
+  // Called once for every step, on the thread that called step() or another; never after the episode has been
+  // destroyed.
   using Done = std::function<void(Result<Step>)>;
 
   virtual ~Episode() = default;
-  // Takes the policy's response (text without the token that ends it), and says what comes of it when that is known. An error
-  // means that the task failed, not the policy: the rollout is given back. Not called again before `done` was, or after the
-  // last step.
+  // Takes the policy's response (text without the token that ends it), and says what comes of it when that is known. An
+  // error means that the task failed, not the policy: the rollout is given back. Not called again before `done` was, or
+  // after the last step.
   virtual void step(std::string response, Done done) = 0;
   // What is due besides where there is no room to go on although it is not done, such as what was staked.
   virtual Score cut() { return {}; }
@@ -69,7 +70,8 @@ class QuickEpisode : public Episode {
   virtual Result<Step> take(std::string_view response) = 0;
 };
 
-// The step, waited for; kCancelled where `stop` turned true before it was there: then the episode is only good for being destroyed.
+// The step, waited for; kCancelled where `stop` turned true before it was there: then the episode is only good for
+// being destroyed.
 Result<Step> step_and_wait(Episode& episode, std::string response, const std::atomic<bool>* stop = nullptr);
 
 // Whether the learner can find out for itself what a worker says that a response is worth.
@@ -92,12 +94,12 @@ class Adapter {
   // Held-out problems, the same for the same seed, none of which problem() ever returns. Empty for scoring only.
   virtual std::vector<Problem> evaluation() const = 0;
 
-  // A task of one response: grades it (text without the end-of-text token) from the problem alone; needs no data file. An
-  // error means that it cannot be graded, which is not the policy's fault.
+  // A task of one response: grades it (text without the end-of-text token) from the problem alone; needs no data file.
+  // An error means that it cannot be graded, which is not the policy's fault.
   virtual Result<Score> score(const Problem& problem, std::string_view response) const;
 
-  // Begins an episode at the problem's prompt. What happens in it depends on the problem, `seed` and the responses alone, and
-  // needs no data file. By default one response is score()d. The adapter must outlive it.
+  // Begins an episode at the problem's prompt. What happens in it depends on the problem, `seed` and the responses
+  // alone, and needs no data file. By default one response is score()d. The adapter must outlive it.
   virtual Result<std::unique_ptr<Episode>> begin(const Problem& problem, std::uint64_t seed) const;
 
   virtual Repeatable repeatable(const Problem&) const { return Repeatable::kCheaply; }
@@ -105,7 +107,8 @@ class Adapter {
   // Whether every try is one response, so that it can be scored by somebody else, later.
   virtual bool one_response() const { return true; }
 
-  // The options that a worker's copy is made from, `own` being this one's: where a task needs a file there, what it holds.
+  // The options that a worker's copy is made from, `own` being this one's: where a task needs a file there, what it
+  // holds.
   virtual std::string options_for_workers(std::string own) const { return own; }
 
   // A response worth imitating, for a supervised warm start; absent when the task has none for this problem.
@@ -118,8 +121,8 @@ std::uint64_t episode_seed(std::uint64_t run_seed, std::uint64_t group, std::uin
 // kProblems: the learner's side, data files are read. kScoring: the worker's side, no data file is touched.
 enum class AdapterUse { kProblems, kScoring };
 
-// Reads the section `options` of the run file's task for a built-in adapter, noting there all that is wrong with it, and
-// returns what makes the adapter. kInvalid on an unknown name, with the nearest known one and the list.
+// Reads the section `options` of the run file's task for a built-in adapter, noting there all that is wrong with it,
+// and returns what makes the adapter. kInvalid on an unknown name, with the nearest known one and the list.
 Result<std::string> read_adapter_options(std::string_view name, ConfigSection& task);
 
 // Makes a built-in adapter from its options (a JSON object; "" means {}). kInvalid with all that is wrong with them.

@@ -30,7 +30,8 @@ struct BuiltIn {
   bool many_turns = false;
 };
 Result<std::unique_ptr<Adapter>> make_several(std::string_view options_json, std::uint64_t seed, AdapterUse use);
-extern const BuiltIn kArithmetic, kCode, kCountdown, kDapoMath, kGsm8k, kGuess, kJsonl, kLibrary, kMath, kNemoGym, kOpenEnv, kPoker, kProcess;
+extern const BuiltIn kArithmetic, kCode, kCountdown, kDapoMath, kGsm8k, kGuess, kJsonl, kLibrary, kMath, kNemoGym,
+    kOpenEnv, kPoker, kProcess;
 
 // Options from their JSON text, with the reader of an adapter.
 template <class Options>

@@ -66,7 +66,8 @@ class Arithmetic final : public Adapter {
     const std::string_view answer = trimmed(response);
     const bool correct = !problem.reference().empty() && answer == problem.reference();
     const double digits = digits_right(answer, problem.reference());
-    return Score{correct ? 1.0 : partial_credit_ * digits, {{"exact", correct ? 1.0 : 0.0}, {"digits", digits}}, correct};
+    return Score{
+        correct ? 1.0 : partial_credit_ * digits, {{"exact", correct ? 1.0 : 0.0}, {"digits", digits}}, correct};
   }
 
   // Right, or (carries_forgotten > 0) the sum of a careless teacher whom a policy has to outgrow.
@@ -129,7 +130,8 @@ struct Options {
     if (by_digits && s.has("operand_max"))
       s.error("digits", "expected 'operand_max' or 'digits' (10^digits - 1), not both");
     std::uint64_t digits = 2;
-    s.read("digits", digits, {.min = 1, .max = 9}, {"instead of `operand_max`: operands have up to this many digits", "`operand_max` counts"});
+    s.read("digits", digits, {.min = 1, .max = 9},
+           {"instead of `operand_max`: operands have up to this many digits", "`operand_max` counts"});
     for (operand_max = 10; digits > 1; --digits) operand_max *= 10;
     --operand_max;
     s.read("operand_max", operand_max, {.min = 1, .max = kOperandMax}, {"the largest operand; the least is 0", "`99`"});

@@ -17,13 +17,16 @@ constexpr Duration kTurn = std::chrono::milliseconds(5);  // in which a new ques
 }  // namespace
 
 void AsideServerOptions::read(ConfigSection s) {
-  s.read("url", url, "a server that speaks OpenAI's interface, up to what stands before /chat/completions, as workers reach it");
+  s.read("url", url,
+         "a server that speaks OpenAI's interface, up to what stands before /chat/completions, as workers reach it");
   s.read("model", model, "as the server calls it");
-  s.read_choice("api", chat, {{"chat", true}, {"completions", false}}, "messages in the server's own chat template, or a text to continue");
+  s.read_choice("api", chat, {{"chat", true}, {"completions", false}},
+                "messages in the server's own chat template, or a text to continue");
   s.read("tokens_max", tokens_max, {.min = 1, .max = 1 << 20}, "tokens of an answer");
   s.read("temperature", temperature, {.min = 0.0, .max = 10.0}, "that it draws with");
   s.read("deadline", deadline, {.min = std::chrono::milliseconds(1), .max = std::chrono::hours(1)}, "for an answer");
-  s.read("tries", tries, {.min = 1, .max = 100}, "attempts at an answer, with growing pauses; then the rollout is given back");
+  s.read("tries", tries, {.min = 1, .max = 100},
+         "attempts at an answer, with growing pauses; then the rollout is given back");
 }
 
 struct AsideServer::Impl {
@@ -88,7 +91,8 @@ struct AsideServer::Impl {
 
 namespace {
 
-// Goes on by itself for as long as somebody else is asked. Whoever destroys it waits for what is being done with an answer.
+// Goes on by itself for as long as somebody else is asked. Whoever destroys it waits for what is being done with an
+// answer.
 template <class Server>
 class Answering final : public Episode {
  public:
@@ -101,7 +105,9 @@ class Answering final : public Episode {
     shared_->episode.reset();
   }
 
-  void step(std::string response, Done done) override { go_on(server_, shared_, std::move(response), std::move(done), seed_, {}); }
+  void step(std::string response, Done done) override {
+    go_on(server_, shared_, std::move(response), std::move(done), seed_, {});
+  }
   Score cut() override {
     const std::lock_guard lock(shared_->mutex);
     return shared_->episode->cut();
@@ -114,10 +120,12 @@ class Answering final : public Episode {
     std::uint64_t asides = 0;
   };
 
-  static void go_on(Server& server, std::shared_ptr<Shared> shared, std::string response, Done done, std::uint64_t seed, Score before) {
+  static void go_on(Server& server, std::shared_ptr<Shared> shared, std::string response, Done done, std::uint64_t seed,
+                    Score before) {
     const std::lock_guard lock(shared->mutex);
     if (!shared->episode) return;
-    shared->episode->step(std::move(response), [&server, shared, done = std::move(done), seed, before = std::move(before)](Result<Step> step) {
+    shared->episode->step(std::move(response), [&server, shared, done = std::move(done), seed,
+                                                before = std::move(before)](Result<Step> step) {
       const std::lock_guard inner(shared->mutex);
       if (!shared->episode) return;
       if (!step) return done(std::move(step));
@@ -125,13 +133,17 @@ class Answering final : public Episode {
       add(score, step->score);
       step->score = score;
       if (step->done || !step->aside) return done(std::move(step));
-      if (++shared->asides > kTurnsMax) return done(fail(Code::kExhausted, "task", "it asks others more than {} times", kTurnsMax));
-      server.ask(*step->aside, mix64(seed + shared->asides), [&server, shared, done, seed, score](Result<std::string> said) {
-        const std::lock_guard last(shared->mutex);
-        if (!shared->episode) return;
-        if (!said) return done(fail(Code::kUnavailable, "task", "who is asked aside does not answer: {}", said.error().message()));
-        go_on(server, shared, *std::move(said), done, seed, score);
-      });
+      if (++shared->asides > kTurnsMax)
+        return done(fail(Code::kExhausted, "task", "it asks others more than {} times", kTurnsMax));
+      server.ask(
+          *step->aside, mix64(seed + shared->asides), [&server, shared, done, seed, score](Result<std::string> said) {
+            const std::lock_guard last(shared->mutex);
+            if (!shared->episode) return;
+            if (!said)
+              return done(
+                  fail(Code::kUnavailable, "task", "who is asked aside does not answer: {}", said.error().message()));
+            go_on(server, shared, *std::move(said), done, seed, score);
+          });
     });
   }
 

@@ -1,5 +1,5 @@
-// Answers what episodes ask aside, from a server of language models: an earlier version of the policy, or another model. Private to
-// data_plane/adapters/.
+// Answers what episodes ask aside, from a server of language models: an earlier version of the policy, or another
+// model. Private to data_plane/adapters/.
 #pragma once
 #include <memory>
 
@@ -25,7 +25,8 @@ class AsideServer {
   static Result<std::unique_ptr<AsideServer>> start(const AsideServerOptions& options);
   ~AsideServer();
 
-  // An episode in which nothing is left to be asked aside; the server outlives it. What it cannot answer is an error of the task.
+  // An episode in which nothing is left to be asked aside; the server outlives it. What it cannot answer is an error of
+  // the task.
   std::unique_ptr<Episode> answering(std::unique_ptr<Episode> episode, std::uint64_t seed);
 
  private:

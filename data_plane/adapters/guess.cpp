@@ -17,15 +17,18 @@ struct Options {
 
   void read(ConfigSection s, AdapterUse) {
     s.read("number_max", number_max, {.min = 9, .max = 999'999'999}, "the largest number; the least is 0");
-    s.read("range", range, {.min = 2, .max = 1'000'000}, "how many numbers it may be, one after the other, told in the prompt");
+    s.read("range", range, {.min = 2, .max = 1'000'000},
+           "how many numbers it may be, one after the other, told in the prompt");
     s.read("guesses", guesses, {.min = 1, .max = 64}, "after so many it is over");
-    s.read("guess_cost", guess_cost, {.min = 0.0, .max = 1.0}, "of every guess but the first; the right number is worth 1");
+    s.read("guess_cost", guess_cost, {.min = 0.0, .max = 1.0},
+           "of every guess but the first; the right number is worth 1");
     s.read("evaluation_problems", evaluation_problems, {.min = 1, .max = 100'000},
            "problems held out of training, the same for the same seed; at most half of all there are");
     if (range > number_max + 1)
       s.error("range", fmt::format("there are only {} numbers from 0 to number_max", number_max + 1));
     else if (evaluation_problems > space() / 2)
-      s.error("evaluation_problems", fmt::format("{} of only {} problems in all; raise number_max or lower it", evaluation_problems, space()));
+      s.error("evaluation_problems",
+              fmt::format("{} of only {} problems in all; raise number_max or lower it", evaluation_problems, space()));
   }
 };
 
@@ -49,7 +52,8 @@ class Guessing final : public QuickEpisode {
     Step step;
     step.score.correct = guess == wanted_;
     step.score.reward = (step.score.correct ? 1.0 : 0.0) - (guesses_ > 1 ? options_.guess_cost : 0.0);
-    step.score.components = {{"guesses", 1.0}, {"found", step.score.correct ? 1.0 : 0.0}, {"no number", guess ? 0.0 : 1.0}};
+    step.score.components = {
+        {"guesses", 1.0}, {"found", step.score.correct ? 1.0 : 0.0}, {"no number", guess ? 0.0 : 1.0}};
     step.done = step.score.correct || guesses_ == options_.guesses;
     if (!step.done) step.observation.text.push_back(!guess ? '?' : *guess < wanted_ ? '+' : '-');
     return step;
@@ -78,13 +82,16 @@ class Guess final : public Adapter {
   }
   Result<std::unique_ptr<Episode>> begin(const Problem& problem, std::uint64_t) const override {
     const auto wanted = number_in(problem.reference());
-    if (!wanted) return fail(Code::kInvalid, "guess", "'{}': expected a number to be guessed, found '{}'", problem.id(), problem.reference());
+    if (!wanted)
+      return fail(Code::kInvalid, "guess", "'{}': expected a number to be guessed, found '{}'", problem.id(),
+                  problem.reference());
     return std::unique_ptr<Episode>(std::make_unique<Guessing>(options_, *wanted));
   }
   // The first of the guesses that halve what is left.
   std::optional<std::string> demonstration(const Problem& problem) const override {
     std::uint64_t low = 0;
-    if (std::from_chars(problem.prompt().data(), problem.prompt().data() + problem.prompt().size(), low).ec != std::errc{})
+    if (std::from_chars(problem.prompt().data(), problem.prompt().data() + problem.prompt().size(), low).ec !=
+        std::errc{})
       return std::nullopt;
     return std::to_string(low + options_.range / 2);
   }
@@ -107,7 +114,8 @@ class Guess final : public Adapter {
 
 }  // namespace
 
-const BuiltIn kGuess{"guess", "A number to be guessed in several turns, by what is told of each guess; the right one is worth 1",
+const BuiltIn kGuess{"guess",
+                     "A number to be guessed in several turns, by what is told of each guess; the right one is worth 1",
                      [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); },
                      [](std::string_view json, std::uint64_t seed, AdapterUse use) -> Result<std::unique_ptr<Adapter>> {
                        ECHO_ASSIGN(const Options o, options_from_json<Options>("guess", json, use));

@@ -13,18 +13,12 @@ struct Row {
 };
 
 constexpr Row kRows[] = {
-    {&kArithmetic, false, Repeatable::kCheaply, false, false},
-    {&kCode, false, Repeatable::kCostly, true, true},
-    {&kCountdown, false, Repeatable::kCheaply, false, false},
-    {&kDapoMath, false, Repeatable::kCheaply, true, false},
-    {&kGsm8k, false, Repeatable::kCheaply, true, false},
-    {&kGuess, true, Repeatable::kCheaply, false, false},
-    {&kJsonl, false, Repeatable::kCheaply, true, false},
-    {&kLibrary, std::nullopt, std::nullopt, true, true},
-    {&kMath, false, Repeatable::kCheaply, true, false},
-    {&kNemoGym, std::nullopt, Repeatable::kNot, true, false},
-    {&kOpenEnv, std::nullopt, Repeatable::kNot, false, false},
-    {&kPoker, true, Repeatable::kCheaply, false, false},
+    {&kArithmetic, false, Repeatable::kCheaply, false, false}, {&kCode, false, Repeatable::kCostly, true, true},
+    {&kCountdown, false, Repeatable::kCheaply, false, false},  {&kDapoMath, false, Repeatable::kCheaply, true, false},
+    {&kGsm8k, false, Repeatable::kCheaply, true, false},       {&kGuess, true, Repeatable::kCheaply, false, false},
+    {&kJsonl, false, Repeatable::kCheaply, true, false},       {&kLibrary, std::nullopt, std::nullopt, true, true},
+    {&kMath, false, Repeatable::kCheaply, true, false},        {&kNemoGym, std::nullopt, Repeatable::kNot, true, false},
+    {&kOpenEnv, std::nullopt, Repeatable::kNot, false, false}, {&kPoker, true, Repeatable::kCheaply, false, false},
     {&kProcess, std::nullopt, std::nullopt, false, true},
 };
 
@@ -32,7 +26,8 @@ constexpr Row kRows[] = {
 
 std::vector<AdapterKind> adapter_kinds() {
   std::vector<AdapterKind> kinds;
-  for (const Row& row : kRows) kinds.push_back({row.adapter->name, row.adapter->meaning, row.turns, row.repeatable, row.file, row.sandbox});
+  for (const Row& row : kRows)
+    kinds.push_back({row.adapter->name, row.adapter->meaning, row.turns, row.repeatable, row.file, row.sandbox});
   return kinds;
 }
 

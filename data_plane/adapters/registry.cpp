@@ -6,7 +6,8 @@
 namespace echoline::data_plane {
 namespace {
 
-constexpr const BuiltIn* kBuiltIn[] = {&kArithmetic, &kCode, &kCountdown, &kDapoMath, &kGsm8k, &kGuess, &kJsonl, &kLibrary, &kMath, &kNemoGym, &kOpenEnv, &kPoker, &kProcess};
+constexpr const BuiltIn* kBuiltIn[] = {&kArithmetic, &kCode, &kCountdown, &kDapoMath, &kGsm8k, &kGuess,  &kJsonl,
+                                       &kLibrary,    &kMath, &kNemoGym,   &kOpenEnv,  &kPoker, &kProcess};
 
 Result<const BuiltIn*> find(std::string_view name) {
   for (const BuiltIn* adapter : kBuiltIn)
@@ -43,7 +44,9 @@ bool has_many_turns(std::string_view name) {
 
 Status can_be_scored_later(const Adapter& adapter) {
   if (adapter.one_response()) return ok();
-  return fail(Code::kInvalid, "task.scored_by", "'{}' has many turns, and what the policy is told depends on its answers: workers score it", adapter.name());
+  return fail(Code::kInvalid, "task.scored_by",
+              "'{}' has many turns, and what the policy is told depends on its answers: workers score it",
+              adapter.name());
 }
 
 }  // namespace echoline::data_plane

@@ -119,7 +119,8 @@ class Several final : public Adapter {
     its.set_id(problem.id().substr(part.name.size() + 1));
     if (part.head.empty() && part.tail.empty()) return its;
     change_last(its, [&](std::string& text) {
-      if (text.size() >= part.head.size() + part.tail.size() && text.starts_with(part.head) && text.ends_with(part.tail))
+      if (text.size() >= part.head.size() + part.tail.size() && text.starts_with(part.head) &&
+          text.ends_with(part.tail))
         text = text.substr(part.head.size(), text.size() - part.head.size() - part.tail.size());
     });
     return its;

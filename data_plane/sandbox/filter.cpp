@@ -56,7 +56,9 @@ int add(scmp_filter_ctx context, std::uint32_t action, const char* name) {
 }
 
 // The condition of a rule on the argument `index` of a call, counted from 0.
-scmp_arg_cmp argument(unsigned index, scmp_compare how, scmp_datum_t a, scmp_datum_t b = 0) { return {index, how, a, b}; }
+scmp_arg_cmp argument(unsigned index, scmp_compare how, scmp_datum_t a, scmp_datum_t b = 0) {
+  return {index, how, a, b};
+}
 
 int add_rules(scmp_filter_ctx context) {
   const auto refused = SCMP_ACT_ERRNO(EPERM), absent = SCMP_ACT_ERRNO(ENOSYS);

@@ -113,7 +113,9 @@ struct Api::State {
   State(ApiOptions o, Exchange& e)
       : options(std::move(o)),
         exchange(e),
-        server({.idle_max = options.idle_max, .stall_max = options.stall_max, .receiving_max = {2 * options.body_max.count}}) {}
+        server({.idle_max = options.idle_max,
+                .stall_max = options.stall_max,
+                .receiving_max = {2 * options.body_max.count}}) {}
 
   Status listen() {
     server.set_payload_max_length(options.body_max.count);
@@ -176,7 +178,8 @@ struct Api::State {
     if (request.get_header_value("Content-Type").starts_with(kJson)) {
       const json parsed = json::parse(body, nullptr, false);
       if (!parsed.is_object() || !parsed.contains("path") || !parsed["path"].is_string())
-        return fail(Code::kInvalid, "publish", "expected {{\"path\": FOLDER or FILE}}, or the bytes of a safetensors file as {}", kBytes);
+        return fail(Code::kInvalid, "publish",
+                    "expected {{\"path\": FOLDER or FILE}}, or the bytes of a safetensors file as {}", kBytes);
       ECHO_ASSIGN(policy, options.read_policy(Version{version}, parsed["path"].get<std::string>()));
     } else {
       ECHO_ASSIGN(policy, options.parse_policy(Version{version}, std::move(body)));
@@ -206,7 +209,9 @@ struct Api::State {
       HttpServer::close_after_answer(response);
       if (const auto broken = HttpServer::broken()) {
         response.status = broken->status;
-        return answer(response, json{{"error", {{"code", broken->status == 503 ? "busy" : "slow"}, {"message", broken->message}}}});
+        return answer(
+            response,
+            json{{"error", {{"code", broken->status == 503 ? "busy" : "slow"}, {"message", broken->message}}}});
       }
       answer(response, json{{"error",
                              {{"code", "http"},
@@ -311,20 +316,20 @@ struct Api::State {
                   return ok();
                 }));
     // The one large body: memory for it is laid out once, and it is gone as soon as the policy is read.
-    server.Post(R"(/v1/policy/([0-9]+))",
-                [this, once](const Request& request, Response& response, const httplib::ContentReader& read) {
-                  std::string body;
-                  body.reserve(std::min(request.get_header_value<std::uint64_t>("Content-Length"), options.body_max.count));
-                  const bool whole = read([&](const char* bytes, std::size_t size) {
-                    body.append(bytes, size);
-                    return true;
-                  });
-                  if (!whole) {  // the error handler says why
-                    if (response.status < 400) response.status = 400;
-                    return;
-                  }
-                  once([&](const Request&, Response&) { return publish(request, response, std::move(body)); })(request, response);
-                });
+    server.Post(R"(/v1/policy/([0-9]+))", [this, once](const Request& request, Response& response,
+                                                       const httplib::ContentReader& read) {
+      std::string body;
+      body.reserve(std::min(request.get_header_value<std::uint64_t>("Content-Length"), options.body_max.count));
+      const bool whole = read([&](const char* bytes, std::size_t size) {
+        body.append(bytes, size);
+        return true;
+      });
+      if (!whole) {  // the error handler says why
+        if (response.status < 400) response.status = 400;
+        return;
+      }
+      once([&](const Request&, Response&) { return publish(request, response, std::move(body)); })(request, response);
+    });
   }
 };
 

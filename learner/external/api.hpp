@@ -19,14 +19,15 @@ struct ApiOptions {
   std::filesystem::path folder;  // of the run
   Bytes body_max{1ull << 40};
   Duration idle_max = std::chrono::minutes(10);  // of a connection, between two calls
-  Duration stall_max = std::chrono::seconds(60);  // a call's body, or its answer, takes no longer than this and a second per 10 MB
-  nlohmann::json about;  // what never changes of a run, in answers to /v1/status
-  // Bytes of a safetensors file, or a path of one or of a folder, as the run's policy of `version`, which workers can generate with. Of
-  // any thread.
+  Duration stall_max =
+      std::chrono::seconds(60);  // a call's body, or its answer, takes no longer than this and a second per 10 MB
+  nlohmann::json about;          // what never changes of a run, in answers to /v1/status
+  // Bytes of a safetensors file, or a path of one or of a folder, as the run's policy of `version`, which workers can
+  // generate with. Of any thread.
   std::function<Result<delta::OwnedState>(Version version, std::string bytes)> parse_policy;
   std::function<Result<delta::OwnedState>(Version version, const std::filesystem::path& path)> read_policy;
-  // What a trainer has to know that evaluates, and what its answers are worth: {"responses": {problem: tokens or text}}, or its own
-  // word {"accuracy", "problems", "reward_mean"}. Of any thread.
+  // What a trainer has to know that evaluates, and what its answers are worth: {"responses": {problem: tokens or
+  // text}}, or its own word {"accuracy", "problems", "reward_mean"}. Of any thread.
   std::function<nlohmann::json()> held_out;
   std::function<Result<PolicyEvaluation>(const nlohmann::json& body)> grade;
 };

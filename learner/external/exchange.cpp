@@ -16,7 +16,8 @@ std::string new_lease() {
 
 }  // namespace
 
-Exchange::Exchange(const ExchangeOptions& options, const Clock& clock, std::uint64_t steps_done, std::optional<delta::Digest> digest)
+Exchange::Exchange(const ExchangeOptions& options, const Clock& clock, std::uint64_t steps_done,
+                   std::optional<delta::Digest> digest)
     : options_(options), clock_(clock), steps_(steps_done), published_(Version{steps_done}) {
   if (digest) accepted_.emplace(Version{steps_done}, *digest);
   if (steps_done == 0) to_evaluate_ = Version{0};
@@ -142,7 +143,8 @@ Status Exchange::publish(Version version, delta::OwnedState policy) {
   const std::uint64_t v = version.value;
   if (accepted_ && accepted_->first == version) {
     if (accepted_->second == digest) return ok();
-    return fail(Code::kStale, "publish", "version {} was accepted with other bytes (digest {}, found {}), and a version never changes", v,
+    return fail(Code::kStale, "publish",
+                "version {} was accepted with other bytes (digest {}, found {}), and a version never changes", v,
                 accepted_->second.hex(), digest.hex());
   }
   if (v < steps_ || published_ == version)
@@ -174,9 +176,11 @@ void Exchange::evaluates() {
 Status Exchange::evaluated(const PolicyEvaluation& evaluation) {
   const std::lock_guard lock(mutex_);
   if (evaluation.version.value > steps_)
-    return fail(Code::kInvalid, "evaluate", "version {} is the policy after as many learner steps, and {} are done", evaluation.version.value, steps_);
+    return fail(Code::kInvalid, "evaluate", "version {} is the policy after as many learner steps, and {} are done",
+                evaluation.version.value, steps_);
   if (evaluations_.size() >= kEvaluationsMax)
-    return fail(Code::kExhausted, "evaluate", "{} evaluations wait to be written down; come back later", evaluations_.size());
+    return fail(Code::kExhausted, "evaluate", "{} evaluations wait to be written down; come back later",
+                evaluations_.size());
   evaluates_ = true;
   evaluations_.push_back(evaluation);
   if (to_evaluate_ == evaluation.version) to_evaluate_.reset();

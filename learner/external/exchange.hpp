@@ -27,7 +27,7 @@ struct ExchangeOptions {
 
 // What a trainer said of a batch that it has consumed.
 struct Consumed {
-  nlohmann::json figures;            // numbers by name
+  nlohmann::json figures;             // numbers by name
   std::optional<TokenScores> scores;  // of the batch's tokens
 };
 
@@ -49,9 +49,10 @@ struct TakenBatch {
 // Thread-safe: the service's thread offers and waits, those of the API do the rest. Waits end with stop().
 class Exchange {
  public:
-  // The policy after `steps_done` steps is known and need not be published. `digest` is its digest, where it may have been published
-  // to an earlier process, whose answer was lost.
-  Exchange(const ExchangeOptions& options, const Clock& clock, std::uint64_t steps_done, std::optional<delta::Digest> digest = {});
+  // The policy after `steps_done` steps is known and need not be published. `digest` is its digest, where it may have
+  // been published to an earlier process, whose answer was lost.
+  Exchange(const ExchangeOptions& options, const Clock& clock, std::uint64_t steps_done,
+           std::optional<delta::Digest> digest = {});
 
   // ---- the service's thread ----
 
@@ -63,8 +64,8 @@ class Exchange {
   std::optional<delta::OwnedState> wait_policy(Version version, Duration wait);
   // What has been said since the last call; nothing yet: waits at most so long for it.
   std::vector<PolicyEvaluation> wait_evaluations(Duration wait);
-  // Whether the trainer evaluates, and the evaluation of the newest policy is still to come from one that was heard of within
-  // `patience`.
+  // Whether the trainer evaluates, and the evaluation of the newest policy is still to come from one that was heard of
+  // within `patience`.
   bool evaluation_comes(Duration patience) const;
   void stop();
 
@@ -88,9 +89,9 @@ class Exchange {
   Result<std::size_t> tokens(const std::string& lease) const;
   // Somebody else may have it.
   Status give_back(const std::string& lease);
-  // The policy after `version` learner steps, of the step done or the one under way. The same bytes again are accepted and change
-  // nothing. kStale: the version has other bytes already, or is passed by; kInvalid: it is not that far, or a version that is not
-  // published (κ).
+  // The policy after `version` learner steps, of the step done or the one under way. The same bytes again are accepted
+  // and change nothing. kStale: the version has other bytes already, or is passed by; kInvalid: it is not that far, or
+  // a version that is not published (κ).
   Status publish(Version version, delta::OwnedState policy);
 
   // The trainer has asked for the held-out problems: from now on its evaluations are waited for.
@@ -98,8 +99,8 @@ class Exchange {
   // kInvalid: the policy of this version is not made yet; kExhausted: too many at a time.
   Status evaluated(const PolicyEvaluation& evaluation);
 
-  // steps, batch (none, waiting, taken) with its step, the version waited for or null, the newest published or null, the version
-  // that is to be evaluated or null.
+  // steps, batch (none, waiting, taken) with its step, the version waited for or null, the newest published or null,
+  // the version that is to be evaluated or null.
   nlohmann::json status() const;
 
  private:
@@ -129,7 +130,7 @@ class Exchange {
   std::uint64_t steps_;  // done
   std::optional<Batch> batch_;
   std::optional<std::pair<Version, delta::OwnedState>> policy_;  // waits for the service
-  std::optional<std::pair<Version, delta::Digest>> accepted_;      // the newest policy that publish() took
+  std::optional<std::pair<Version, delta::Digest>> accepted_;    // the newest policy that publish() took
   std::optional<Version> wanted_, published_;
   std::optional<Version> to_evaluate_;
   std::vector<PolicyEvaluation> evaluations_;  // for the service

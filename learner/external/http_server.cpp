@@ -20,9 +20,11 @@ namespace {
 
 constexpr std::uint64_t kFreeBytes = 1 << 20;  // of each request; they do not count for receiving_max
 constexpr std::size_t kBufferBytes = 64 << 10;
-constexpr Duration kSlice = std::chrono::milliseconds(200);  // after which a thread that sends looks whether the server ends
+constexpr Duration kSlice =
+    std::chrono::milliseconds(200);  // after which a thread that sends looks whether the server ends
 constexpr Duration kLastAnswer = std::chrono::seconds(1);
-// For how long a connection that ends early still reads: a reset would take the answer from a client that is still sending.
+// For how long a connection that ends early still reads: a reset would take the answer from a client that is still
+// sending.
 constexpr Duration kLinger = std::chrono::seconds(2);
 
 // A thread for each connection. HttpServer bounds their number.
@@ -77,9 +79,12 @@ class HttpServer::Connection final : public httplib::Stream {
       const TimePoint by = deadline(received_);
       if (!ready(POLLIN, by)) {
         if (server_.clock_.now() >= by)
-          broken_ = {408, fmt::format("the request was not complete after {}: it has {} and a second for every {:.0f} bytes; send it again",
-                                      to_text(server_.clock_.now() - begun_), to_text(server_.limits_.stall_max),
-                                      server_.limits_.bytes_per_s_min)};
+          broken_ = {
+              408,
+              fmt::format(
+                  "the request was not complete after {}: it has {} and a second for every {:.0f} bytes; send it again",
+                  to_text(server_.clock_.now() - begun_), to_text(server_.limits_.stall_max),
+                  server_.limits_.bytes_per_s_min)};
         return -1;
       }
       const ssize_t got = ::recv(socket_, buffer_->data(), buffer_->size(), MSG_DONTWAIT);
@@ -90,7 +95,8 @@ class HttpServer::Connection final : public httplib::Stream {
       begin_ = 0, end_ = static_cast<std::size_t>(got);
       received_ += end_;
       if (count() > server_.limits_.receiving_max.count) {
-        broken_ = {503, fmt::format("requests of more than {} are arriving at once; send it again later", to_text(server_.limits_.receiving_max))};
+        broken_ = {503, fmt::format("requests of more than {} are arriving at once; send it again later",
+                                    to_text(server_.limits_.receiving_max))};
         return -1;
       }
     }
@@ -140,7 +146,8 @@ class HttpServer::Connection final : public httplib::Stream {
 
  private:
   TimePoint deadline(std::uint64_t moved) const {
-    return begun_ + server_.limits_.stall_max + from_seconds(static_cast<double>(moved) / server_.limits_.bytes_per_s_min);
+    return begun_ + server_.limits_.stall_max +
+           from_seconds(static_cast<double>(moved) / server_.limits_.bytes_per_s_min);
   }
   bool ready(short events, TimePoint by) const {
     for (;;) {
@@ -203,7 +210,9 @@ bool HttpServer::process_and_close_socket(socket_t socket) {
           "\n",
           limits_.connections_max);
       const std::string answer = fmt::format(
-          "HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{}", body.size(), body);
+          "HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: "
+          "{}\r\n\r\n{}",
+          body.size(), body);
       if (connection.write(answer.data(), answer.size()) > 0) connection.linger();
     }
     while (admitted && connection.wait_for_request()) {

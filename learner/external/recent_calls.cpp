@@ -15,7 +15,8 @@ Result<RecentCalls::Turn> RecentCalls::begin(const std::string& id, const std::s
     const auto [it, is_new] = calls_.try_emplace(id, Call{call});
     if (is_new) return Turn(this, id, {});
     if (it->second.call != call)
-      return fail(Code::kInvalid, "Idempotency-Key", "'{}' was the id of {}: give every call a new one", printable(id), printable(it->second.call));
+      return fail(Code::kInvalid, "Idempotency-Key", "'{}' was the id of {}: give every call a new one", printable(id),
+                  printable(it->second.call));
     if (it->second.result) return Turn(this, id, it->second.result);
     ended_.wait(lock);
   }
@@ -28,14 +29,16 @@ void RecentCalls::Turn::done(std::string result) {
   if (call == calls_->calls_.end()) return;  // forgotten while its earlier result was looked at
   if (!call->second.result) calls_->order_.push_back(id_);
   call->second.result = std::move(result);
-  for (; calls_->order_.size() > calls_->most_; calls_->order_.pop_front()) calls_->calls_.erase(calls_->order_.front());
+  for (; calls_->order_.size() > calls_->most_; calls_->order_.pop_front())
+    calls_->calls_.erase(calls_->order_.front());
   calls_->ended_.notify_all();
 }
 
 RecentCalls::Turn::~Turn() {
   if (!calls_) return;
   const std::lock_guard lock(calls_->mutex_);
-  if (const auto it = calls_->calls_.find(id_); it != calls_->calls_.end() && !it->second.result) calls_->calls_.erase(it);
+  if (const auto it = calls_->calls_.find(id_); it != calls_->calls_.end() && !it->second.result)
+    calls_->calls_.erase(it);
   calls_->ended_.notify_all();
 }
 

@@ -1,5 +1,5 @@
-// Calls that are sent again because their answer was lost: each is done once and answered as often as it comes. Private to
-// learner/external/.
+// Calls that are sent again because their answer was lost: each is done once and answered as often as it comes. Private
+// to learner/external/.
 #pragma once
 #include <condition_variable>
 #include <deque>
@@ -22,7 +22,8 @@ class RecentCalls {
   // One call being done. If it ends without done(), it has changed nothing and is done when it comes again.
   class Turn {
    public:
-    Turn(Turn&& other) noexcept : calls_(std::exchange(other.calls_, nullptr)), id_(std::move(other.id_)), result_(std::move(other.result_)) {}
+    Turn(Turn&& other) noexcept
+        : calls_(std::exchange(other.calls_, nullptr)), id_(std::move(other.id_)), result_(std::move(other.result_)) {}
     ~Turn();
     // The result of the same call before; absent: do it.
     const std::optional<std::string>& result() const { return result_; }
@@ -37,8 +38,8 @@ class RecentCalls {
     std::optional<std::string> result_;
   };
 
-  // Waits while another thread does the same call. `call` says what is called. Without an id every call is a new one. kInvalid: the id
-  // is too long, or was another call's.
+  // Waits while another thread does the same call. `call` says what is called. Without an id every call is a new one.
+  // kInvalid: the id is too long, or was another call's.
   Result<Turn> begin(const std::string& id, const std::string& call);
 
  private:

@@ -10,13 +10,15 @@
 namespace echoline::learner {
 namespace {
 
-constexpr double kLogRatioMax = 20;  // as in the loss: what follows from it stays finite
+constexpr double kLogRatioMax = 20;   // as in the loss: what follows from it stays finite
 constexpr double kLogprobMin = -100;  // an impossible token is a very unlikely one
 
 Result<std::vector<float>> values_of(const delta::TensorView& tensor, std::size_t tokens) {
-  if (tensor.dtype != delta::DType::kF32 || tensor.shape != std::vector<std::int64_t>{static_cast<std::int64_t>(tokens)})
-    return fail(Code::kInvalid, "scores", "{}: expected F32 [{}], one number for each response token of the batch, found {} [{}]", tensor.name, tokens,
-                delta::dtype_name(tensor.dtype), fmt::join(tensor.shape, ", "));
+  if (tensor.dtype != delta::DType::kF32 ||
+      tensor.shape != std::vector<std::int64_t>{static_cast<std::int64_t>(tokens)})
+    return fail(Code::kInvalid, "scores",
+                "{}: expected F32 [{}], one number for each response token of the batch, found {} [{}]", tensor.name,
+                tokens, delta::dtype_name(tensor.dtype), fmt::join(tensor.shape, ", "));
   std::vector<float> values(tokens);
   if (tokens > 0) std::memcpy(values.data(), tensor.bytes.data(), tensor.bytes.size());
   return values;
@@ -25,7 +27,8 @@ Result<std::vector<float>> values_of(const delta::TensorView& tensor, std::size_
 }  // namespace
 
 Result<TokenScores> parse_scores(const std::string& bytes, std::size_t tokens) {
-  ECHO_ASSIGN(const auto content, delta::parse_safetensors(std::as_bytes(std::span(bytes)), "the scores that were sent"));
+  ECHO_ASSIGN(const auto content,
+              delta::parse_safetensors(std::as_bytes(std::span(bytes)), "the scores that were sent"));
   TokenScores scores;
   for (const delta::TensorView& tensor : content.tensors) {
     if (tensor.name != "logprobs" && tensor.name != "entropies")
@@ -37,7 +40,8 @@ Result<TokenScores> parse_scores(const std::string& bytes, std::size_t tokens) {
   for (const float p : scores.logprobs)
     if (p > 1e-3f) return fail(Code::kInvalid, "scores", "a log-probability is {}, which is above 0", p);
   for (const float h : scores.entropies)
-    if (h < -1e-3f || std::isinf(h)) return fail(Code::kInvalid, "scores", "an entropy is {}, expected a number from 0", h);
+    if (h < -1e-3f || std::isinf(h))
+      return fail(Code::kInvalid, "scores", "an entropy is {}, expected a number from 0", h);
   return scores;
 }
 

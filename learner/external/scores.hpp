@@ -1,5 +1,5 @@
-// What an external trainer's model says of the tokens of a batch, and what that tells of the workers that handed them in. Private to
-// learner/external/.
+// What an external trainer's model says of the tokens of a batch, and what that tells of the workers that handed them
+// in. Private to learner/external/.
 #pragma once
 #include <map>
 #include <nlohmann/json.hpp>
@@ -24,7 +24,8 @@ Result<TokenScores> parse_scores(const std::string& bytes, std::size_t tokens);
 
 struct Scored {
   std::map<WorkerId, Scrutiny> scrutiny;  // responses all of whose trained tokens were scored
-  nlohmann::json figures;  // entropy, behaviour_kl, scored_responses: over their tokens, as the built-in trainer has them
+  nlohmann::json
+      figures;  // entropy, behaviour_kl, scored_responses: over their tokens, as the built-in trainer has them
 };
 
 // The scores are of this batch.

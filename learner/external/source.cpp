@@ -41,9 +41,11 @@ class External final : public PolicySource {
     if (host_.config.learner.warm_start.enabled)
       log::warn("learner.warm_start is the built-in trainer's, and left out: begin from `model.path` instead");
     if (resume) {
-      const auto resumed = read_newest_checkpoint(checkpoints(), [&](const auto& folder) { return read_checkpoint(folder); });
+      const auto resumed =
+          read_newest_checkpoint(checkpoints(), [&](const auto& folder) { return read_checkpoint(folder); });
       if (!resumed)
-        return fail(resumed.error().code, resumed.error().operation, "{}{}", resumed.error().detail, earlier_hint(host_.record.folder()));
+        return fail(resumed.error().code, resumed.error().operation, "{}{}", resumed.error().detail,
+                    earlier_hint(host_.record.folder()));
       for (const Resumed::Damaged& damaged : resumed->damaged) {
         log::warn("checkpoint {} is damaged and was left aside as damaged-{}: {}", damaged.name, damaged.name,
                   damaged.reason);
@@ -60,8 +62,9 @@ class External final : public PolicySource {
       ECHO_ASSIGN(delta::OwnedState policy, model::init_policy(host_.task.files.config, host_.config.run.seed));
       policy_ = delta::share(std::move(policy));
     }
-    exchange_.emplace(ExchangeOptions{host_.config.staleness.publish_every, host_.config.run.steps, host_.config.evaluation.every}, clock_,
-                      steps_, resumed_digest_);
+    exchange_.emplace(
+        ExchangeOptions{host_.config.staleness.publish_every, host_.config.run.steps, host_.config.evaluation.every},
+        clock_, steps_, resumed_digest_);
     return resume ? serve() : ok();
   }
 
@@ -163,10 +166,14 @@ class External final : public PolicySource {
     api.body_max = {4 * model::memory_estimate(host_.task.files.config).policy_bf16.count +
                     (1 << 20)};  // as fp32, and more
     api.about = about();
-    api.parse_policy = [this](Version version, std::string bytes) { return admitted(version, parse_policy(std::move(bytes))); };
+    api.parse_policy = [this](Version version, std::string bytes) {
+      return admitted(version, parse_policy(std::move(bytes)));
+    };
     api.held_out = [this] { return held_out(); };
     api.grade = [this](const nlohmann::json& body) { return grade(body); };
-    api.read_policy = [this](Version version, const std::filesystem::path& path) { return admitted(version, read_policy(path)); };
+    api.read_policy = [this](Version version, const std::filesystem::path& path) {
+      return admitted(version, read_policy(path));
+    };
     ECHO_ASSIGN(api_, Api::start(std::move(api), *exchange_));
     // The token in it is a secret.
     const mode_t mask = ::umask(0177);
@@ -186,11 +193,13 @@ class External final : public PolicySource {
       if (!e.by_task.empty()) row["by_task"] = e.by_task.figures("problems");
       host_.record.metric("evaluation", std::move(row));
       accuracy_[when] = e.accuracy;
-      log::info("accuracy {} training, step {}: {:.3f} on {} held-out problems, as the trainer evaluates", when, step, e.accuracy, e.problems);
+      log::info("accuracy {} training, step {}: {:.3f} on {} held-out problems, as the trainer evaluates", when, step,
+                e.accuracy, e.problems);
     }
   }
 
-  // The problems as the model is asked them. What stands behind the end of a response does not count, so nobody has to know the ends.
+  // The problems as the model is asked them. What stands behind the end of a response does not count, so nobody has to
+  // know the ends.
   nlohmann::json held_out() const {
     nlohmann::json problems = nlohmann::json::array();
     for (const schema::Problem& problem : host_.task.evaluation) {
@@ -205,7 +214,9 @@ class External final : public PolicySource {
   }
 
   Result<PolicyEvaluation> grade(const nlohmann::json& body) const {
-    if (!body.is_object()) return fail(Code::kInvalid, "evaluate", "expected {{\"responses\": {{problem: tokens or text}}}} or {{\"accuracy\", \"problems\"}}");
+    if (!body.is_object())
+      return fail(Code::kInvalid, "evaluate",
+                  "expected {{\"responses\": {{problem: tokens or text}}}} or {{\"accuracy\", \"problems\"}}");
     return body.contains("responses") ? graded(body["responses"]) : reported(body);
   }
 
@@ -230,7 +241,9 @@ class External final : public PolicySource {
       if (several) by_task.note(problem.id(), score.correct, score.reward);
     }
     if (found != responses.size())
-      return fail(Code::kInvalid, "evaluate", "{} of the responses are to no held-out problem: GET /v1/evaluation lists them", responses.size() - found);
+      return fail(Code::kInvalid, "evaluate",
+                  "{} of the responses are to no held-out problem: GET /v1/evaluation lists them",
+                  responses.size() - found);
     const auto n = static_cast<double>(problems.size());
     return PolicyEvaluation{{}, correct / n, reward / n, problems.size(), std::move(by_task)};
   }
@@ -255,11 +268,13 @@ class External final : public PolicySource {
   static Result<PolicyEvaluation> reported(const nlohmann::json& body) {
     const auto number = [&](const char* name) -> std::optional<double> {
       const auto it = body.find(name);
-      return it != body.end() && it->is_number() && std::isfinite(it->get<double>()) ? std::optional(it->get<double>()) : std::nullopt;
+      return it != body.end() && it->is_number() && std::isfinite(it->get<double>()) ? std::optional(it->get<double>())
+                                                                                     : std::nullopt;
     };
     const auto accuracy = number("accuracy"), problems = number("problems");
     if (!accuracy || *accuracy < 0 || *accuracy > 1 || !problems || *problems < 1 || *problems > 1e9)
-      return fail(Code::kInvalid, "evaluate", "expected responses, or an accuracy from 0 to 1 and how many problems it is of");
+      return fail(Code::kInvalid, "evaluate",
+                  "expected responses, or an accuracy from 0 to 1 and how many problems it is of");
     return PolicyEvaluation{{}, *accuracy, number("reward_mean"), static_cast<std::uint64_t>(*problems), {}};
   }
 
@@ -281,7 +296,8 @@ class External final : public PolicySource {
 
   // Whether workers could generate with it.
   Status probe(const delta::OwnedState& policy) const {
-    return host_.probe ? host_.probe(policy.view(), host_.task.files.config, host_.config.rollout.temperature, static_cast<int>(host_.config.learner.threads))
+    return host_.probe ? host_.probe(policy.view(), host_.task.files.config, host_.config.rollout.temperature,
+                                     static_cast<int>(host_.config.learner.threads))
                        : ok();
   }
 
@@ -290,7 +306,8 @@ class External final : public PolicySource {
     const std::lock_guard lock(door_);  // one probe at a time
     Status sound = policy ? probe(*policy) : Status(policy.error());
     if (sound) return policy;
-    if (std::string reason = sound.error().message(); std::exchange(refused_, std::pair(version, reason)) != std::pair(version, reason)) {
+    if (std::string reason = sound.error().message();
+        std::exchange(refused_, std::pair(version, reason)) != std::pair(version, reason)) {
       log::warn("the trainer's policy of version {} is refused: {}", version.value, reason);
       host_.record.event("policy_refused", {{"version", version.value}, {"reason", std::move(reason)}});
     }
@@ -299,7 +316,8 @@ class External final : public PolicySource {
 
   // The bytes are gone when it returns.
   Result<delta::OwnedState> parse_policy(std::string bytes) const {
-    ECHO_ASSIGN(const auto content, delta::parse_safetensors(std::as_bytes(std::span(bytes)), "the policy that was sent"));
+    ECHO_ASSIGN(const auto content,
+                delta::parse_safetensors(std::as_bytes(std::span(bytes)), "the policy that was sent"));
     return model::policy_of(content.tensors, host_.task.files.config);
   }
 
@@ -338,7 +356,7 @@ class External final : public PolicySource {
   delta::SharedState policy_;  // the newest published, or the one to begin with
   Version policy_version_;
   std::optional<Version> saved_;
-  std::filesystem::path unplaced_;  // the newest checkpoint, until the run's folder `model` is its policy
+  std::filesystem::path unplaced_;               // the newest checkpoint, until the run's folder `model` is its policy
   std::optional<delta::Digest> resumed_digest_;  // of the policy that the run goes on from
   std::mutex door_;
   std::pair<Version, std::string> refused_;  // the last policy that was, and why; guarded by door_

@@ -12,8 +12,8 @@ torch::Tensor k3(const torch::Tensor& difference) { return difference.exp() - di
 
 double sum_of(const torch::Tensor& values) { return values.sum().item<double>(); }
 
-// Which counted tokens the second moment leaves out: of each response those with the largest squared log-ratio, until the
-// mean over the rest is at most `bound`; only such that the update would carry further away.
+// Which counted tokens the second moment leaves out: of each response those with the largest squared log-ratio, until
+// the mean over the rest is at most `bound`; only such that the update would carry further away.
 torch::Tensor outside_second_moment(const torch::Tensor& log_ratio, const torch::Tensor& advantages,
                                     const torch::Tensor& mask, double bound) {
   const torch::Tensor square = log_ratio.square() * mask;
@@ -57,8 +57,7 @@ Result<std::vector<double>> group_advantages(const std::vector<double>& rewards,
     const double baseline = by_length && tokens > 0 ? weighted / tokens : mean;
     // Less the mean of the others, R_i exceeds by G/(G-1) of what it exceeds the mean of all by.
     const double stretch = config.baseline == Baseline::kLeaveOneOut ? size / (size - 1) : 1.0;
-    for (std::size_t i = first; i < first + group_size; ++i)
-      advantages[i] = stretch * (rewards[i] - baseline) / scale;
+    for (std::size_t i = first; i < first + group_size; ++i) advantages[i] = stretch * (rewards[i] - baseline) / scale;
   }
   return advantages;
 }
@@ -111,7 +110,8 @@ LossResult policy_loss(const LossInputs& inputs, MinibatchSize minibatch, const 
   {
     torch::NoGradGuard no_gradient;
     if (config.trust_region == TrustRegion::kClip)
-      cut = ((advantages > 0) & (ratio > 1.0 + config.clip_high)) | ((advantages < 0) & (ratio < 1.0 - config.clip_low));
+      cut =
+          ((advantages > 0) & (ratio > 1.0 + config.clip_high)) | ((advantages < 0) & (ratio < 1.0 - config.clip_low));
     else if (config.trust_region == TrustRegion::kDetachedClip)
       cut = ratio != bounded;
     else if (config.trust_region == TrustRegion::kSecondMoment)

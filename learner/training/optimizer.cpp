@@ -7,7 +7,7 @@
 namespace echoline::learner {
 namespace {
 
-constexpr std::int64_t kBlock = 256;              // values that share a scale
+constexpr std::int64_t kBlock = 256;                    // values that share a scale
 constexpr std::int64_t kChunk = std::int64_t{1} << 20;  // values updated at a time: bounds memory, fits caches
 constexpr double kSteps1 = 127, kSteps2 = 255;
 
@@ -19,7 +19,8 @@ torch::Tensor in_blocks(const torch::Tensor& flat) {
   return (missing > 0 ? torch::constant_pad_nd(flat, {0, missing}) : flat).view({-1, kBlock});
 }
 
-// Where between two codes a value is rounded up: every place of a block goes evenly through [0, 1) from update to update.
+// Where between two codes a value is rounded up: every place of a block goes evenly through [0, 1) from update to
+// update.
 torch::Tensor thresholds(std::int64_t updates, const torch::Device& device) {
   const torch::Tensor at = torch::arange(kBlock, torch::TensorOptions().dtype(torch::kFloat64).device(device));
   return (at * 0.7548776662466927 + static_cast<double>(updates) * 0.5698402909980532).frac().to(torch::kFloat32);

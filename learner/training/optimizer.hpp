@@ -6,12 +6,12 @@
 //   m ← β1·m + (1−β1)·g,  v ← β2·v + (1−β2)·g²
 //   W ← W − η_n·( m/(1−β1ⁿ) / (√(v/(1−β2ⁿ)) + ε) + λ·W )      λ only for matrices (two or more dimensions)
 //   parameter ← round_bf16(W)         to nearest, ties to even
-// η_n rises linearly over the warm-up and then stays, or falls to a share of itself, linearly or along a cosine. Source:
-// Loshchilov and Hutter 2019.
+// η_n rises linearly over the warm-up and then stays, or falls to a share of itself, linearly or along a cosine.
+// Source: Loshchilov and Hutter 2019.
 //
-// Moments may be kept in 8 bits, block by block of 256 values (after Dettmers et al. 2022, arXiv:2110.02861): with s the
-// largest magnitude of the block, m as √(|m|/s) in 127 steps with its sign, v as (v/s)^¼ in 255. Values are rounded by a
-// threshold that takes another value at every update, so that changes smaller than a step count on average.
+// Moments may be kept in 8 bits, block by block of 256 values (after Dettmers et al. 2022, arXiv:2110.02861): with s
+// the largest magnitude of the block, m as √(|m|/s) in 127 steps with its sign, v as (v/s)^¼ in 255. Values are rounded
+// by a threshold that takes another value at every update, so that changes smaller than a step count on average.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -41,8 +41,8 @@ class AdamW {
     torch::Tensor master;            // fp32, same shape
     torch::Tensor moment1, moment2;  // fp32, same shape; or int8 and uint8 codes
     torch::Tensor scale1, scale2;    // fp32, of each block of codes; undefined for fp32 moments
-    // fp32 sum of what gather_gradients() took, if it took any: kept from step to step, or it would come to lie among what passes,
-    // and leave holes there. Undefined for fp32 parameters, which add up by themselves.
+    // fp32 sum of what gather_gradients() took, if it took any: kept from step to step, or it would come to lie among
+    // what passes, and leave holes there. Undefined for fp32 parameters, which add up by themselves.
     torch::Tensor gradient;
     bool gathered = false;
   };
@@ -50,8 +50,9 @@ class AdamW {
   // Masters start as the parameters' values; the parameters are then rounded to bf16.
   AdamW(const NamedParameters& parameters, const OptimizerConfig& config);
 
-  // Moves the gradients of bf16 parameters into fp32 sums. To be called after the backward pass of every micro-batch: such
-  // a parameter adds up its gradient in bf16, where the hundredth addend no longer counts. Others add up by themselves.
+  // Moves the gradients of bf16 parameters into fp32 sums. To be called after the backward pass of every micro-batch:
+  // such a parameter adds up its gradient in bf16, where the hundredth addend no longer counts. Others add up by
+  // themselves.
   void gather_gradients();
   // One update from all gathered gradients and those the parameters hold; clears both. A parameter without a gradient
   // counts as zero.

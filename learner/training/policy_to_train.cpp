@@ -141,17 +141,18 @@ Status PolicyToTrain::warm_start() {
   warm.target_accuracy = section.target_accuracy;
   warm.response_tokens_max = host_.config.rollout.response_tokens_max;
   const TimePoint start = clock.now();
-  const auto report = learner::warm_start(*model_, host_.task.phrasing, *host_.task.adapter, warm, [&](const WarmStartProgress& p) {
-    host_.phase(fmt::format("warm start: step {}, loss {:.3f}, accuracy {:.3f} of {:.2f}", p.steps, p.loss, p.accuracy,
-                       warm.target_accuracy));
-    return !host_.stop;
-  });
+  const auto report =
+      learner::warm_start(*model_, host_.task.phrasing, *host_.task.adapter, warm, [&](const WarmStartProgress& p) {
+        host_.phase(fmt::format("warm start: step {}, loss {:.3f}, accuracy {:.3f} of {:.2f}", p.steps, p.loss,
+                                p.accuracy, warm.target_accuracy));
+        return !host_.stop;
+      });
   if (!report && report.error().code == Code::kCancelled && host_.stop) return ok();
   if (!report) return report.error();
   host_.record.metric("warm_start", {{"steps", report->steps},
-                                {"accuracy", report->accuracy},
-                                {"reached", report->reached},
-                                {"seconds", seconds(clock.now() - start)}});
+                                     {"accuracy", report->accuracy},
+                                     {"reached", report->reached},
+                                     {"seconds", seconds(clock.now() - start)}});
   return ok();
 }
 
@@ -161,7 +162,8 @@ Status PolicyToTrain::evaluate(const char* when) {
   options.response_tokens_max = host_.config.rollout.response_tokens_max;
   options.turn_tokens_max = host_.config.rollout.turn_tokens_max.value_or(0);
   options.interrupted = [this] { return host_.stop.load(); };
-  const auto result = learner::evaluate(*model_, host_.task.phrasing, *host_.task.adapter, host_.task.evaluation, options);
+  const auto result =
+      learner::evaluate(*model_, host_.task.phrasing, *host_.task.adapter, host_.task.evaluation, options);
   if (!result && result.error().code == Code::kCancelled) return ok();
   if (!result) return result.error();
   nlohmann::json row = {{"when", when},
@@ -195,7 +197,7 @@ Result<std::optional<TrainedStep>> PolicyToTrain::step(const std::vector<schema:
                   {"informative_groups", report.informative_groups},  // after penalties
                   {"zero_advantage_fraction",
                    1 - static_cast<double>(report.informative_groups) / static_cast<double>(report.groups)},
-                  {"response_tokens", report.response_tokens}};       // without those that are masked
+                  {"response_tokens", report.response_tokens}};  // without those that are masked
   done.scrutiny = std::move(report.scrutiny);
   return std::optional(std::move(done));
 }
@@ -204,7 +206,8 @@ Result<delta::SharedState> PolicyToTrain::policy(Version version) {
   ECHO_ASSIGN(delta::SharedState policy, make_policy());
   if (const Status finite = model::check_finite(policy->view()); !finite)
     return fail(Code::kCorrupt, "train",
-                "version {} is not published, because {}. The run stands at the newest checkpoint: go on from there with --resume, and a lower "
+                "version {} is not published, because {}. The run stands at the newest checkpoint: go on from there "
+                "with --resume, and a lower "
                 "learner.learning_rate",
                 version.value, finite.error().message());
   return policy;

@@ -231,8 +231,8 @@ Trainer::Trainer(std::shared_ptr<model::Transformer> model, const TrainerConfig&
 
 Result<delta::OwnedState> Trainer::policy() const { return model::export_policy(*model_); }
 
-// Chooses as many rows of each worker, anew every step and rows without a gradient too, and scores them. `trained`: rows
-// that the first update scores anyway, with the same arithmetic; they are left to it.
+// Chooses as many rows of each worker, anew every step and rows without a gradient too, and scores them. `trained`:
+// rows that the first update scores anyway, with the same arithmetic; they are left to it.
 std::map<WorkerId, Scrutiny> Trainer::scrutinise(Groups& groups, std::int64_t step,
                                                  const std::vector<TrainingRow*>& trained) {
   std::map<WorkerId, std::vector<TrainingRow*>> of;

@@ -41,22 +41,22 @@ struct StepReport {
   std::int64_t groups = 0;
   std::int64_t informative_groups = 0;  // groups whose rewards differ; only these carry a gradient
   std::int64_t response_tokens = 0;     // that count in the loss
-  double reward_mean = 0;            // as the adapter gave it, without penalties
-  double accuracy = 0;               // share of trajectories the adapter called correct
-  double truncated_fraction = 0;     // of trajectories that were cut by the length limit
-  std::int64_t updates = 0;          // optimizer updates applied
-  std::int64_t updates_skipped = 0;  // because a gradient was not finite
-  double gradient_norm = 0;          // mean over updates, before clipping
-  double learning_rate = 0;          // of the last update
+  double reward_mean = 0;               // as the adapter gave it, without penalties
+  double accuracy = 0;                  // share of trajectories the adapter called correct
+  double truncated_fraction = 0;        // of trajectories that were cut by the length limit
+  std::int64_t updates = 0;             // optimizer updates applied
+  std::int64_t updates_skipped = 0;     // because a gradient was not finite
+  double gradient_norm = 0;             // mean over updates, before clipping
+  double learning_rate = 0;             // of the last update
   // Means over the trained tokens (those of informative groups) of all updates; 0 when there were none.
-  double loss = 0;        // mean over updates
-  double ratio_mean = 0;  // π_θ/π_μ
+  double loss = 0;                       // mean over updates
+  double ratio_mean = 0;                 // π_θ/π_μ
   double effective_sample_fraction = 0;  // (Σ π_θ/π_μ)² / (tokens · Σ (π_θ/π_μ)²): 1 where all weigh the same
   double clip_fraction = 0;
   double capped_fraction = 0;
-  double behaviour_kl = 0;  // nats per token
-  double reference_kl = 0;  // nats per token
-  double entropy = 0;       // nats per token
+  double behaviour_kl = 0;                // nats per token
+  double reference_kl = 0;                // nats per token
+  double entropy = 0;                     // nats per token
   std::map<WorkerId, Scrutiny> scrutiny;  // some responses of each worker, by the policy before this step
 };
 
@@ -108,16 +108,16 @@ struct Evaluation {
   std::int64_t correct = 0;
   double reward_mean = 0;
   std::map<std::string, double> components;  // of the reward, their means
-  ByTask by_task;  // empty where there is one
+  ByTask by_task;                            // empty where there is one
   double accuracy() const { return problems == 0 ? 0.0 : static_cast<double>(correct) / static_cast<double>(problems); }
 };
 
 struct EvaluationOptions {
   std::int64_t response_tokens_max = 64;
   std::int64_t turn_tokens_max = 0;  // of one turn; 0: what is left
-  double temperature = 0;         // 0: greedy
-  std::uint64_t seed = 0;         // for temperatures above 0
-  std::int64_t batch_rows = 256;  // problems generated at once, fewer where prompts are long; bounds memory
+  double temperature = 0;            // 0: greedy
+  std::uint64_t seed = 0;            // for temperatures above 0
+  std::int64_t batch_rows = 256;     // problems generated at once, fewer where prompts are long; bounds memory
   std::function<bool()> interrupted = {};
 };
 

@@ -75,7 +75,8 @@ Result<StoredState> read_state(const fs::path& path, const Trainer& trainer, con
   const auto string = [&](const char* key) { return json.contains(key) && json[key].is_string(); };
   if (!integer("updates") || !integer("seed") || !string("config_digest") || !string("tensors_digest") ||
       (json["format"] != 1 && !string("reference_digest")))
-    return fail(Code::kCorrupt, kOperation, "{}: expected updates, seed, config_digest, tensors_digest and reference_digest",
+    return fail(Code::kCorrupt, kOperation,
+                "{}: expected updates, seed, config_digest, tensors_digest and reference_digest",
                 (path / kCheckpointState).string());
   if (json["config_digest"] != of.config_digest || json["seed"] != trainer.config().seed)
     return fail(Code::kInvalid, kOperation,
@@ -92,8 +93,8 @@ Result<StoredState> read_state(const fs::path& path, const Trainer& trainer, con
 }
 
 // The bytes of the stored tensor `name`; kInvalid unless type and shape match.
-Result<std::span<const std::byte>> stored(const delta::StateView& state, const std::string& name, const torch::Tensor& like,
-                             delta::DType dtype, const fs::path& path) {
+Result<std::span<const std::byte>> stored(const delta::StateView& state, const std::string& name,
+                                          const torch::Tensor& like, delta::DType dtype, const fs::path& path) {
   const auto it = std::lower_bound(state.begin(), state.end(), name,
                                    [](const delta::TensorView& view, const std::string& n) { return view.name < n; });
   if (it == state.end() || it->name != name || it->dtype != dtype || it->shape != like.sizes().vec())
@@ -111,7 +112,8 @@ Result<fs::path> save_checkpoint(const fs::path& folder, const Trainer& trainer,
   return add_checkpoint(folder, trainer.steps(), keep_last, [&](const fs::path& into) -> Status {
     ECHO_ASSIGN(delta::OwnedState policy, trainer.policy());
     if (const Status finite = model::check_finite(policy.view()); !finite)
-      return fail(Code::kCorrupt, "save checkpoint", "step {} is not kept, because {}", trainer.steps(), finite.error().message());
+      return fail(Code::kCorrupt, "save checkpoint", "step {} is not kept, because {}", trainer.steps(),
+                  finite.error().message());
     ECHO_ASSIGN(const Snapshot tensors, snapshot(trainer));
     ECHO_TRY(delta::write_safetensors(into / kTensors, tensors.view));
     ECHO_ASSIGN(const delta::Digest digest, delta::digest_state(tensors.view));

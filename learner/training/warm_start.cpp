@@ -30,7 +30,8 @@ Result<std::vector<Row>> demonstrations(const data_plane::Adapter& adapter, cons
     Row row;
     auto prompt = phrasing.prompt(data_plane::prompt_of(problem));
     const auto answer = phrasing.tokenizer().encode(*response);
-    if (!prompt || prompt->empty() || !answer) continue;  // not in this model's tokens: it is set aside in training, too
+    if (!prompt || prompt->empty() || !answer)
+      continue;  // not in this model's tokens: it is set aside in training, too
     row.tokens.assign(prompt->begin(), prompt->end());
     row.prompt = row.tokens.size();
     row.tokens.insert(row.tokens.end(), answer->begin(), answer->end());

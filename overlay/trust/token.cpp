@@ -14,8 +14,8 @@ constexpr std::string_view kPrefix = "echo1.";  // the digit is the version of t
 constexpr std::string_view kContext = "join token";
 constexpr std::string_view kAlphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
-// authority 32, nonce 16, expires 8 (little-endian), length of instance 1, instance; where a host is named, its length 1
-// and the host; then the signature, 64
+// authority 32, nonce 16, expires 8 (little-endian), length of instance 1, instance; where a host is named, its length
+// 1 and the host; then the signature, 64
 constexpr std::size_t kFixedBytes = 32 + 16 + 8 + 1;
 constexpr std::size_t kSignatureBytes = 64;
 constexpr std::size_t kTokenBytesMax = kFixedBytes + 2 * kInstanceBytesMax + 1 + kSignatureBytes;
@@ -127,7 +127,8 @@ Result<Secret> issue_token(const Authority& authority, std::string_view instance
     return fail(Code::kInvalid, op, "expected a time since 1970 and a lifetime, found {} s and {}", now_unix_s,
                 echoline::to_text(lifetime));
   const auto expires = static_cast<std::uint64_t>(std::ceil(now_unix_s + seconds(lifetime)));
-  std::vector<std::byte> bytes = encode({authority.fingerprint(), nonce, expires, std::string(instance), std::string(host)});
+  std::vector<std::byte> bytes =
+      encode({authority.fingerprint(), nonce, expires, std::string(instance), std::string(host)});
   const Signature signature = authority.key().sign(kContext, bytes);
   bytes.insert(bytes.end(), signature.bytes.begin(), signature.bytes.end());
   return Secret(std::string(kPrefix) + encode_base64url(bytes));

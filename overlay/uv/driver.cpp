@@ -119,9 +119,8 @@ Status Driver::listen() {
   if (!preferred) ECHO_CHECK(to_address(host, port, address) == 0, "'{}'", host);
   listening_fd_ = ::socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   const int on = 1;
-  const bool bound =
-      listening_fd_ >= 0 && ::setsockopt(listening_fd_, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
-      ::bind(listening_fd_, reinterpret_cast<const sockaddr*>(&address), address_bytes(address)) == 0;
+  const bool bound = listening_fd_ >= 0 && ::setsockopt(listening_fd_, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
+                     ::bind(listening_fd_, reinterpret_cast<const sockaddr*>(&address), address_bytes(address)) == 0;
   int e = bound ? 0 : uv_translate_sys_error(errno);
   if (bound) begin_unpaced(listening_fd_);
   if (bound && ::listen(listening_fd_, kBacklog) != 0) e = uv_translate_sys_error(errno);

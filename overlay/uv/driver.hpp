@@ -64,7 +64,7 @@ class Driver {
   static constexpr Duration kFlushMax = std::chrono::seconds(2);
   static constexpr Duration kLate = std::chrono::seconds(1);  // of a timer: this process was stopped, or its machine
   static constexpr Duration kNoFilesPause = std::chrono::seconds(1);  // before anybody is accepted again
-  static constexpr std::size_t kAddressesMax = 16;  // of a host name
+  static constexpr std::size_t kAddressesMax = 16;                    // of a host name
   static constexpr std::size_t kNamesMax = 1024;
 
   // Of a connection that fetches the bundle; the core does not know of it.
@@ -91,16 +91,16 @@ class Driver {
     std::string unproven_from;     // the network it is counted under while its handshake is not done
     bool heard = false;            // it has said something
     std::optional<Download> download;
-    bool readable = false;         // connected and not at its end
-    bool held = false;             // the core does not want to read from it
-    bool dirty = false;            // listed in dirty_
-    bool had_its_turn = false;     // its last read filled the buffer
-    bool leaving = false;          // the core is done with it; flushed, then closed
-    std::string dialled_at;        // the address, once it is connected to
+    bool readable = false;      // connected and not at its end
+    bool held = false;          // the core does not want to read from it
+    bool dirty = false;         // listed in dirty_
+    bool had_its_turn = false;  // its last read filled the buffer
+    bool leaving = false;       // the core is done with it; flushed, then closed
+    std::string dialled_at;     // the address, once it is connected to
     bool small_segments = false;
-    std::size_t turn = 0;  // of the addresses of the name that was dialled
-    std::size_t writing = 0;       // uv_write requests under way
-    TimePoint deadline = kNever;   // of the handshake, or of the flush
+    std::size_t turn = 0;         // of the addresses of the name that was dialled
+    std::size_t writing = 0;      // uv_write requests under way
+    TimePoint deadline = kNever;  // of the handshake, or of the flush
   };
   struct Write;
   struct Lookup;

@@ -64,7 +64,8 @@ void Driver::read_bundle(Connection& c) {
   read->driver = this;
   read->conn = c.id;
   read->file = options_.bundle->file;
-  read->block.resize(static_cast<std::size_t>(std::min<std::uint64_t>(kBlockBytes, options_.bundle->size.count - d.at)));
+  read->block.resize(
+      static_cast<std::size_t>(std::min<std::uint64_t>(kBlockBytes, options_.bundle->size.count - d.at)));
   read->request.data = read.get();
   uv_buf_t buffer = uv_buf_init(read->block.data(), static_cast<unsigned>(read->block.size()));
   const int e = uv_fs_read(&loop_, &read->request, read->file->get(), &buffer, 1, static_cast<std::int64_t>(d.at),
@@ -87,7 +88,8 @@ void Driver::send_bundle(Connection& c, std::span<const std::byte> block, std::i
   Download& d = *c.download;
   d.reading = false;
   if (n <= 0) {
-    log::error("the bundle cannot be read any more: {}", n < 0 ? uv_strerror(static_cast<int>(n)) : "it is shorter than it was");
+    log::error("the bundle cannot be read any more: {}",
+               n < 0 ? uv_strerror(static_cast<int>(n)) : "it is shorter than it was");
     return lost(c, "the bundle cannot be read");
   }
   const auto plain = block.first(static_cast<std::size_t>(n));

@@ -22,9 +22,9 @@ std::string network_of(const std::string& host);
 // Where a process of this machine reaches a node that listens there: on all addresses means also on loopback.
 Endpoint reached_from_here(const Endpoint& bound);
 
-// What others may dial to reach a node that listens there on this machine: the machine's name, if it leads to an address
-// that is not loopback, and the addresses of its interfaces, where it listens on all of them; otherwise where it
-// listens.
+// What others may dial to reach a node that listens there on this machine: the machine's name, if it leads to an
+// address that is not loopback, and the addresses of its interfaces, where it listens on all of them; otherwise where
+// it listens.
 std::vector<Endpoint> reached_from_elsewhere(const Endpoint& bound);
 
 // Where a worker listens that joins this learner: where it was told to; or else on all addresses, if it was told by

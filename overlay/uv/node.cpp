@@ -39,9 +39,8 @@ Status post_message(Driver& driver, std::shared_ptr<const std::string> bytes, Se
   if (bytes->size() > kMessageBytesMax)
     return fail(Code::kExhausted, "send message", "it has {} bytes, at most {} may be", bytes->size(),
                 kMessageBytesMax);
-  const bool runs = driver.post([send = std::move(send), message = slice_of(std::move(bytes))](TimePoint now) {
-    send(message, now);
-  });
+  const bool runs = driver.post(
+      [send = std::move(send), message = slice_of(std::move(bytes))](TimePoint now) { send(message, now); });
   if (!runs) return fail(Code::kCancelled, "send message", "the node has stopped");
   return ok();
 }
@@ -223,7 +222,8 @@ Status PublicationWriter::finish(const Digest& policy_digest) {
   impl_->node->driver->post_and_wait([&](TimePoint now) {
     const auto opened = impl_->node->core->checker().open(manifest);
     closed = impl_->refused();
-    if (closed) closed = opened ? impl_->node->core->finish(*opened, manifest, now, impl_->sealing) : Status(opened.error());
+    if (closed)
+      closed = opened ? impl_->node->core->finish(*opened, manifest, now, impl_->sealing) : Status(opened.error());
   });
   impl_->finished = closed.has_value();
   return closed;
@@ -325,8 +325,8 @@ Result<std::unique_ptr<PublicationWriter>> LearnerNode::begin(const PublicationH
   announcement.epoch = impl_->core->epoch();
   announcement.key = {head.version, head.base};
   announcement.base_digest = head.base ? head.base_digest : Digest{};
-  announcement.expires_unix_ms = static_cast<std::uint64_t>(
-      (SystemClock().unix_seconds() + seconds(impl_->options.publication_lifetime)) * 1e3);
+  announcement.expires_unix_ms =
+      static_cast<std::uint64_t>((SystemClock().unix_seconds() + seconds(impl_->options.publication_lifetime)) * 1e3);
   if (head.base && *head.base >= head.version)
     return fail(Code::kInvalid, "publish", "{}: the base must be older", to_text(announcement.key));
   std::unique_ptr<PublicationWriter::Impl> writer;
@@ -334,7 +334,8 @@ Result<std::unique_ptr<PublicationWriter>> LearnerNode::begin(const PublicationH
   impl_->driver->post_and_wait([&](TimePoint now) {
     announcement.issued = impl_->core->issue_time(now);
     const std::optional<Bytes>& chunk = impl_->options.chunk;
-    announcement.chunk_bytes = static_cast<std::uint32_t>((chunk ? *chunk : impl_->core->chunk_for(announcement.key, now)).count);
+    announcement.chunk_bytes =
+        static_cast<std::uint32_t>((chunk ? *chunk : impl_->core->chunk_for(announcement.key, now)).count);
     writer = std::make_unique<PublicationWriter::Impl>(
         PublicationWriter::Impl{impl_.get(), Sealer(announcement, impl_->authority->key())});
     begun = impl_->core->begin(announcement, writer->sealer.opening(), head.catch_up, now);
@@ -431,13 +432,13 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options, Wor
   }
   if (state) {
     ECHO_ASSIGN(authority, trust::read_authority(state->authority));
-    const double learner_unix_s =
-        SystemClock().unix_seconds() + static_cast<double>(state->clock_offset_ms) / 1e3;
+    const double learner_unix_s = SystemClock().unix_seconds() + static_cast<double>(state->clock_offset_ms) / 1e3;
     const auto identity = trust::check_certificate(state->certificate, authority->key, state->run_id, std::nullopt);
     const bool its_own = identity && identity->key == key.public_key();
     if (!its_own || identity->expires_unix_s <= learner_unix_s) {  // it needs another, with what it knows of the run
       ECHO_ASSIGN(WorkerState fresh, enrol(options, key, its_own ? &*state : nullptr));
-      if (fresh.authority == state->authority) fresh.floor = state->floor, fresh.beacon_sequence = state->beacon_sequence;
+      if (fresh.authority == state->authority)
+        fresh.floor = state->floor, fresh.beacon_sequence = state->beacon_sequence;
       state = std::move(fresh);
     }
   } else {

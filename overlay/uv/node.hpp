@@ -24,25 +24,26 @@ struct LearnerOptions {
   std::uint16_t port = 0;               // 0: any free port, see endpoint()
   LinkLimits limits;
   BitRate chain_rate = BitRate::from_mbit_per_s(8);  // b: rate a chain is planned for; chains = max(1, floor(up / b))
-  std::optional<BitRate> up_expected;  // of the learner, when limits.up is absent; see LearnerConfig
+  std::optional<BitRate> up_expected;                // of the learner, when limits.up is absent; see LearnerConfig
   chains::TopologyPolicy policy = chains::TopologyPolicy::kTrees;
   bool chooses_policy = false;  // it is the first of them; see LearnerConfig
-  std::optional<Bytes> chunk;  // unit that is proven and forwarded; 1 KiB .. 1 MiB; absent: as LearnerCore::chunk_for() has it
+  std::optional<Bytes>
+      chunk;  // unit that is proven and forwarded; 1 KiB .. 1 MiB; absent: as LearnerCore::chunk_for() has it
   Duration heartbeat = std::chrono::milliseconds(500);
   Duration heartbeat_timeout = std::chrono::seconds(3);  // of silence, before a worker is away
-  Duration silence_min{};  // before a worker is silent, whatever was learned of its rhythm
-  Duration away_max = std::chrono::minutes(5);           // before who is away is gone
-  double quorum = 0.9;  // fraction q of the active workers that defines T_b
-  chains::Regions regions;  // where the learner and its workers stand
-  std::string run_id;   // 1 to 64 printable characters
-  Bytes policy_bytes;   // of the policy: what learner and workers have room for follows from it (overlay/sizes.hpp)
+  Duration silence_min{};                       // before a worker is silent, whatever was learned of its rhythm
+  Duration away_max = std::chrono::minutes(5);  // before who is away is gone
+  double quorum = 0.9;                          // fraction q of the active workers that defines T_b
+  chains::Regions regions;                      // where the learner and its workers stand
+  std::string run_id;                           // 1 to 64 printable characters
+  Bytes policy_bytes;  // of the policy: what learner and workers have room for follows from it (overlay/sizes.hpp)
   std::optional<Bytes> store_bytes_max;  // recent publications kept for catching up; absent: by the policy's size
   Duration publication_lifetime = std::chrono::hours(24);
   // Where the run's authority and the overlay's state are kept (run.key, run.crt, state); empty: nothing survives the
   // process, and workers of an earlier one cannot come back.
   std::filesystem::path folder;
   Bytes message_max{kMessageBytesMax};  // of a worker's messages; a longer one is not kept, and counted against it
-  std::filesystem::path bundle;  // handed out to machines that show a join token; empty: none
+  std::filesystem::path bundle;         // handed out to machines that show a join token; empty: none
   // After a restart, the version the application goes on from: what was published beyond it is disowned.
   std::optional<Version> resumed_at;
 };
@@ -158,7 +159,8 @@ struct WorkerEvents {  // each may be empty
   std::function<void(WorkerId, const std::string& welcome_bytes)> joined;
   // Complete, verified, and in an order that can be installed: a delta comes right after its base was delivered.
   std::function<void(const Publication&)> publication;
-  // Of one that arrives, before it is complete. No more than kPartsUnreadMax come until parts_read() says that they are used.
+  // Of one that arrives, before it is complete. No more than kPartsUnreadMax come until parts_read() says that they are
+  // used.
   std::function<void(const PublicationPart&)> part;
   std::function<void(std::string bytes)> message;
   // The learner is out of reach: messages sent to it are lost until joined() comes again.

@@ -16,8 +16,8 @@ constexpr std::string_view kOp = "TLS";
 constexpr std::size_t kOutputBytesMax = 64 * 1024;
 constexpr long kCertificateListBytesMax = 4096;
 
-// Zeros in both first flights, so that each fills a packet of the usual size and has a little more behind it: where large
-// packets do not get through, no handshake does, and who dials sees what overtakes them (narrow_paths.hpp).
+// Zeros in both first flights, so that each fills a packet of the usual size and has a little more behind it: where
+// large packets do not get through, no handshake does, and who dials sees what overtakes them (narrow_paths.hpp).
 constexpr unsigned kPaddingExtension = 0xff45;  // for private use
 constexpr std::size_t kHelloPadding = 1700, kAnswerPadding = 900;
 

@@ -116,8 +116,8 @@ struct SshProvider::Impl {
 
   Error error_of(const Host& host, const std::string& what, const CommandEnd& end) const {
     if (is_refused(end))
-      return fail(Code::kInvalid, kOperation, "{}: {}: {}; `ssh {}{}{} true` has to work without a question first", host.name,
-                  what, end.words(), host.port ? fmt::format("-p {} ", *host.port) : "",
+      return fail(Code::kInvalid, kOperation, "{}: {}: {}; `ssh {}{}{} true` has to work without a question first",
+                  host.name, what, end.words(), host.port ? fmt::format("-p {} ", *host.port) : "",
                   host.identity.empty() ? "" : fmt::format("-i {} ", host.identity), host.address);
     return fail(Code::kUnavailable, kOperation, "{}: {}: {}", host.name, what, end.words());
   }
@@ -169,8 +169,8 @@ struct SshProvider::Impl {
     const std::string source = files.front().first, in = shell_quoted(host.folder + "/" + files.front().second);
     files.erase(files.begin());
     const auto copy = [=, this, &host](Commands::Done then) {
-      commands.run_file(ssh(host, fmt::format("cat > {0}.$$ && chmod 700 {0}.$$ && mv {0}.$$ {0}", in)), source, times.limit,
-                        std::move(then));
+      commands.run_file(ssh(host, fmt::format("cat > {0}.$$ && chmod 700 {0}.$$ && mv {0}.$$ {0}", in)), source,
+                        times.limit, std::move(then));
     };
     ask(copy, [=, this, &host](const CommandEnd& brought) {
       if (brought.good()) return bring(ticket, host, spec, program, files);
@@ -210,7 +210,8 @@ struct SshProvider::Impl {
     events.push_back(Started{ticket, {std::string(kIdPrefix) + id}, std::nullopt});
   }
 
-  // The connection may have gone after it had started. Where it certainly has not, `again_if_none` may start it once more.
+  // The connection may have gone after it had started. Where it certainly has not, `again_if_none` may start it once
+  // more.
   void settle(Ticket ticket, const Host& host, const std::string& label, const Error& error, bool retryable,
               std::function<bool()> again_if_none) {
     look(host, true, [=, this, &host](const Seen& seen, const std::optional<Error>& unknown) {

@@ -372,7 +372,8 @@ struct VastProvider::Impl {
     raise_bid(instance, it->second);
     if ((instance.ending || instance.outbid) && now < it->second.resumes_until) return;
     if (instance.ending && !std::exchange(it->second.ending, true))
-      events.push_back(Ending{instance.info.instance, instance.is_bid ? "outbid: it is being stopped" : "it is being stopped",
+      events.push_back(Ending{instance.info.instance,
+                              instance.is_bid ? "outbid: it is being stopped" : "it is being stopped",
                               instance.is_bid});
     if (!instance.outbid && !instance.exited) return;
     it->second.ended = true;
@@ -397,9 +398,11 @@ struct VastProvider::Impl {
            if (answer.status != 200 || field(object, "success") == json(false)) {
              it->second.resumes_until = {};
              it->second.bid_max = 0;  // once is enough
-             return log::warn("{}: {}", kOperation, error_of(answer, fmt::format("raise the bid for {}", contract)).detail);
+             return log::warn("{}: {}", kOperation,
+                              error_of(answer, fmt::format("raise the bid for {}", contract)).detail);
            }
-           log::info("the bid for {} was topped and is now ${:.4f} an hour (was ${:.4f})", it->second.label, bid, it->second.bid);
+           log::info("the bid for {} was topped and is now ${:.4f} an hour (was ${:.4f})", it->second.label, bid,
+                     it->second.bid);
            it->second.bid = bid;
            it->second.resumes_until = now + kResumeMax;
            if (!stopped) return;

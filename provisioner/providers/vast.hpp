@@ -31,8 +31,8 @@ Status end_own_vast_instance(const std::string& url, const std::string& key, con
 // each time, and is asked again, as is what can be repeated without harm. A create that may have rented (an answer that
 // is lost, broken or an error of the service) is settled by listing: what carries the label is the instance, a second
 // one is destroyed. An error that comes with a contract is destroyed before it is reported. What a listing lacks is
-// asked for by itself before it counts as gone, and a listing of which a page failed is not complete. A bid that others top is
-// raised as far as it may be; only what then does not go on counts as outbid.
+// asked for by itself before it counts as gone, and a listing of which a page failed is not complete. A bid that others
+// top is raised as far as it may be; only what then does not go on counts as outbid.
 class VastProvider final : public Provider {
  public:
   explicit VastProvider(VastOptions options);

@@ -164,13 +164,15 @@ TEST(Text, FromElsewhereIsShownAsOneHarmlessLine) {
       {"a\nb\tc\r", "a\\nb\\tc\\r"},
       {"\x1b[2J\x7f", "\\x1b[2J\\x7f"},
       {std::string_view("\0", 1), "\\x00"},
-      {"\xc2\x9b", "\\u{9b}"},                          // one character that begins a terminal's command
-      {"\xe2\x80\xae" "fdp", "\\u{202e}fdp"},           // turns the direction of writing
+      {"\xc2\x9b", "\\u{9b}"},  // one character that begins a terminal's command
+      {"\xe2\x80\xae"
+       "fdp",
+       "\\u{202e}fdp"},  // turns the direction of writing
       {"\xff\xfe", "\\xff\\xfe"},
-      {"\xc0\xaf", "\\xc0\\xaf"},                        // longer than needed
-      {"\xed\xa0\x80", "\\xed\\xa0\\x80"},              // half of a pair
-      {"\xf4\x90\x80\x80", "\\xf4\\x90\\x80\\x80"},    // beyond the last character
-      {"ab\xe6\xbc", "ab\\xe6\\xbc"},                    // cut
+      {"\xc0\xaf", "\\xc0\\xaf"},                    // longer than needed
+      {"\xed\xa0\x80", "\\xed\\xa0\\x80"},           // half of a pair
+      {"\xf4\x90\x80\x80", "\\xf4\\x90\\x80\\x80"},  // beyond the last character
+      {"ab\xe6\xbc", "ab\\xe6\\xbc"},                // cut
   };
   for (const auto& [said, shown] : escaped) {
     EXPECT_EQ(printable(said), shown);

@@ -1,5 +1,5 @@
-// Reads any bytes as a run file, and as JSON, and checks what must hold for every input. libFuzzer calls it when ECHOLINE_FUZZ is
-// on; config_test calls it on mutated run files in every ordinary test run.
+// Reads any bytes as a run file, and as JSON, and checks what must hold for every input. libFuzzer calls it when
+// ECHOLINE_FUZZ is on; config_test calls it on mutated run files in every ordinary test run.
 #include <cstdint>
 #include <string>
 #include <string_view>

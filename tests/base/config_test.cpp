@@ -252,7 +252,8 @@ TEST(Config, ANumberMayBeAuto) {
   EXPECT_FALSE(read("ahead: 11", problem));
   EXPECT_EQ(problem, "run.yaml:1:8: ahead: expected at most 10, found '11'; `auto` is allowed as well");
   EXPECT_FALSE(read("ahead: atuo", problem));
-  EXPECT_EQ(problem, "run.yaml:1:8: ahead: expected a whole number from 0 to 10, found 'atuo'; `auto` is allowed as well");
+  EXPECT_EQ(problem,
+            "run.yaml:1:8: ahead: expected a whole number from 0 to 10, found 'atuo'; `auto` is allowed as well");
   ConfigFile blank = ConfigFile::blank();
   std::optional<std::uint32_t> ignored;
   blank.root().read_or_auto("ahead", ignored, {.max = 10}, "batches");
@@ -394,8 +395,7 @@ TEST(Config, UnusableFiles) {
   EXPECT_EQ(parse_problem("\xc3\xa9: \x01\n"), "run.yaml:1:4: expected UTF-8 text, found the byte 0x01");
   EXPECT_EQ(parse_problem("a: \xed\xa0\x80"), "run.yaml:1:4: expected UTF-8 text, found the byte 0xed")
       << "a surrogate";
-  EXPECT_EQ(parse_problem("a: 1\nb: \"\xc2\x80\"\n"),
-            "run.yaml:2:5: expected UTF-8 text, found a control character");
+  EXPECT_EQ(parse_problem("a: 1\nb: \"\xc2\x80\"\n"), "run.yaml:2:5: expected UTF-8 text, found a control character");
   EXPECT_EQ(parse_problem(""), "") << "an empty file sets nothing";
   EXPECT_EQ(parse_problem("\xef\xbb\xbf# with a byte order mark\n"), "");
 }
@@ -405,18 +405,46 @@ TEST(Config, BrokenYamlIsToldWhereAndWhy) {
             "run.yaml:4:2: not valid YAML: did not find expected ',' or ']' while parsing a flow sequence");
   EXPECT_EQ(parse_problem("a: 1\n b: 2\n"),
             "run.yaml:2:3: not valid YAML: mapping values are not allowed in this context");
-  EXPECT_EQ(parse_problem("a:\n\t- 1\n"),
-            "run.yaml:2:1: not valid YAML: found character that cannot start any token while scanning for the next token");
+  EXPECT_EQ(
+      parse_problem("a:\n\t- 1\n"),
+      "run.yaml:2:1: not valid YAML: found character that cannot start any token while scanning for the next token");
   EXPECT_EQ(parse_problem("a: \"no end\n"),
             "run.yaml:2:1: not valid YAML: found unexpected end of stream while scanning a quoted scalar");
 }
 
 // What a text holds survives being written and read, however odd it is.
 TEST(Config, ResolvedTextIsTheTextThatWasRead) {
-  for (const std::string text :
-       {"", "~", "null", "- a", "a: b", "#", "1\n2", "tab\there", "\r", " led", "trailed ", "'", "\"", "\xc2\x85",
-        "\xe2\x80\xa8", "\xef\xbb\xbf", "\x01", "\xc3\xa9", "%", "@x", "true", "[", "{", "&a", "*a", "!b", "|",
-        "0x1f", "---", "...", "? x"}) {
+  for (const std::string text : {"",
+                                 "~",
+                                 "null",
+                                 "- a",
+                                 "a: b",
+                                 "#",
+                                 "1\n2",
+                                 "tab\there",
+                                 "\r",
+                                 " led",
+                                 "trailed ",
+                                 "'",
+                                 "\"",
+                                 "\xc2\x85",
+                                 "\xe2\x80\xa8",
+                                 "\xef\xbb\xbf",
+                                 "\x01",
+                                 "\xc3\xa9",
+                                 "%",
+                                 "@x",
+                                 "true",
+                                 "[",
+                                 "{",
+                                 "&a",
+                                 "*a",
+                                 "!b",
+                                 "|",
+                                 "0x1f",
+                                 "---",
+                                 "...",
+                                 "? x"}) {
     ConfigFile none = std::move(*ConfigFile::parse("", "none"));
     std::string value = text;
     none.root().read("value", value);
@@ -551,15 +579,18 @@ TEST(Config, NumbersOutOfRangeAreToldTheRangeWhateverTheirForm) {
   };
   const Limits<std::uint64_t> steps{.min = 1, .max = 100};
   EXPECT_EQ(problem("0", std::uint64_t{}, steps), "run.yaml:1:4: a: expected 1 to 100, found '0'");
-  EXPECT_EQ(problem("-5", std::uint64_t{}, steps), "run.yaml:1:4: a: expected a whole number from 1 to 100, found '-5'");
+  EXPECT_EQ(problem("-5", std::uint64_t{}, steps),
+            "run.yaml:1:4: a: expected a whole number from 1 to 100, found '-5'");
   EXPECT_EQ(problem("1.5", std::uint64_t{}, steps),
             "run.yaml:1:4: a: expected a whole number from 1 to 100, found '1.5'");
-  EXPECT_EQ(problem("x", 1.0, Limits<double>{.min = 0.5}), "run.yaml:1:4: a: expected a number, at least 0.5, found 'x'");
+  EXPECT_EQ(problem("x", 1.0, Limits<double>{.min = 0.5}),
+            "run.yaml:1:4: a: expected a number, at least 0.5, found 'x'");
   EXPECT_EQ(problem("0 bit/s", BitRate{}, Limits<BitRate>{.min = BitRate{1000}}),
             "run.yaml:1:4: a: expected at least 1 kbit/s, found '0 bit/s'");
-  EXPECT_EQ(problem("-5 s", Duration{}, Limits<Duration>{.min = Duration(0), .max = std::chrono::seconds(60)}),
-            "run.yaml:1:4: a: expected a duration such as '30 s' (units: ns us ms s min h), found '-5 s': it is negative; "
-            "expected 0 s to 1 min");
+  EXPECT_EQ(
+      problem("-5 s", Duration{}, Limits<Duration>{.min = Duration(0), .max = std::chrono::seconds(60)}),
+      "run.yaml:1:4: a: expected a duration such as '30 s' (units: ns us ms s min h), found '-5 s': it is negative; "
+      "expected 0 s to 1 min");
   EXPECT_EQ(problem("0 s", Duration{}, Limits<Duration>{.min = std::chrono::seconds(1)}),
             "run.yaml:1:4: a: expected at least 1 s, found '0 s'");
 }
@@ -605,7 +636,8 @@ TEST(Config, AReaderOverABlankFileIsItsReference) {
   EXPECT_NE(yaml.find("# names it [text; required]\nname:\n# how many [whole number, 1 to 9]\n#steps: 5\n"),
             std::string::npos)
       << yaml;
-  EXPECT_NE(yaml.find("  # what it sends [rate, at least 1 kbit/s; default: unlimited]\n  #uplink:\n"), std::string::npos)
+  EXPECT_NE(yaml.find("  # what it sends [rate, at least 1 kbit/s; default: unlimited]\n  #uplink:\n"),
+            std::string::npos)
       << yaml;
   EXPECT_NE(yaml.find("# A start.\n#warm:\n"), std::string::npos) << yaml;
   EXPECT_TRUE(ConfigFile::parse(yaml, "reference").has_value());
@@ -637,8 +669,9 @@ TEST(Config, AKeyOfTheRootCanBeReadApart) {
   EXPECT_EQ(c, 4);
   int b = 0;
   extra.root().section("extra").read("b", b);
-  EXPECT_EQ(problems(extra), "run.yaml:3:6: extra.b: expected a whole number from -2147483648 to 2147483647, found 'x'\n"
-                             "run.yaml:4:3: unknown key 'extra.wrong'");
+  EXPECT_EQ(problems(extra),
+            "run.yaml:3:6: extra.b: expected a whole number from -2147483648 to 2147483647, found 'x'\n"
+            "run.yaml:4:3: unknown key 'extra.wrong'");
   ConfigFile none = parsed("a: 1\n").split("extra");
   EXPECT_FALSE(none.root().has("extra"));
   EXPECT_EQ(problems(none), "");

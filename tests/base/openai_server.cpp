@@ -23,8 +23,10 @@ void put(Response& response, const json& body, int status = 200) {
   response.set_content(body.dump(), "application/json");
 }
 
-void refuse(Response& response, int status, const std::string& message, const json& code = nullptr, const json& param = nullptr) {
-  put(response, {{"error", {{"message", message}, {"type", "invalid_request_error"}, {"param", param}, {"code", code}}}}, status);
+void refuse(Response& response, int status, const std::string& message, const json& code = nullptr,
+            const json& param = nullptr) {
+  put(response,
+      {{"error", {{"message", message}, {"type", "invalid_request_error"}, {"param", param}, {"code", code}}}}, status);
 }
 
 }  // namespace
@@ -51,15 +53,18 @@ struct OpenAiServer::Impl {
   // True: the answer is made.
   bool spoilt(const OpenAiFault& fault, Response& response) {
     const auto broken_off = [&](const std::string& text, std::size_t promised) {
-      response.set_content_provider(promised, "application/json", [text](std::size_t, std::size_t, httplib::DataSink& sink) {
-        sink.write(text.data(), text.size());
-        return false;
-      });
+      response.set_content_provider(promised, "application/json",
+                                    [text](std::size_t, std::size_t, httplib::DataSink& sink) {
+                                      sink.write(text.data(), text.size());
+                                      return false;
+                                    });
     };
     if (fault.retry_after_s > 0) response.set_header("Retry-After", std::to_string(fault.retry_after_s));
     if (fault.what == "status") {
-      if (fault.body.empty()) refuse(response, fault.status, "it is not so well");
-      else response.status = fault.status, response.set_content(fault.body, "application/json");
+      if (fault.body.empty())
+        refuse(response, fault.status, "it is not so well");
+      else
+        response.status = fault.status, response.set_content(fault.body, "application/json");
     } else if (fault.what == "html") {
       response.set_content("<html>502 Bad Gateway</html>", "text/html");
     } else if (fault.what == "disconnect") {
@@ -69,7 +74,11 @@ struct OpenAiServer::Impl {
     } else if (fault.what == "no_choices") {
       put(response, {{"id", "cmpl-1"}, {"object", "chat.completion"}, {"choices", json::array()}});
     } else if (fault.what == "null_reason") {
-      put(response, {{"choices", {{{"index", 0}, {"message", {{"role", "assistant"}, {"content", "4"}}}, {"text", "4"}, {"finish_reason", nullptr}}}}});
+      put(response, {{"choices",
+                      {{{"index", 0},
+                        {"message", {{"role", "assistant"}, {"content", "4"}}},
+                        {"text", "4"},
+                        {"finish_reason", nullptr}}}}});
     } else if (fault.what == "error") {
       put(response, {{"error", {{"message", "upstream failed"}, {"code", 502}}}});
     } else {
@@ -90,38 +99,60 @@ struct OpenAiServer::Impl {
     }
     if (fault && spoilt(*fault, response)) return;
     if (!options.key.empty() && request.get_header_value("Authorization") != "Bearer " + options.key)
-      return refuse(response, 401, "Incorrect API key provided. You can find your API key at https://platform.openai.com.", "invalid_api_key");
+      return refuse(response, 401,
+                    "Incorrect API key provided. You can find your API key at https://platform.openai.com.",
+                    "invalid_api_key");
     const json body = json::parse(request.body, nullptr, false);
     if (!body.is_object()) return refuse(response, 400, "We could not parse the JSON body of your request.");
-    static const std::set<std::string> kKnown = {"model", "messages", "prompt", "temperature", "top_p", "stream", "n", "max_tokens",
-                                                 "max_completion_tokens", "seed", "stop", "chat_template_kwargs"};
+    static const std::set<std::string> kKnown = {"model",       "messages",   "prompt",
+                                                 "temperature", "top_p",      "stream",
+                                                 "n",           "max_tokens", "max_completion_tokens",
+                                                 "seed",        "stop",       "chat_template_kwargs"};
     for (const auto& [name, value] : body.items())
-      if (!kKnown.contains(name)) return refuse(response, 400, "Unrecognized request argument supplied: " + name, nullptr, name);
+      if (!kKnown.contains(name))
+        return refuse(response, 400, "Unrecognized request argument supplied: " + name, nullptr, name);
     if (body.value("model", "") != options.model)
-      return refuse(response, 404, fmt::format("The model `{}` does not exist or you do not have access to it.", body.value("model", "")), "model_not_found");
+      return refuse(
+          response, 404,
+          fmt::format("The model `{}` does not exist or you do not have access to it.", body.value("model", "")),
+          "model_not_found");
     if (options.wants_completion_tokens && body.contains("max_tokens"))
-      return refuse(response, 400, "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.",
-                    "unsupported_parameter", "max_tokens");
+      return refuse(
+          response, 400,
+          "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.",
+          "unsupported_parameter", "max_tokens");
     std::string text;
     if (chat) {
-      if (!body.contains("messages") || body["messages"].empty()) return refuse(response, 400, "Missing required parameter: 'messages'.", nullptr, "messages");
+      if (!body.contains("messages") || body["messages"].empty())
+        return refuse(response, 400, "Missing required parameter: 'messages'.", nullptr, "messages");
       for (const json& message : body["messages"]) text = message.at("content");
     } else {
       if (!body.contains("prompt")) return refuse(response, 400, "you must provide a prompt", nullptr, "prompt");
       text = body["prompt"];
     }
     if (text.size() > options.context_max)
-      return refuse(response, 400, fmt::format("This model's maximum context length is {} tokens.", options.context_max), "context_length_exceeded", "messages");
+      return refuse(response, 400,
+                    fmt::format("This model's maximum context length is {} tokens.", options.context_max),
+                    "context_length_exceeded", "messages");
     std::string said = options.says(text, body);
-    const std::size_t most_tokens = body.value(options.wants_completion_tokens ? "max_completion_tokens" : "max_tokens", std::size_t{16});
+    const std::size_t most_tokens =
+        body.value(options.wants_completion_tokens ? "max_completion_tokens" : "max_tokens", std::size_t{16});
     const bool cut = said.size() > most_tokens;
     said = said.substr(0, most_tokens);
     json choice = {{"index", 0}, {"logprobs", nullptr}, {"finish_reason", cut ? "length" : "stop"}};
-    if (chat) choice["message"] = {{"role", "assistant"}, {"content", said}, {"refusal", nullptr}};
-    else choice["text"] = said;
-    put(response, {{"id", "cmpl-1"}, {"object", chat ? "chat.completion" : "text_completion"}, {"created", 1}, {"model", options.model},
+    if (chat)
+      choice["message"] = {{"role", "assistant"}, {"content", said}, {"refusal", nullptr}};
+    else
+      choice["text"] = said;
+    put(response, {{"id", "cmpl-1"},
+                   {"object", chat ? "chat.completion" : "text_completion"},
+                   {"created", 1},
+                   {"model", options.model},
                    {"choices", json::array({choice})},
-                   {"usage", {{"prompt_tokens", text.size()}, {"completion_tokens", said.size()}, {"total_tokens", text.size() + said.size()}}}});
+                   {"usage",
+                    {{"prompt_tokens", text.size()},
+                     {"completion_tokens", said.size()},
+                     {"total_tokens", text.size() + said.size()}}}});
   }
 };
 
@@ -130,15 +161,16 @@ OpenAiServer::OpenAiServer(OpenAiServerOptions options) : impl_(std::make_unique
   Impl* const impl = impl_.get();
   impl->server.new_task_queue = [] { return new ThreadEach; };
   for (const bool chat : {true, false})
-    impl->server.Post(chat ? "/v1/chat/completions" : "/v1/completions", [impl, chat](const Request& request, Response& response) {
-      {
-        const std::lock_guard lock(impl->mutex);
-        impl->most = std::max(impl->most, ++impl->inside);
-      }
-      impl->serve(request, response, chat);
-      const std::lock_guard lock(impl->mutex);
-      --impl->inside;
-    });
+    impl->server.Post(chat ? "/v1/chat/completions" : "/v1/completions",
+                      [impl, chat](const Request& request, Response& response) {
+                        {
+                          const std::lock_guard lock(impl->mutex);
+                          impl->most = std::max(impl->most, ++impl->inside);
+                        }
+                        impl->serve(request, response, chat);
+                        const std::lock_guard lock(impl->mutex);
+                        --impl->inside;
+                      });
   impl->server.Get("/v1/models", [impl](const Request&, Response& response) {
     put(response, {{"object", "list"}, {"data", {{{"id", impl->options.model}, {"object", "model"}}}}});
   });

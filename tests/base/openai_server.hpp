@@ -1,5 +1,5 @@
-// A server on loopback that speaks OpenAI's interface as documented (chat completions, completions, models, errors) and misbehaves on
-// request as real ones do.
+// A server on loopback that speaks OpenAI's interface as documented (chat completions, completions, models, errors) and
+// misbehaves on request as real ones do.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -21,8 +21,9 @@ struct OpenAiServerOptions {
 
 // What happens to a request instead of an answer.
 struct OpenAiFault {
-  // "status": answers `status` | "html": 200, a proxy's page | "disconnect": in the middle of the body | "half": JSON that breaks off | "null_reason":
-  // no finish_reason | "no_choices" | "error": 200, with an error in it | "hang": for `hangs`, and answers then
+  // "status": answers `status` | "html": 200, a proxy's page | "disconnect": in the middle of the body | "half": JSON
+  // that breaks off | "null_reason": no finish_reason | "no_choices" | "error": 200, with an error in it | "hang": for
+  // `hangs`, and answers then
   std::string what;
   int times = 1;
   int status = 503;

@@ -1,5 +1,5 @@
-// Reads any bytes as what a server with OpenAI's interface answers. libFuzzer calls it when ECHOLINE_FUZZ is on; text_server_test calls it
-// on mutated answers in every ordinary test run.
+// Reads any bytes as what a server with OpenAI's interface answers. libFuzzer calls it when ECHOLINE_FUZZ is on;
+// text_server_test calls it on mutated answers in every ordinary test run.
 #include <cstdint>
 #include <string_view>
 
@@ -16,7 +16,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       ECHO_CHECK(answer->text.size() <= body.size(), "a text longer than the answer");
       ECHO_CHECK(!answer->tokens || *answer->tokens >= 0, "less than no tokens");
     } else {
-      ECHO_CHECK(answer.error().code == Code::kCorrupt && is_printable(answer.error().detail) && answer.error().detail.size() < 2000,
+      ECHO_CHECK(answer.error().code == Code::kCorrupt && is_printable(answer.error().detail) &&
+                     answer.error().detail.size() < 2000,
                  "an error fit for a log: {}", answer.error().detail);
     }
   }
@@ -25,7 +26,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   for (const int status : {0, 204, 302, 400, 401, 404, 418, 429, 500, 501}) {
     heard.status = status;
     const TextTrouble trouble = text_trouble({.url = "http://x/v1", .model = "m", .key = {}}, heard);
-    ECHO_CHECK(is_printable(trouble.error.detail) && trouble.error.detail.size() < 2000, "an error fit for a log: {}", trouble.error.detail);
+    ECHO_CHECK(is_printable(trouble.error.detail) && trouble.error.detail.size() < 2000, "an error fit for a log: {}",
+               trouble.error.detail);
   }
   return 0;
 }

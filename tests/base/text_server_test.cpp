@@ -14,8 +14,8 @@ namespace echoline {
 namespace {
 
 using nlohmann::json;
-using ::testing::HasSubstr;
 using std::chrono::milliseconds;
+using ::testing::HasSubstr;
 
 std::string reversed(const std::string& text, const json&) { return {text.rbegin(), text.rend()}; }
 
@@ -71,8 +71,15 @@ TEST_F(TextServerTest, SpeaksChatAndCompletions) {
 
 TEST_F(TextServerTest, WaitsOutWhatIsTemporary) {
   start();
-  for (const OpenAiFault& fault : std::vector<OpenAiFault>{
-           {"status", 2, 503}, {"status", 1, 429}, {"status", 1, 500}, {"html"}, {"disconnect"}, {"half"}, {"null_reason"}, {"no_choices"}, {"error"}}) {
+  for (const OpenAiFault& fault : std::vector<OpenAiFault>{{"status", 2, 503},
+                                                           {"status", 1, 429},
+                                                           {"status", 1, 500},
+                                                           {"html"},
+                                                           {"disconnect"},
+                                                           {"half"},
+                                                           {"null_reason"},
+                                                           {"no_choices"},
+                                                           {"error"}}) {
     const int before = server_->requests();
     server_->fault(fault);
     EXPECT_EQ(refused(), "an answer: cba") << fault.what << " " << fault.status;
@@ -129,7 +136,8 @@ TEST_F(TextServerTest, WhatConcernsAllEndsAll) {
   options_.model = "other";
   EXPECT_THAT(refused(), HasSubstr("no model 'other' is there"));
   options_.model = "tiny";
-  server_->fault({"status", 1, 429, 0, R"({"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}})"});
+  server_->fault({"status", 1, 429, 0,
+                  R"({"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}})"});
   EXPECT_THAT(refused(), HasSubstr("nothing left: You exceeded"));
   server_->fault({"status", 1, 301});
   EXPECT_THAT(refused(), HasSubstr("sends elsewhere"));
@@ -158,7 +166,8 @@ TEST_F(TextServerTest, FindsOutHowTheLimitIsCalled) {
   for (std::uint64_t id = 0; id < 20; ++id) ASSERT_TRUE(client.submit(question(id, "abcdef", 4)));
   std::size_t right = 0;
   while (client.inside() > 0)
-    for (const TextServer::Ended& one : client.poll(milliseconds(50))) right += one.answer && one.answer->text == "fedc";
+    for (const TextServer::Ended& one : client.poll(milliseconds(50)))
+      right += one.answer && one.answer->text == "fedc";
   EXPECT_EQ(right, 20u);
 }
 
@@ -207,14 +216,19 @@ TEST(TextServerParser, SurvivesAnyBytes) {
       std::string body = answer;
       for (std::uint64_t n = random.below(5); n > 0; --n) {
         const std::size_t at = random.below(body.size());
-        if (random.below(3) == 0) body.erase(at, 1 + random.below(10));
-        else body[at] = static_cast<char>(random.below(256));
+        if (random.below(3) == 0)
+          body.erase(at, 1 + random.below(10));
+        else
+          body[at] = static_cast<char>(random.below(256));
         if (body.empty()) break;
       }
       test::fuzz_input(body);
     }
   }
-  EXPECT_EQ(parse_text_answer(R"({"choices":[{"message":{"content":null,"refusal":"no"},"finish_reason":"stop"}]})", true)->text, "");
+  EXPECT_EQ(
+      parse_text_answer(R"({"choices":[{"message":{"content":null,"refusal":"no"},"finish_reason":"stop"}]})", true)
+          ->text,
+      "");
   EXPECT_FALSE(parse_text_answer(R"({"choices":[{"text":null,"finish_reason":"stop"}]})", false));
 }
 

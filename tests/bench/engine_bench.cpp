@@ -1,10 +1,12 @@
-// What the built-in engine gains by letting responses enter and leave a running batch, through the interface that an agent has.
+// What the built-in engine gains by letting responses enter and leave a running batch, through the interface that an
+// agent has.
 //
-//   engine_bench [--preset qwen3-0.6b | --layers 8] [--rows 16] [--responses 64] [--median 12] [--sigma 1.22] [--most 256]
+//   engine_bench [--preset qwen3-0.6b | --layers 8] [--rows 16] [--responses 64] [--median 12] [--sigma 1.22] [--most
+//   256]
 //
-// The same responses are drawn twice, with one set of weights and the lengths of a long tail: batch after batch, as a loop
-// does that draws `rows` of them until the last one has ended, and continuously, all of them submitted. One thread, hence
-// processor time. --smoke: something tiny, so that it cannot rot.
+// The same responses are drawn twice, with one set of weights and the lengths of a long tail: batch after batch, as a
+// loop does that draws `rows` of them until the last one has ended, and continuously, all of them submitted. One
+// thread, hence processor time. --smoke: something tiny, so that it cannot rot.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
@@ -86,17 +88,19 @@ Drawn draw(worker::Engine& engine, const std::vector<worker::Sequence>& all, std
 
 int run(const model::ModelConfig& config, std::size_t rows, std::size_t count, const Lengths& lengths, int repeats) {
   const auto all = responses(count, lengths, 1);
-  const auto engine = must(worker::make_builtin_engine({.model = config, .sampling = {}, .ends = {}, .rows_max = rows}));
+  const auto engine =
+      must(worker::make_builtin_engine({.model = config, .sampling = {}, .ends = {}, .rows_max = rows}));
   {
     delta::OwnedState policy = must(model::init_policy(config, 1));
     const auto snapshot = must(delta::encode_snapshot(policy.view()));
     must(engine->install(worker::publication(1, std::nullopt, snapshot, policy.digest())));
   }
-  draw(*engine, {all.begin(), all.begin() + static_cast<std::ptrdiff_t>(std::min(all.size(), rows))}, rows);  // warms up
+  draw(*engine, {all.begin(), all.begin() + static_cast<std::ptrdiff_t>(std::min(all.size(), rows))},
+       rows);  // warms up
   std::size_t tokens = 0;
   for (const worker::Sequence& s : all) tokens += static_cast<std::size_t>(s.tokens_max);
-  fmt::print("{} parameters, {} rows; {} responses of {:.0f} tokens in the mean, {} at most\n", config.parameters(), rows,
-             count, double(tokens) / double(count), lengths.most);
+  fmt::print("{} parameters, {} rows; {} responses of {:.0f} tokens in the mean, {} at most\n", config.parameters(),
+             rows, count, double(tokens) / double(count), lengths.most);
   for (int repeat = 0; repeat < repeats; ++repeat) {
     const Drawn batches = draw(*engine, all, rows), continuous = draw(*engine, all, all.size());
     for (const worker::Sequence& s : all) {

@@ -1,5 +1,6 @@
-// What a worker's own part of an episode's turn costs with a thousand episodes in flight, over the task's part alone, which the same
-// program takes without it; and what an episode in flight holds in memory. The engine answers at once: nothing here generates.
+// What a worker's own part of an episode's turn costs with a thousand episodes in flight, over the task's part alone,
+// which the same program takes without it; and what an episode in flight holds in memory. The engine answers at once:
+// nothing here generates.
 #include <CLI/CLI.hpp>
 #include <deque>
 #include <filesystem>
@@ -82,7 +83,8 @@ Result<Turns> as_a_worker(const worker::Task& task, const std::vector<Problem>& 
       *lease.mutable_problem() = problems[i];
       auto begun = groups.begin(std::move(lease), TimePoint());
       if (auto* sequences = std::get_if<std::vector<worker::Sequence>>(&begun))
-        first.insert(first.end(), std::make_move_iterator(sequences->begin()), std::make_move_iterator(sequences->end()));
+        first.insert(first.end(), std::make_move_iterator(sequences->begin()),
+                     std::make_move_iterator(sequences->end()));
       else
         failed = fail(Code::kInternal, "bench", "{}", std::get<schema::WorkFailed>(begun).detail());
     }
@@ -91,7 +93,8 @@ Result<Turns> as_a_worker(const worker::Task& task, const std::vector<Problem>& 
       woken.acquire();
       worker::Groups::Advance advance = groups.advance();
       for (const auto& ended : advance.ended)
-        if (const auto* why = std::get_if<schema::WorkFailed>(&ended.what)) failed = fail(Code::kInternal, "bench", "{}", why->detail());
+        if (const auto* why = std::get_if<schema::WorkFailed>(&ended.what))
+          failed = fail(Code::kInternal, "bench", "{}", why->detail());
       take(advance.next);
     }
   };
@@ -101,7 +104,8 @@ Result<Turns> as_a_worker(const worker::Task& task, const std::vector<Problem>& 
 }
 
 // The same episodes, as many at a time, and nothing but their steps.
-Result<Turns> by_the_task_alone(const worker::Task& task, const std::vector<Problem>& problems, const std::string& answer) {
+Result<Turns> by_the_task_alone(const worker::Task& task, const std::vector<Problem>& problems,
+                                const std::string& answer) {
   struct Answers {
     std::mutex mutex;
     std::vector<std::pair<std::size_t, Result<Step>>> given;
@@ -134,9 +138,12 @@ Result<Turns> by_the_task_alone(const worker::Task& task, const std::vector<Prob
         given.swap(answers.given);
       }
       for (auto& [i, taken] : given) {
-        if (!taken) failed = std::move(taken).error();
-        else if (taken->done) --left;
-        else step(i);
+        if (!taken)
+          failed = std::move(taken).error();
+        else if (taken->done)
+          --left;
+        else
+          step(i);
       }
     }
   };
@@ -145,7 +152,8 @@ Result<Turns> by_the_task_alone(const worker::Task& task, const std::vector<Prob
   return turns;
 }
 
-Status measure(const std::string& name, const std::string& adapter, const std::string& options, const std::string& answer, std::size_t episodes, int rounds) {
+Status measure(const std::string& name, const std::string& adapter, const std::string& options,
+               const std::string& answer, std::size_t episodes, int rounds) {
   ECHO_ASSIGN(const worker::Task task, task_of(adapter, options));
   std::vector<Problem> problems;
   for (std::size_t i = 0; i < (episodes + kGroup - 1) / kGroup; ++i) {
@@ -161,8 +169,8 @@ Status measure(const std::string& name, const std::string& adapter, const std::s
     ratios.push_back(worker.each_us() / alone.each_us());
     turns_each = static_cast<double>(worker.count) / static_cast<double>(kGroup * problems.size());
   }
-  fmt::print("{:<26}{:>10}{:>12.1f}{:>14.2f}{:>14.2f}{:>10.2f}{:>14.0f}\n", name, kGroup * problems.size(), turns_each, bench::median(worker_us),
-             bench::median(task_us), bench::median(ratios), 1e6 / bench::median(worker_us));
+  fmt::print("{:<26}{:>10}{:>12.1f}{:>14.2f}{:>14.2f}{:>10.2f}{:>14.0f}\n", name, kGroup * problems.size(), turns_each,
+             bench::median(worker_us), bench::median(task_us), bench::median(ratios), 1e6 / bench::median(worker_us));
   return ok();
 }
 
@@ -180,7 +188,8 @@ int main(int argc, char** argv) {
   std::string name = (std::filesystem::temp_directory_path() / "echoline-bench-XXXXXX").string();
   const std::filesystem::path folder = ::mkdtemp(name.data());
   std::ofstream(folder / "count.py") << fmt::format(kScript, 8);
-  fmt::print("{:<26}{:>10}{:>12}{:>14}{:>14}{:>10}{:>14}\n", "task", "episodes", "turns each", "us a turn", "task alone", "ratio", "turns/s");
+  fmt::print("{:<26}{:>10}{:>12}{:>14}{:>14}{:>10}{:>14}\n", "task", "episodes", "turns each", "us a turn",
+             "task alone", "ratio", "turns/s");
   const nlohmann::json poker = {{"wording", "terse"}, {"opponent", "caller"}, {"baseline", "none"}, {"hands", 10}};
   Status status = measure("poker, ten hands", "poker", poker.dump(), "c", episodes, rounds);
   const nlohmann::json python = {{"script", (folder / "count.py").string()}};

@@ -1,5 +1,5 @@
-// What a task that is a program costs beyond its own function: microseconds per score at a batch, and over what the program's language needs
-// at least to read such a request and to write such an answer, measured in the same process.
+// What a task that is a program costs beyond its own function: microseconds per score at a batch, and over what the
+// program's language needs at least to read such a request and to write such an answer, measured in the same process.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
@@ -56,7 +56,8 @@ struct Seconds {
 };
 
 // Seconds a score, asked for `batch` at a time.
-Result<Seconds> seconds_a_score(const Adapter& adapter, const Problem& problem, const std::string& response, std::size_t batch, int rounds) {
+Result<Seconds> seconds_a_score(const Adapter& adapter, const Problem& problem, const std::string& response,
+                                std::size_t batch, int rounds) {
   const auto round = [&]() -> Status {
     std::vector<std::unique_ptr<Episode>> episodes;
     std::atomic<std::size_t> done = 0;
@@ -101,7 +102,8 @@ Result<Figures> measured(const std::filesystem::path& folder, std::size_t batch,
 }
 
 Result<Seconds> measured_library(std::size_t batch, std::size_t bytes, int rounds) {
-  ECHO_ASSIGN(const auto adapter, make_adapter("library", nlohmann::json{{"library", ECHOLINE_SUMS_TASK}, {"batch", batch}}.dump(), 1));
+  ECHO_ASSIGN(const auto adapter,
+              make_adapter("library", nlohmann::json{{"library", ECHOLINE_SUMS_TASK}, {"batch", batch}}.dump(), 1));
   ECHO_ASSIGN(const Problem problem, adapter->problem(0));
   return seconds_a_score(*adapter, problem, std::string(bytes, 'r'), batch, rounds);
 }
@@ -115,11 +117,14 @@ int main(int argc, char** argv) {
   double ratio_max = 0;
   app.add_flag("--smoke", smoke, "few rounds");
   app.add_option("--batch", batch, "scores asked for at once")->check(CLI::Range(1, 1024));
-  app.add_option("--ratio-max", ratio_max, "fail where a score of the quickest batch costs more than so many times what Python's JSON needs for it");
+  app.add_option(
+      "--ratio-max", ratio_max,
+      "fail where a score of the quickest batch costs more than so many times what Python's JSON needs for it");
   CLI11_PARSE(app, argc, argv);
   std::string name = (std::filesystem::temp_directory_path() / "echoline-bench-XXXXXX").string();
   const std::filesystem::path folder = ::mkdtemp(name.data());
-  fmt::print("{:<20}{:>12}{:>14}{:>14}{:>16}{:>16}\n", "response, bytes", "us a score", "the function", "beyond it", "over its JSON", "library in C");
+  fmt::print("{:<20}{:>12}{:>14}{:>14}{:>16}{:>16}\n", "response, bytes", "us a score", "the function", "beyond it",
+             "over its JSON", "library in C");
   int status = 0;
   const int rounds = smoke ? 100 : 1000;
   for (const std::size_t bytes : {16u, 1024u, 8192u}) {
@@ -132,7 +137,8 @@ int main(int argc, char** argv) {
     }
     const double ratio = figures->beyond() / figures->json;
     const double least = (figures->least - figures->function) / figures->json;  // whatever else the machine does
-    fmt::print("{:<20}{:>12.2f}{:>14.2f}{:>14.2f}{:>16.2f}{:>16.2f}\n", bytes, 1e6 * figures->score, 1e6 * figures->function, 1e6 * figures->beyond(), ratio, 1e6 * library->median);
+    fmt::print("{:<20}{:>12.2f}{:>14.2f}{:>14.2f}{:>16.2f}{:>16.2f}\n", bytes, 1e6 * figures->score,
+               1e6 * figures->function, 1e6 * figures->beyond(), ratio, 1e6 * library->median);
     if (ratio_max > 0 && least > ratio_max) {
       fmt::print(stderr, "expected at most {} times what JSON needs\n", ratio_max);
       status = 1;

@@ -1,6 +1,6 @@
-// What publishing costs a trainer (docs/models.md): for how long a learner step stands still while the policy is encoded on the
-// trainer's own thread, and while the publisher encodes it beside the next step, in the same process. Also what a fold of stored
-// deltas costs beside encoding one delta, and the memory that a publisher takes.
+// What publishing costs a trainer (docs/models.md): for how long a learner step stands still while the policy is
+// encoded on the trainer's own thread, and while the publisher encodes it beside the next step, in the same process.
+// Also what a fold of stored deltas costs beside encoding one delta, and the memory that a publisher takes.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -69,7 +69,8 @@ Steps on_the_trainers_thread(const Pair& pair, const Settings& settings, double 
         overlay::PublicationHead head;
         head.version = Version{static_cast<std::uint64_t>(version)};
         delta::EncodeOptions encoding;
-        if (before) head.base = Version{head.version.value - 1}, head.base_digest = digest.bytes, encoding.base = digest;
+        if (before)
+          head.base = Version{head.version.value - 1}, head.base_digest = digest.bytes, encoding.base = digest;
         const auto writer = node->begin(head).value();
         const delta::PatchSink sink = [&](std::span<const std::byte> bytes) { return writer->write(bytes); };
         const auto stats = before ? delta::write_delta(before->view(), policy->view(), sink, encoding)
@@ -87,7 +88,8 @@ Steps on_the_trainers_thread(const Pair& pair, const Settings& settings, double 
   return steps;
 }
 
-Steps on_the_publishers_thread(const Pair& pair, const Settings& settings, double compute, std::vector<PublishReport>* reports) {
+Steps on_the_publishers_thread(const Pair& pair, const Settings& settings, double compute,
+                               std::vector<PublishReport>* reports) {
   const auto node = start_node(pair.prev);
   Publisher publisher({}, {{}, [&](const PublishReport& report) {
                              if (reports) reports->push_back(report);
@@ -126,7 +128,8 @@ void measure(const Settings& settings) {
   options.density = settings.density / 100;
   const Pair pair = make_pair(options).value();
   const auto bytes = static_cast<double>(pair.prev.total_bytes());
-  fmt::print("a policy of {:.1f} MB, {} % of it changed in every step; one thread encodes\n\n", bytes / 1e6, settings.density);
+  fmt::print("a policy of {:.1f} MB, {} % of it changed in every step; one thread encodes\n\n", bytes / 1e6,
+             settings.density);
 
   // Before anything has a thread: it runs in a forked child.
   Settings few = settings;
@@ -140,7 +143,8 @@ void measure(const Settings& settings) {
     ECHO_CHECK(delta::write_snapshot(pair.prev.view(), count).has_value());
     for (int step = 0; step < few.steps; ++step)
       ECHO_CHECK((step % 2 == 0 ? delta::write_delta(pair.prev.view(), pair.cur.view(), count)
-                                : delta::write_delta(pair.cur.view(), pair.prev.view(), count)).has_value());
+                                : delta::write_delta(pair.cur.view(), pair.prev.view(), count))
+                     .has_value());
   }
   const auto peak = peak_bytes_beyond_now([&] { on_the_publishers_thread(pair, few, 0, nullptr); });
 
@@ -156,7 +160,8 @@ void measure(const Settings& settings) {
   for (int i = 0; i < 5; ++i) {
     delta.clear();
     known.base = delta::digest_state(pair.prev.view()).value();
-    encodings.push_back(seconds_of([&] { ECHO_CHECK(delta::write_delta(pair.prev.view(), pair.cur.view(), keep(delta), known).has_value()); }));
+    encodings.push_back(seconds_of(
+        [&] { ECHO_CHECK(delta::write_delta(pair.prev.view(), pair.cur.view(), keep(delta), known).has_value()); }));
   }
   const double encoding = median(encodings);
   const double compute = settings.train_ratio * encoding;
@@ -179,9 +184,11 @@ void measure(const Settings& settings) {
     folds.push_back(seconds_of([&] {
       folded = delta::fold_deltas(parts, [](std::span<const std::byte>) { return ok(); }).value().patch_bytes;
     }));
-  fmt::print("\nfor a late worker: folding {} stored deltas takes {:.4f} s, encoding one delta {:.4f} s ({:.3f} of it); the fold has {:.3f} of their bytes\n",
-             parts.size(), median(folds), encoding, median(folds) / encoding,
-             static_cast<double>(folded) / static_cast<double>(2 * (delta.size() + back.size())));
+  fmt::print(
+      "\nfor a late worker: folding {} stored deltas takes {:.4f} s, encoding one delta {:.4f} s ({:.3f} of it); the "
+      "fold has {:.3f} of their bytes\n",
+      parts.size(), median(folds), encoding, median(folds) / encoding,
+      static_cast<double>(folded) / static_cast<double>(2 * (delta.size() + back.size())));
   if (peak)
     fmt::print("memory beyond the trainer's: {:.2f} policies at most, of which {:.2f} are stored publications\n",
                static_cast<double>(*peak) / bytes, static_cast<double>(stored) / bytes);
@@ -193,10 +200,16 @@ void measure(const Settings& settings) {
 int main(int argc, char** argv) {
   CLI::App app("What publishing costs a trainer");
   echoline::bench::Settings settings;
-  app.add_option("--elements", settings.mega_elements, "of the policy, in 2^20")->check(CLI::Range(1, 4096))->capture_default_str();
-  app.add_option("--density", settings.density, "changed in every step, in percent")->check(CLI::Range(0.1, 50.0))->capture_default_str();
+  app.add_option("--elements", settings.mega_elements, "of the policy, in 2^20")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  app.add_option("--density", settings.density, "changed in every step, in percent")
+      ->check(CLI::Range(0.1, 50.0))
+      ->capture_default_str();
   app.add_option("--steps", settings.steps, "learner steps")->check(CLI::Range(2, 1000))->capture_default_str();
-  app.add_option("--train-ratio", settings.train_ratio, "computing of a step, in encodings")->check(CLI::Range(0.0, 1000.0))->capture_default_str();
+  app.add_option("--train-ratio", settings.train_ratio, "computing of a step, in encodings")
+      ->check(CLI::Range(0.0, 1000.0))
+      ->capture_default_str();
   app.add_flag("--smoke", settings.smoke, "only something small, to see that it works");
   CLI11_PARSE(app, argc, argv);
   echoline::bench::measure(settings);

@@ -1,5 +1,5 @@
-// What starting the program costs: time, memory and libraries of `echoline --version` as it is, and, as the baseline, with its module for
-// libtorch loaded at start, as when the program was linked with libtorch.
+// What starting the program costs: time, memory and libraries of `echoline --version` as it is, and, as the baseline,
+// with its module for libtorch loaded at start, as when the program was linked with libtorch.
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -85,6 +85,7 @@ int main(int argc, char** argv) {
     }
   fmt::print("{:<22}{:>12}{:>12}{:>12}{:>12}\n", "echoline --version", "wall ms", "CPU ms", "memory MB", "libraries");
   for (std::size_t k = 0; k < preloads.size(); ++k)
-    fmt::print("{:<22}{:>12.1f}{:>12.1f}{:>12.1f}{:>12}\n", k == 0 ? "as it is" : "with libtorch", 1e3 * bench::median(wall[k]),
-               1e3 * bench::median(cpu[k]), bench::median(memory[k]), libraries(preloads[k]));
+    fmt::print("{:<22}{:>12.1f}{:>12.1f}{:>12.1f}{:>12}\n", k == 0 ? "as it is" : "with libtorch",
+               1e3 * bench::median(wall[k]), 1e3 * bench::median(cpu[k]), bench::median(memory[k]),
+               libraries(preloads[k]));
 }

@@ -15,7 +15,9 @@ namespace {
 
 // What auto takes where payloads are small and every hop takes 40 ms: how often which, and T_b of trees over it.
 void small_payloads(std::size_t fleets, double quorum) {
-  fmt::print("\nchunks of 256 KiB, 40 ms to a neighbour: what is soonest, and T_b of trees over it, median and 95th percentile\n\n");
+  fmt::print(
+      "\nchunks of 256 KiB, 40 ms to a neighbour: what is soonest, and T_b of trees over it, median and 95th "
+      "percentile\n\n");
   for (const std::uint64_t bytes : {10'000ull, 300'000ull, 3'000'000ull, 30'000'000ull, 1'000'000'000ull}) {
     Random random(1);
     std::map<std::string_view, std::size_t> chosen;
@@ -36,21 +38,27 @@ void small_payloads(std::size_t fleets, double quorum) {
   }
 }
 
-// One to four regions with ways of 50 to 2000 Mbit/s between them: T_b over the bound, and how often a payload crosses to a
-// region that is not the learner's.
+// One to four regions with ways of 50 to 2000 Mbit/s between them: T_b over the bound, and how often a payload crosses
+// to a region that is not the learner's.
 void over_regions(double quorum) {
   constexpr std::size_t kFleets = 500;
   constexpr Bytes kPayload{1'000'000'000}, kChunk{16 * 1024};
-  fmt::print("\n{} fleets in one to four regions, q = {}: T_b over the bound (median, 95th percentile), crossings a region (median)\n\n", kFleets, quorum);
+  fmt::print(
+      "\n{} fleets in one to four regions, q = {}: T_b over the bound (median, 95th percentile), crossings a region "
+      "(median)\n\n",
+      kFleets, quorum);
   struct Row {
     std::string_view name;
     TopologyPolicy policy;
     bool regions;
     std::vector<double> over{}, crossings{};
   };
-  std::vector<Row> rows{{"star", TopologyPolicy::kStar, true}, {"echo2", TopologyPolicy::kEcho2, true},
-                        {"best_chains", TopologyPolicy::kBestChains, true}, {"stripes", TopologyPolicy::kStripes, true},
-                        {"trees *", TopologyPolicy::kTrees, false}, {"trees", TopologyPolicy::kTrees, true}};
+  std::vector<Row> rows{{"star", TopologyPolicy::kStar, true},
+                        {"echo2", TopologyPolicy::kEcho2, true},
+                        {"best_chains", TopologyPolicy::kBestChains, true},
+                        {"stripes", TopologyPolicy::kStripes, true},
+                        {"trees *", TopologyPolicy::kTrees, false},
+                        {"trees", TopologyPolicy::kTrees, true}};
   Random random(5);
   for (std::size_t i = 0; i < kFleets; ++i) {
     const RandomFleet fleet = random_regions(random, i % 4 == 1, i % 2 == 0);
@@ -60,21 +68,25 @@ void over_regions(double quorum) {
     for (const ChainWorker& w : fleet.workers)
       if ((region[w.id] = w.region) != fleet.regions.learner) others.insert(w.region);
     for (Row& row : rows) {
-      const Topology topology = plan_chains(fleet.learner_up, BitRate::from_mbit_per_s(50), fleet.workers, row.policy, quorum,
-                                            row.regions ? fleet.regions : Regions{}).value();
-      const auto times = broadcast_time(topology, kPayload, kChunk, fleet.learner_up, fleet.links, fleet.regions).value();
+      const Topology topology = plan_chains(fleet.learner_up, BitRate::from_mbit_per_s(50), fleet.workers, row.policy,
+                                            quorum, row.regions ? fleet.regions : Regions{})
+                                    .value();
+      const auto times =
+          broadcast_time(topology, kPayload, kChunk, fleet.learner_up, fleet.links, fleet.regions).value();
       row.over.push_back(seconds(times.fraction(quorum)) / bound);
       if (others.empty()) continue;
       double shares = 0;
       for (const auto& [id, parents] : topology.parents())
-        for (const WorkerId parent : parents) shares += region.at(id) != region.at(parent) && others.contains(region.at(id));
+        for (const WorkerId parent : parents)
+          shares += region.at(id) != region.at(parent) && others.contains(region.at(id));
       row.crossings.push_back(shares / topology.stripes() / static_cast<double>(others.size()));
     }
   }
   for (Row& row : rows) {
     std::sort(row.over.begin(), row.over.end());
     std::sort(row.crossings.begin(), row.crossings.end());
-    fmt::print("{:<12}{:>10.3f}{:>8.3f}{:>10.2f}\n", row.name, quantile(row.over, 0.5), quantile(row.over, 0.95), quantile(row.crossings, 0.5));
+    fmt::print("{:<12}{:>10.3f}{:>8.3f}{:>10.2f}\n", row.name, quantile(row.over, 0.5), quantile(row.over, 0.95),
+               quantile(row.crossings, 0.5));
   }
   fmt::print("\n* without notice of regions\n");
 }

@@ -1,5 +1,5 @@
-// What an external trainer meets (docs/trainers.md): calls beside clients that stall, and what the checks of a policy take, each beside a
-// baseline in the same process.
+// What an external trainer meets (docs/trainers.md): calls beside clients that stall, and what the checks of a policy
+// take, each beside a baseline in the same process.
 #include <fmt/format.h>
 #include <httplib.h>
 #include <sys/socket.h>
@@ -56,7 +56,8 @@ double calls(const std::string& socket, int clients, int count) {
 }
 
 void clients_that_stall(int count) {
-  const std::filesystem::path folder = std::filesystem::temp_directory_path() / fmt::format("trainer_bench_{}", ::getpid());
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / fmt::format("trainer_bench_{}", ::getpid());
   const SystemClock clock;
   learner::Exchange exchange({1, 10, 0}, clock, 0);
   learner::ApiOptions options;
@@ -81,8 +82,10 @@ void clients_that_stall(int count) {
     beside.push_back(calls(socket, 4, count));
   }
   const double one = bench::median(alone), other = bench::median(beside);
-  fmt::print("4 clients, {} calls each: alone {:.3f} s ({:.0f} calls/s), beside 4 clients that stall in a body {:.3f} s, ratio {:.2f}\n", count, one,
-             4 * count / one, other, other / one);
+  fmt::print(
+      "4 clients, {} calls each: alone {:.3f} s ({:.0f} calls/s), beside 4 clients that stall in a body {:.3f} s, "
+      "ratio {:.2f}\n",
+      count, one, 4 * count / one, other, other / one);
   std::filesystem::remove_all(folder);
 }
 
@@ -95,8 +98,11 @@ void checks_of_a_policy(const std::string& preset, int rounds) {
   std::vector<double> copied, finite, probed, hashed;
   for (int i = 0; i < rounds; ++i) {
     copied.push_back(bench::seconds_of([&] { bench::copy_dense(view, to, 1); }));
-    finite.push_back(bench::seconds_of([&] { must(Result<int>(model::check_finite(view) ? Result<int>(0) : Result<int>(Error{}))); }));
-    probed.push_back(bench::seconds_of([&] { if (!model::probe_policy(view, config, 1, 1)) std::exit(1); }));
+    finite.push_back(bench::seconds_of(
+        [&] { must(Result<int>(model::check_finite(view) ? Result<int>(0) : Result<int>(Error{}))); }));
+    probed.push_back(bench::seconds_of([&] {
+      if (!model::probe_policy(view, config, 1, 1)) std::exit(1);
+    }));
     hashed.push_back(bench::seconds_of([&] {
       for (std::size_t t = 0; t < copy.size(); ++t) (void)copy.mutable_bytes(t);
       copy.seal();

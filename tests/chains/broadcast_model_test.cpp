@@ -226,7 +226,8 @@ TEST(BestChunk, NoOtherIsMuchSooner) {
       std::vector<ChainWorker> workers;
       std::vector<WorkerLink> links;
       for (std::uint64_t id = 1; id <= 40; ++id) {
-        workers.push_back({WorkerId{id}, BitRate::from_mbit_per_s(up), BitRate::from_mbit_per_s(4 * up), 1, true, true});
+        workers.push_back(
+            {WorkerId{id}, BitRate::from_mbit_per_s(up), BitRate::from_mbit_per_s(4 * up), 1, true, true});
         links.push_back({WorkerId{id}, workers.back().up, workers.back().down});
       }
       const BitRate learner{workers[0].up.bits_per_s * 2};
@@ -234,18 +235,22 @@ TEST(BestChunk, NoOtherIsMuchSooner) {
       const auto takes = [&](Bytes chunk) {
         const double chunks = static_cast<double>(bytes) / static_cast<double>(chunk.count);
         const Bytes sent{static_cast<std::uint64_t>(static_cast<double>(bytes) + chunks * kBytesPerChunk)};
-        return seconds(broadcast_time(topology, sent, chunk, learner, links).value().last()) + chunks * kSecondsPerChunk;
+        return seconds(broadcast_time(topology, sent, chunk, learner, links).value().last()) +
+               chunks * kSecondsPerChunk;
       };
       const Bytes best = best_chunk(Bytes{bytes}, topology, lower_bound(Bytes{bytes}, learner, links));
       for (std::uint64_t other = kBestChunkMin; other <= kBestChunkMax; other *= 2)
-        EXPECT_LT(takes(best), 1.1 * takes({other})) << bytes << " bytes at " << up << " Mbit/s: " << best.count << " or " << other;
+        EXPECT_LT(takes(best), 1.1 * takes({other}))
+            << bytes << " bytes at " << up << " Mbit/s: " << best.count << " or " << other;
     }
 }
 
 TEST(BestChunk, GrowsWithThePayloadAndStaysWithinItsLimits) {
   const Topology topology = plan_chains(BitRate::from_mbit_per_s(100), BitRate::from_mbit_per_s(10),
-                                        std::vector<ChainWorker>{{WorkerId{1}, BitRate::from_mbit_per_s(50), BitRate::from_mbit_per_s(100), 1, true, true}},
-                                        TopologyPolicy::kTrees).value();
+                                        std::vector<ChainWorker>{{WorkerId{1}, BitRate::from_mbit_per_s(50),
+                                                                  BitRate::from_mbit_per_s(100), 1, true, true}},
+                                        TopologyPolicy::kTrees)
+                                .value();
   Bytes before;
   for (std::uint64_t bytes = 1; bytes < 1ull << 46; bytes *= 8) {
     const Bytes chunk = best_chunk(Bytes{bytes}, topology, from_seconds(static_cast<double>(bytes) / 1e7));

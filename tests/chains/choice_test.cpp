@@ -11,14 +11,17 @@ namespace {
 const BitRate kChainRate = BitRate::from_mbit_per_s(50);
 
 Choice choice_of(const RandomFleet& fleet, const Cargo& cargo, std::optional<TopologyPolicy> present = {}) {
-  auto choice = choose_topology(fleet.learner_up, kChainRate, fleet.workers, fleet.links, cargo, present, fleet.regions);
+  auto choice =
+      choose_topology(fleet.learner_up, kChainRate, fleet.workers, fleet.links, cargo, present, fleet.regions);
   EXPECT_TRUE(choice) << choice.error().message();
   return std::move(choice).value();
 }
 
 Duration time_of(const RandomFleet& fleet, TopologyPolicy policy, const Cargo& cargo) {
-  const auto topology = plan_chains(fleet.learner_up, kChainRate, fleet.workers, policy, cargo.quorum, fleet.regions).value();
-  return broadcast_time(topology, cargo.payload, cargo.chunk, fleet.learner_up, fleet.links, fleet.regions)->fraction(cargo.quorum);
+  const auto topology =
+      plan_chains(fleet.learner_up, kChainRate, fleet.workers, policy, cargo.quorum, fleet.regions).value();
+  return broadcast_time(topology, cargo.payload, cargo.chunk, fleet.learner_up, fleet.links, fleet.regions)
+      ->fraction(cargo.quorum);
 }
 
 // So many workers with the same links, and a delay to each.
@@ -40,8 +43,10 @@ TEST(Choice, IsWithinTwoPercentOfTheBestInRandomFleets) {
     const Cargo cargo{Bytes{1'000 + random.below(200'000'000)}, Bytes{16'384u << (2 * random.below(4))}, 0.9};
     const Choice choice = choice_of(fleet, cargo);
     Duration best = choice.predicted;
-    for (const TopologyPolicy policy : {TopologyPolicy::kTrees, TopologyPolicy::kStripes, TopologyPolicy::kBestChains, TopologyPolicy::kStar})
-      if (policy != TopologyPolicy::kStar || fleet.workers.size() <= kStarMax) best = std::min(best, time_of(fleet, policy, cargo));
+    for (const TopologyPolicy policy :
+         {TopologyPolicy::kTrees, TopologyPolicy::kStripes, TopologyPolicy::kBestChains, TopologyPolicy::kStar})
+      if (policy != TopologyPolicy::kStar || fleet.workers.size() <= kStarMax)
+        best = std::min(best, time_of(fleet, policy, cargo));
     ASSERT_LE(seconds(choice.predicted), seconds(best) / kSoonerToLeaveTrees + 1e-9) << "fleet " << i;
     ASSERT_EQ(choice.predicted, choice.times.fraction(0.9));
     ASSERT_GE(seconds(choice.predicted), 0.999 * seconds(choice.lower_bound));
@@ -51,7 +56,8 @@ TEST(Choice, IsWithinTwoPercentOfTheBestInRandomFleets) {
 }
 
 TEST(Choice, LargePayloadsGoByTreesAndSmallOnesStraight) {
-  // 200 MB to twenty workers: the learner cannot send twenty copies. 2 kB over 80 ms: every hop costs more than the copies.
+  // 200 MB to twenty workers: the learner cannot send twenty copies. 2 kB over 80 ms: every hop costs more than the
+  // copies.
   const RandomFleet fleet = equal_fleet(20, 100, std::chrono::milliseconds(80));
   EXPECT_EQ(choice_of(fleet, {Bytes{200'000'000}, Bytes{262'144}, 0.9}).topology.policy, TopologyPolicy::kTrees);
   const Choice small = choice_of(fleet, {Bytes{2'000}, Bytes{262'144}, 0.9});

@@ -33,8 +33,8 @@ inline RandomFleet random_fleet(Random& random, bool straggler, bool scarce) {
   return fleet;
 }
 
-// The same in one to four regions, with ways between them of 50 to 2000 Mbit/s, narrow ones as likely as wide ones, and 20 to
-// 120 ms long.
+// The same in one to four regions, with ways between them of 50 to 2000 Mbit/s, narrow ones as likely as wide ones, and
+// 20 to 120 ms long.
 inline RandomFleet random_regions(Random& random, bool straggler, bool scarce) {
   RandomFleet fleet = random_fleet(random, straggler, scarce);
   const std::size_t n = 1 + random.below(4);
@@ -56,7 +56,9 @@ inline double time_over_bound(const RandomFleet& fleet, TopologyPolicy policy, d
   const BitRate chain_rate = BitRate::from_mbit_per_s(50);
   const auto topology =
       policy == TopologyPolicy::kAuto
-          ? choose_topology(fleet.learner_up, chain_rate, fleet.workers, fleet.links, {payload, chunk, q}, {}, fleet.regions)->topology
+          ? choose_topology(fleet.learner_up, chain_rate, fleet.workers, fleet.links, {payload, chunk, q}, {},
+                            fleet.regions)
+                ->topology
           : plan_chains(fleet.learner_up, chain_rate, fleet.workers, policy, q, fleet.regions).value();
   auto times = broadcast_time(topology, payload, chunk, fleet.learner_up, fleet.links, fleet.regions);
   ECHO_CHECK(times.has_value());

@@ -49,7 +49,8 @@ Topology trees(const RandomFleet& fleet, double quorum = 1) {
 }
 
 // Payloads that cross from each region to each other.
-std::map<std::pair<std::uint32_t, std::uint32_t>, double> crossings(const Topology& topology, const RandomFleet& fleet) {
+std::map<std::pair<std::uint32_t, std::uint32_t>, double> crossings(const Topology& topology,
+                                                                    const RandomFleet& fleet) {
   std::map<WorkerId, std::uint32_t> region{{kLearnerId, fleet.regions.learner}};
   for (const ChainWorker& w : fleet.workers) region[w.id] = w.region;
   std::map<std::pair<std::uint32_t, std::uint32_t>, double> crossed;
@@ -83,7 +84,9 @@ TEST(Regions, NoBroadcastIsFasterThanTheWaysLet) {
   fleet.learner_up = mbit(1000);
   fleet.regions = regions_of({{0, 20}, {20, 0}});
   const Bytes payload{10'000'000};  // 80 Mbit
-  const auto bound = [&](double q) { return seconds(lower_bound(payload, fleet.learner_up, fleet.links, q, fleet.regions)); };
+  const auto bound = [&](double q) {
+    return seconds(lower_bound(payload, fleet.learner_up, fleet.links, q, fleet.regions));
+  };
   EXPECT_NEAR(bound(1), 4, 1e-6);
   EXPECT_NEAR(bound(0.2), 0.08, 1e-6);  // whoever stands near the learner is enough
   // Where nobody passes anything on, all four have to be sent to over the way.
@@ -119,7 +122,8 @@ TEST(Regions, AWayIsSharedByAllThatCrossesIt) {
   fleet.regions = regions_of({{0, 30}, {30, 0}});
   fleet.regions.ways[0][1].delay = milliseconds(100);
   const Topology star = plan_chains(fleet.learner_up, mbit(10), fleet.workers, TopologyPolicy::kStar).value();
-  const auto times = broadcast_time(star, Bytes{1'250'000}, Bytes{1'250'000}, fleet.learner_up, fleet.links, fleet.regions).value();
+  const auto times =
+      broadcast_time(star, Bytes{1'250'000}, Bytes{1'250'000}, fleet.learner_up, fleet.links, fleet.regions).value();
   EXPECT_NEAR(seconds(times.of(WorkerId{1})), 10.0 / 970, 1e-6);
   for (const std::uint64_t id : {2, 3, 4}) EXPECT_NEAR(seconds(times.of(WorkerId{id})), 1.1, 1e-6);
 }
@@ -129,7 +133,8 @@ TEST(Regions, WhatAWayDoesNotLetThroughOthersOfTheSenderGet) {
   fleet.learner_up = mbit(100);
   fleet.regions = regions_of({{0, 10}, {10, 0}});
   const Topology star = plan_chains(fleet.learner_up, mbit(10), fleet.workers, TopologyPolicy::kStar).value();
-  const auto times = broadcast_time(star, Bytes{1'125'000}, Bytes{1'125'000}, fleet.learner_up, fleet.links, fleet.regions).value();
+  const auto times =
+      broadcast_time(star, Bytes{1'125'000}, Bytes{1'125'000}, fleet.learner_up, fleet.links, fleet.regions).value();
   EXPECT_NEAR(seconds(times.of(WorkerId{1})), 0.1, 1e-6);  // at 90 Mbit/s
   EXPECT_NEAR(seconds(times.of(WorkerId{2})), 0.9, 1e-6);
 }
@@ -142,8 +147,10 @@ TEST(Relays, APayloadCrossesToEveryRegionOnce) {
   const auto crossed = crossings(topology, fleet);
   for (const std::uint32_t region : {1, 2, 3}) EXPECT_NEAR(into(crossed, region), 1, 1e-9) << topology.to_text();
   EXPECT_EQ(into(crossed, 0), 0);
-  const auto times = broadcast_time(topology, Bytes{100'000'000}, Bytes{65'536}, fleet.learner_up, fleet.links, fleet.regions).value();
-  EXPECT_LT(seconds(times.last()), 1.1 * seconds(lower_bound(Bytes{100'000'000}, fleet.learner_up, fleet.links, 1, fleet.regions)));
+  const auto times =
+      broadcast_time(topology, Bytes{100'000'000}, Bytes{65'536}, fleet.learner_up, fleet.links, fleet.regions).value();
+  EXPECT_LT(seconds(times.last()),
+            1.1 * seconds(lower_bound(Bytes{100'000'000}, fleet.learner_up, fleet.links, 1, fleet.regions)));
   // A star of the same workers sends 40 over three ways.
   const Topology star = plan_chains(fleet.learner_up, mbit(10), fleet.workers, TopologyPolicy::kStar).value();
   EXPECT_NEAR(into(crossings(star, fleet), 3), 20, 1e-9);
@@ -154,7 +161,9 @@ TEST(Relays, TwoNarrowWaysCarryMoreThanOne) {
   RandomFleet fleet = fleet_of({4, 4, 4}, 300);
   fleet.learner_up = mbit(400);
   fleet.regions = regions_of({{0, 1000, 40}, {1000, 0, 40}, {40, 40, 0}});
-  const auto times = broadcast_time(trees(fleet), Bytes{50'000'000}, Bytes{16'384}, fleet.learner_up, fleet.links, fleet.regions).value();
+  const auto times =
+      broadcast_time(trees(fleet), Bytes{50'000'000}, Bytes{16'384}, fleet.learner_up, fleet.links, fleet.regions)
+          .value();
   const double rate = 400 / seconds(times.of(WorkerId{9}));  // Mbit/s
   EXPECT_GT(rate, 75);
   EXPECT_LT(rate, 81);
@@ -169,7 +178,8 @@ TEST(Relays, WhoCannotPassOnIsSentToFromElsewhere) {
   fleet.regions = regions_of({{0, 400}, {400, 0}});
   const Topology topology = trees(fleet);
   EXPECT_NEAR(into(crossings(topology, fleet), 1), 5, 1e-9);
-  const auto times = broadcast_time(topology, Bytes{50'000'000}, Bytes{16'384}, fleet.learner_up, fleet.links, fleet.regions).value();
+  const auto times =
+      broadcast_time(topology, Bytes{50'000'000}, Bytes{16'384}, fleet.learner_up, fleet.links, fleet.regions).value();
   EXPECT_GT(400 / seconds(times.last()), 65);  // Mbit/s, of the 80 that the way leaves to each
 }
 
@@ -180,13 +190,15 @@ TEST(Relays, ThereAreNoneWhereAllStandInOnePlace) {
   EXPECT_TRUE(spread_out(fleet.workers, fleet.regions));
   for (ChainWorker& w : fleet.workers) w.region = 0;
   EXPECT_FALSE(spread_out(fleet.workers, fleet.regions));
-  EXPECT_EQ(trees(fleet).to_text(), plan_chains(fleet.learner_up, mbit(10), fleet.workers, TopologyPolicy::kTrees).value().to_text());
+  EXPECT_EQ(trees(fleet).to_text(),
+            plan_chains(fleet.learner_up, mbit(10), fleet.workers, TopologyPolicy::kTrees).value().to_text());
 }
 
 TEST(Relays, RegionsThatAreNotThereAreNamed) {
   RandomFleet fleet = fleet_of({1, 1}, 100);
   const auto error = [&] {
-    const auto planned = plan_chains(fleet.learner_up, mbit(10), fleet.workers, TopologyPolicy::kTrees, 1, fleet.regions);
+    const auto planned =
+        plan_chains(fleet.learner_up, mbit(10), fleet.workers, TopologyPolicy::kTrees, 1, fleet.regions);
     return planned ? std::string() : planned.error().message();
   };
   fleet.regions = regions_of({{0, 0}, {10, 0}});
@@ -232,7 +244,8 @@ TEST(Relays, ALearnerAmongWorkersThatSendLittleIsNotHeldUpByThem) {
   EXPECT_LE(over_bound, 1.15);
 }
 
-// Nobody who forwards, links and ways of a kilobit, a learner with hardly an uplink: there are always trees that reach everybody.
+// Nobody who forwards, links and ways of a kilobit, a learner with hardly an uplink: there are always trees that reach
+// everybody.
 TEST(Relays, OddFleetsAreReachedAsWell) {
   Random random(9);
   for (int i = 0; i < 2000; ++i) {
@@ -243,7 +256,8 @@ TEST(Relays, OddFleetsAreReachedAsWell) {
       w.may_seed = random.uniform() < 0.8;
       if (random.uniform() < 0.1) w.up = w.down = BitRate{1000};
     }
-    if (fleet.regions.several()) fleet.regions.learner = static_cast<std::uint32_t>(random.below(fleet.regions.ways.size()));
+    if (fleet.regions.several())
+      fleet.regions.learner = static_cast<std::uint32_t>(random.below(fleet.regions.ways.size()));
     for (auto& row : fleet.regions.ways)
       for (RegionWay& way : row)
         if (i % 5 == 0 && random.uniform() < 0.3) way.rate = BitRate{1000};
@@ -257,7 +271,8 @@ TEST(Relays, OddFleetsAreReachedAsWell) {
   }
 }
 
-// Workers come and go for a while; what is left is always trees that reach everybody, in their region where that is possible.
+// Workers come and go for a while; what is left is always trees that reach everybody, in their region where that is
+// possible.
 TEST(Relays, AreMendedInTheirRegion) {
   Random random(11);
   RandomFleet fleet = fleet_of({8, 8, 8}, 200);
@@ -269,7 +284,8 @@ TEST(Relays, AreMendedInTheirRegion) {
     if (fleet.workers.size() > 15 && random.uniform() < 0.5) {
       fleet.workers.erase(fleet.workers.begin() + static_cast<std::ptrdiff_t>(random.below(fleet.workers.size())));
     } else {
-      ChainWorker joiner{WorkerId{next++}, mbit(200), mbit(1000), 1, true, true, static_cast<std::uint32_t>(random.below(3))};
+      ChainWorker joiner{
+          WorkerId{next++}, mbit(200), mbit(1000), 1, true, true, static_cast<std::uint32_t>(random.below(3))};
       fleet.workers.push_back(joiner);
     }
     const MendedTrees mended = mend_trees(topology, fleet.learner_up, fleet.workers, 1, {}, fleet.regions);
@@ -278,7 +294,8 @@ TEST(Relays, AreMendedInTheirRegion) {
     ASSERT_TRUE(validate(mended.topology, ids)) << "step " << step;
     topology = mended.slow() ? trees(fleet) : mended.topology;
     const auto crossed = crossings(topology, fleet);
-    for (const std::uint32_t region : {1, 2}) ASSERT_LE(into(crossed, region), 1.5) << "step " << step << ": " << topology.to_text();
+    for (const std::uint32_t region : {1, 2})
+      ASSERT_LE(into(crossed, region), 1.5) << "step " << step << ": " << topology.to_text();
   }
 }
 

@@ -175,7 +175,8 @@ TEST_F(AdapterVerbs, ANewTaskIsSoundAndIsNeverWrittenOver) {
   if (!sandboxed()) GTEST_SKIP() << "no sandbox";
   ASSERT_EQ(run_program({"adapter", "new", "maze", "--python", "--turns", "--dir", folder}).status, 0);
   ASSERT_EQ(run_program({"adapter", "new", "quick", "--c", "--dir", folder}).status, 0);
-  ASSERT_EQ(std::system(fmt::format("cc -shared -fPIC -O2 -Wall -Werror -o {0}/quick.so {0}/quick.c", folder).c_str()), 0);
+  ASSERT_EQ(std::system(fmt::format("cc -shared -fPIC -O2 -Wall -Werror -o {0}/quick.so {0}/quick.c", folder).c_str()),
+            0);
   for (const char* name : {"sums", "maze", "quick"}) {
     const Outcome checked =
         run_program({"adapter", "check", folder + "/" + name + ".yaml", "--seconds", "6", "--json"});

@@ -39,7 +39,8 @@ TEST(Bundle, RunsWhereNothingElseIs) {
   for (const auto& entry : fs::directory_iterator(root / "lib"))
     if (entry.path().filename().string().starts_with("ld-")) loader = entry.path().filename();
   ASSERT_FALSE(loader.empty());
-  const std::string alone = "chroot " + root.string() + " /lib/" + loader + " --library-path /lib /lib/echoline --version > ";
+  const std::string alone =
+      "chroot " + root.string() + " /lib/" + loader + " --library-path /lib /lib/echoline --version > ";
   ASSERT_EQ(shell(alone + (folder.path() / "alone").string()), 0);
   EXPECT_EQ(*read_file(folder.path() / "alone"), *read_file(folder.path() / "version"));
 }
@@ -57,7 +58,9 @@ TEST(Bundle, WithoutTheEngineItIsSmall) {
     EXPECT_EQ(entry.path().filename().string().find("torch"), std::string::npos) << entry.path();
   EXPECT_EQ(shell("env -i PATH=/bin:/usr/bin " + (root / "bin/echoline").string() + " --version > /dev/null"), 0);
   if (kWithTorch) {  // what it lacks is said before anything is joined
-    EXPECT_EQ(shell((root / "bin/echoline").string() + " worker --join 127.0.0.1:1 --token t 2> " + (folder.path() / "said").string()), 2);
+    EXPECT_EQ(shell((root / "bin/echoline").string() + " worker --join 127.0.0.1:1 --token t 2> " +
+                    (folder.path() / "said").string()),
+              2);
     EXPECT_NE(read_file(folder.path() / "said")->find("--without-engine"), std::string::npos);
   }
 }

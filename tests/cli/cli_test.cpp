@@ -126,7 +126,8 @@ TEST(BadInput, WhatThisMachineDoesNotHaveIsSaidByEveryVerbBeforeAnythingChanges)
   std::filesystem::create_directories(folder.path() / "quickstart");
   std::ofstream(folder.path() / "quickstart/metrics.jsonl") << "{\"kind\":\"step\",\"step\":1}\n";
   for (const char* key : {"learner.device", "worker.device"}) {
-    const std::vector<std::string> run{"configs/quickstart.yaml", "--set", fmt::format("{}=cuda:97", key), "--set", "run.folder=" + folder.path().string()};
+    const std::vector<std::string> run{"configs/quickstart.yaml", "--set", fmt::format("{}=cuda:97", key), "--set",
+                                       "run.folder=" + folder.path().string()};
     for (const char* verb : {"up", "plan", "learner"}) {
       std::vector<std::string> arguments{verb};
       arguments.insert(arguments.end(), run.begin(), run.end());
@@ -166,8 +167,8 @@ TEST(Model, GeneratesAndScoresWhatItGenerated) {
   TemporaryFolder folder;
   const std::string model = (folder.path() / "model").string();
   ASSERT_EQ(run_program({"model", "init", "--preset", "bytes-64", "-o", model}).status, 0);
-  const std::vector<std::string> verb{"model", "generate", model, "--prompt", "Zoë: 1+1=", "--max-tokens", "12", "--temperature",
-                                      "0.7",   "--seed",   "3",   "--json"};
+  const std::vector<std::string> verb{"model", "generate",      model, "--prompt", "Zoë: 1+1=", "--max-tokens",
+                                      "12",    "--temperature", "0.7", "--seed",   "3",         "--json"};
   const Outcome first = run_program(verb), second = run_program(verb);
   ASSERT_EQ(first.status, 0) << first.err;
   EXPECT_EQ(first.out, second.out);
@@ -224,16 +225,17 @@ TEST(Plan, JsonAlsoWhenThereIsNone) {
   EXPECT_EQ(infeasible.at("error").at("code"), "infeasible");
   EXPECT_NE(infeasible.at("error").at("problems").at(0).get<std::string>().find("kappa"), std::string::npos);
   for (const char* verb : {"plan", "up", "learner"}) {
-    const Outcome wrong = run_program({verb, "configs/quickstart.yaml", "--json", "--set", "run.steps=x", "--set",
-                                       "rollout.group_size=y"});
+    const Outcome wrong = run_program(
+        {verb, "configs/quickstart.yaml", "--json", "--set", "run.steps=x", "--set", "rollout.group_size=y"});
     EXPECT_EQ(wrong.status, 2) << wrong.err;
     EXPECT_EQ(json::parse(wrong.out).at("error").at("problems").size(), 2u) << wrong.out;
-    EXPECT_FALSE(json::parse(wrong.out).contains("feasible")) << "no plan was made, so none can be said to be infeasible";
+    EXPECT_FALSE(json::parse(wrong.out).contains("feasible"))
+        << "no plan was made, so none can be said to be infeasible";
   }
   // What the learner finds out is on the standard output of `up` as well.
   TemporaryFolder folder;
-  const Outcome up = run_program({"up", "configs/quickstart.yaml", "--json", "--set", "fleet.install_time_expected=90 s",
-                                  "--set", "run.folder=" + folder.path().string()});
+  const Outcome up = run_program({"up", "configs/quickstart.yaml", "--json", "--set",
+                                  "fleet.install_time_expected=90 s", "--set", "run.folder=" + folder.path().string()});
   EXPECT_EQ(up.status, 3) << up.err;
   EXPECT_EQ(json::parse(up.out).at("error").at("code"), "infeasible");
 }
@@ -241,7 +243,8 @@ TEST(Plan, JsonAlsoWhenThereIsNone) {
 TEST(Plan, IsKeptLookedIntoAndAppliedToTheOffersOfToday) {
   const RunFile file("name: quickstart", "name: quickstart");
   const std::string kept = (file.folder() / "plan.json").string();
-  const Outcome planned = run_program({"plan", file.path(), "-o", kept, "--sensitivity", "--assume", "storage_usd_per_hour=0.01"});
+  const Outcome planned =
+      run_program({"plan", file.path(), "-o", kept, "--sensitivity", "--assume", "storage_usd_per_hour=0.01"});
   ASSERT_EQ(planned.status, 0) << planned.err;
   EXPECT_NE(planned.out.find("traffic for nothing"), std::string::npos);
   EXPECT_NE(planned.err.find("echoline apply"), std::string::npos);
@@ -282,9 +285,9 @@ TEST(Plan, WhatIsAppliedIsWhatIsRented) {
   if (!kWithTorch) GTEST_SKIP() << "the program was built without libtorch";
   TemporaryFolder folder;
   const std::string kept = (folder.path() / "plan.json").string();
-  const Outcome planned = run_program({"plan", "configs/quickstart.yaml", "-o", kept, "--set", "run.steps=1", "--set",
-                                       "learner.warm_start.steps_max=1", "--set", "run.folder=" + folder.path().string(), "--set",
-                                       "fleet.places=[US, SE, DE, NL, IS, FR, CZ, PL, CA]"});
+  const Outcome planned = run_program(
+      {"plan", "configs/quickstart.yaml", "-o", kept, "--set", "run.steps=1", "--set", "learner.warm_start.steps_max=1",
+       "--set", "run.folder=" + folder.path().string(), "--set", "fleet.places=[US, SE, DE, NL, IS, FR, CZ, PL, CA]"});
   ASSERT_EQ(planned.status, 0) << planned.err;
   const Outcome applied = run_program({"apply", kept, "--json"}, std::chrono::seconds(90));
   ASSERT_EQ(applied.status, 0) << applied.err;
@@ -350,14 +353,16 @@ TEST(Status, ShowsHowARunStands) {
       << R"({"id":2,"offer":"q02","rollouts":8,"version":null,"bytes_in":0,"bytes_forwarded":0,"lost":true}],)"
       << R"("topology":"learner -> 1"})";
   const Outcome begun = run_program({"status", folder.path().string()});
-  EXPECT_NE(begun.out.find("no checkpoint to go on from; start it again with: echoline up"), std::string::npos) << begun.out;
+  EXPECT_NE(begun.out.find("no checkpoint to go on from; start it again with: echoline up"), std::string::npos)
+      << begun.out;
   EXPECT_EQ(begun.out.find("--resume"), std::string::npos) << begun.out;
   std::filesystem::create_directories(folder.path() / "checkpoints/step-000000002");
-  std::ofstream(folder.path() / "checkpoints/step-000000002/trainer.json") << R"({"format":2,"steps":2,"policy_digest":"d"})";
+  std::ofstream(folder.path() / "checkpoints/step-000000002/trainer.json")
+      << R"({"format":2,"steps":2,"policy_digest":"d"})";
   const Outcome outcome = run_program({"status", folder.path().string()});
   EXPECT_EQ(outcome.status, 0) << outcome.err;
-  for (const char* text :
-       {"not running", "go on with: echoline up", "/config.yaml --resume", "step 3 of 8", "accuracy before 0.387", "accuracy after 0.984", "q02", "lost"})
+  for (const char* text : {"not running", "go on with: echoline up", "/config.yaml --resume", "step 3 of 8",
+                           "accuracy before 0.387", "accuracy after 0.984", "q02", "lost"})
     EXPECT_NE(outcome.out.find(text), std::string::npos) << text << " in:\n" << outcome.out;
 }
 
@@ -374,7 +379,8 @@ TEST(Doctor, ChecksMachineAndRunFile) {
 TEST(ConfigReference, IsThePageAboutRunFiles) {
   const Outcome page = run_program({"config", "reference"});
   EXPECT_EQ(page.status, 0) << page.err;
-  EXPECT_EQ(page.out, read("docs/run-file.md")) << "docs/run-file.md is out of date: echoline config reference writes it";
+  EXPECT_EQ(page.out, read("docs/run-file.md"))
+      << "docs/run-file.md is out of date: echoline config reference writes it";
   const Outcome listed = run_program({"config", "reference", "--json"});
   const json keys = json::parse(listed.out).at("keys");
   EXPECT_TRUE(std::any_of(keys.begin(), keys.end(), [](const json& key) {
@@ -452,9 +458,12 @@ TEST(Help, EveryVerbExplainsItselfHasAPageAndIsCompleted) {
 
 TEST(Completion, WorksInBash) {
   const auto completes = [](const std::string& words, const std::string& current) {
-    const Outcome o = shell("bash -n <($ECHOLINE completion bash) && source <($ECHOLINE completion bash)\n"
-                            "COMP_WORDS=(echoline " + words + " " + current + ")\n"
-                            "COMP_CWORD=$((${#COMP_WORDS[@]} - 1))\n_echoline\necho ${COMPREPLY[@]}");
+    const Outcome o = shell(
+        "bash -n <($ECHOLINE completion bash) && source <($ECHOLINE completion bash)\n"
+        "COMP_WORDS=(echoline " +
+        words + " " + current +
+        ")\n"
+        "COMP_CWORD=$((${#COMP_WORDS[@]} - 1))\n_echoline\necho ${COMPREPLY[@]}");
     EXPECT_EQ(o.status, 0) << o.err;
     return o.out;
   };

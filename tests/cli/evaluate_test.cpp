@@ -22,7 +22,8 @@ std::string sum_of(const std::string& text, std::uint64_t errs) {
 }
 
 std::vector<std::string> evaluate(const OpenAiServer& server, std::vector<std::string> more = {}) {
-  std::vector<std::string> words = {"evaluate", "--config", "configs/quickstart.yaml", "--url", server.url(), "--model", "tiny", "--json"};
+  std::vector<std::string> words = {"evaluate", "--config", "configs/quickstart.yaml", "--url", server.url(), "--model",
+                                    "tiny",     "--json"};
   words.insert(words.end(), more.begin(), more.end());
   return words;
 }
@@ -64,7 +65,8 @@ TEST(Evaluate, SaysHowOftenOneOfSeveralAnswersIsRight) {
   ASSERT_EQ(r["pass_at"].size(), 3u);
   EXPECT_EQ(r["pass_at"][0]["share"], r["accuracy"]);
   EXPECT_GT(r["pass_at"][2]["share"], 0.8);
-  EXPECT_EQ(run_program(evaluate(server, {"--samples", "4", "--problems", "64"})).out.substr(0, 60), outcome.out.substr(0, 60))
+  EXPECT_EQ(run_program(evaluate(server, {"--samples", "4", "--problems", "64"})).out.substr(0, 60),
+            outcome.out.substr(0, 60))
       << "the same seeds";
 }
 
@@ -90,9 +92,11 @@ TEST(Evaluate, SaysWhatIsWrong) {
   EXPECT_THAT(error_of(evaluate(server, {"--key-file", key})), HasSubstr("refuses the key"));
   std::ofstream(key) << "secret\n";
   EXPECT_EQ(run_program(evaluate(server, {"--key-file", key, "--problems", "5"})).status, 0);
-  EXPECT_THAT(error_of({"evaluate", "--config", "configs/quickstart.yaml", "--url", server.url(), "--model", "other", "--key-file", key}),
+  EXPECT_THAT(error_of({"evaluate", "--config", "configs/quickstart.yaml", "--url", server.url(), "--model", "other",
+                        "--key-file", key}),
               HasSubstr("no model 'other'"));
-  EXPECT_THAT(error_of({"evaluate", "--config", "configs/quickstart.yaml", "--url", server.url()}), HasSubstr("--model"));
+  EXPECT_THAT(error_of({"evaluate", "--config", "configs/quickstart.yaml", "--url", server.url()}),
+              HasSubstr("--model"));
   EXPECT_THAT(error_of({"evaluate", "--config", "configs/quickstart.yaml"}), HasSubstr("which policy?"));
   EXPECT_THAT(error_of({"evaluate", "nowhere"}), HasSubstr("nowhere"));
   EXPECT_THAT(error_of(evaluate(server, {"--samples", "3", "--temperature", "0"})), HasSubstr("times the same"));
@@ -102,7 +106,8 @@ TEST(Evaluate, ScoresAPolicyWithTheBuiltInEngine) {
   const TemporaryFolder folder;
   const std::string policy = (folder.path() / "policy").string();
   ASSERT_EQ(run_program({"model", "init", "--preset", "tiny-64", "-o", policy}).status, 0);
-  const std::vector<std::string> words = {"evaluate", "--config", "configs/quickstart.yaml", "--policy", policy, "--samples", "2", "--problems", "50"};
+  const std::vector<std::string> words = {
+      "evaluate", "--config", "configs/quickstart.yaml", "--policy", policy, "--samples", "2", "--problems", "50"};
   const Outcome outcome = run_program(words);
   if (!kWithTorch) {
     EXPECT_EQ(outcome.status, 2);

@@ -85,9 +85,10 @@ class ExternalTrainer : public ::testing::Test {
 
 TEST_F(ExternalTrainer, DrivesTheQuickstartsFleetAndMayCrash) {
   // A model that answers some of the problems: where none of a group is right, there is nothing to learn or to compare.
-  const Outcome warm = run_program({"up", "configs/quickstart.yaml", "--json", "--set", "run.folder=" + folder_.path().string(),
-                                    "--set", "run.name=warm", "--set", "run.steps=1", "--set", "rollout.prompts_per_step=32",
-                                    "--set", "learner.warm_start.steps_max=320"});
+  const Outcome warm =
+      run_program({"up", "configs/quickstart.yaml", "--json", "--set", "run.folder=" + folder_.path().string(), "--set",
+                   "run.name=warm", "--set", "run.steps=1", "--set", "rollout.prompts_per_step=32", "--set",
+                   "learner.warm_start.steps_max=320"});
   ASSERT_EQ(warm.status, 0) << warm.err;
   Program program(up(folder_.path(), {"--set", "model.preset=null", "--set",
                                       "model.path=" + (folder_.path() / "warm" / "model").string()}));

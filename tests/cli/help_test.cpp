@@ -18,7 +18,8 @@ using nlohmann::json;
 constexpr std::size_t kColumns = 80;
 
 std::size_t width_of(std::string_view line) {
-  return static_cast<std::size_t>(std::count_if(line.begin(), line.end(), [](unsigned char c) { return (c & 0xc0) != 0x80; }));
+  return static_cast<std::size_t>(
+      std::count_if(line.begin(), line.end(), [](unsigned char c) { return (c & 0xc0) != 0x80; }));
 }
 
 std::vector<std::string> lines_of(const std::string& text) {
@@ -89,7 +90,8 @@ std::vector<std::pair<std::string, std::vector<std::string>>> examples() {
       // Indented, and behind a variable or a shell's builtin at most.
       if (!command.starts_with("  ") || at == std::string::npos || command.find_first_of("`") < at) continue;
       const std::string before = command.substr(2, at - 2);
-      if (before.find(' ') != std::string::npos && !before.ends_with("(") && !before.starts_with("ECHOLINE_TOKEN=")) continue;
+      if (before.find(' ') != std::string::npos && !before.ends_with("(") && !before.starts_with("ECHOLINE_TOKEN="))
+        continue;
       std::string own = command.substr(at + 9);
       if (before.ends_with("(")) own = own.substr(0, own.rfind(')'));
       found.emplace_back(verb, words_of(own));
@@ -101,7 +103,8 @@ std::vector<std::pair<std::string, std::vector<std::string>>> examples() {
 TEST(Help, PagesAreEightyColumnsWide) {
   EXPECT_GT(pages().size(), 40u);
   for (const auto& [verb, page] : pages())
-    for (const std::string& line : lines_of(page)) EXPECT_LE(width_of(line), kColumns) << "echoline " << verb << " --help: " << line;
+    for (const std::string& line : lines_of(page))
+      EXPECT_LE(width_of(line), kColumns) << "echoline " << verb << " --help: " << line;
 }
 
 TEST(Help, ExamplesNameVerbsOptionsAndFilesThatAreThere) {
@@ -118,7 +121,8 @@ TEST(Help, ExamplesNameVerbsOptionsAndFilesThatAreThere) {
     for (std::size_t i = next; i < words.size() && words[i] != "--"; ++i) {
       if (words[i].starts_with("-") && words[i] != "-") {
         const std::string& text = pages().at(verb);
-        EXPECT_TRUE(text.find("  " + words[i]) != std::string::npos || text.find("," + words[i]) != std::string::npos) << words[i];
+        EXPECT_TRUE(text.find("  " + words[i]) != std::string::npos || text.find("," + words[i]) != std::string::npos)
+            << words[i];
       } else if (words[i].starts_with("configs/")) {
         EXPECT_TRUE(std::filesystem::exists(words[i])) << words[i];
       }
@@ -134,8 +138,14 @@ TEST(Help, ExamplesNameVerbsOptionsAndFilesThatAreThere) {
 
 // Those that neither rent, nor wait for others, nor take minutes, are run as they stand.
 TEST(Help, ExamplesThatCostNothingRun) {
-  static const std::set<std::string> kRun{"plan configs/quickstart.yaml", "adapter list", "adapter list countdown", "completion zsh",
-                                          "completion fish", "completion bash", "man up", "sim run configs/sim/small.yaml"};
+  static const std::set<std::string> kRun{"plan configs/quickstart.yaml",
+                                          "adapter list",
+                                          "adapter list countdown",
+                                          "completion zsh",
+                                          "completion fish",
+                                          "completion bash",
+                                          "man up",
+                                          "sim run configs/sim/small.yaml"};
   std::set<std::string> run;
   for (const auto& [page, words] : examples()) {
     std::string shown;
@@ -219,7 +229,8 @@ TEST(Json, ErrorsAreJsonInEveryVerb) {
   }
   const Outcome unknown = run_program({"upp", "--json"});
   EXPECT_EQ(unknown.status, 2);
-  EXPECT_EQ(json::parse(unknown.out).at("error").at("problems").at(0), "unknown verb 'upp'; did you mean 'up'?; `echoline --help` lists them");
+  EXPECT_EQ(json::parse(unknown.out).at("error").at("problems").at(0),
+            "unknown verb 'upp'; did you mean 'up'?; `echoline --help` lists them");
 }
 
 }  // namespace

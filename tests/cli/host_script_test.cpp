@@ -35,7 +35,8 @@ class HostScriptTest : public ::testing::Test {
     fs::permissions(program, fs::perms::owner_all);
     std::ofstream(folder.path() / "echoline-worker/filler") << std::string(3'000'000, 'x');
     bundle = folder.path() / "bundle.tar";
-    ASSERT_EQ(std::system(("tar cf " + bundle.string() + " -C " + folder.path().string() + " echoline-worker").c_str()), 0);
+    ASSERT_EQ(std::system(("tar cf " + bundle.string() + " -C " + folder.path().string() + " echoline-worker").c_str()),
+              0);
     node = start();
     fs::create_directories(tools());
     for (const char* tool : {"sh", "mkdir", "mktemp", "head", "sha256sum", "tar", "rm", "mv", "cat"}) link(tool);
@@ -79,7 +80,8 @@ class HostScriptTest : public ::testing::Test {
       std::vector<char*> argv;
       for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
       argv.push_back(nullptr);
-      const std::string env[] = {"PATH=" + tools().string(), "HOME=" + home.string(), "ECHOLINE_TOKEN=" + token, more_env};
+      const std::string env[] = {"PATH=" + tools().string(), "HOME=" + home.string(), "ECHOLINE_TOKEN=" + token,
+                                 more_env};
       const char* const environment[] = {env[0].c_str(), env[1].c_str(), env[2].c_str(), env[3].c_str(), nullptr};
       ::execve((tools() / "sh").c_str(), argv.data(), const_cast<char* const*>(environment));
       ::_exit(127);
@@ -93,7 +95,8 @@ class HostScriptTest : public ::testing::Test {
   std::size_t kept() const {
     std::error_code none;
     std::size_t count = 0;
-    for (const auto& entry : fs::directory_iterator(folder.path() / "home/.cache/echoline", none)) count += entry.exists();
+    for (const auto& entry : fs::directory_iterator(folder.path() / "home/.cache/echoline", none))
+      count += entry.exists();
     return count;
   }
 
@@ -265,7 +268,8 @@ TEST(HostScript, AMachineThatARunRentsFetchesTheProgramAndWorks) {
 start: [sh, -c, 'cd {0} && cat > "$0.sh" && (HOME={0} setsid sh "$0.sh" > "$0.log" 2>&1 < /dev/null & echo "$! $0" > "$0.job"; echo "$!")', "{{name}}"]
 stop: [sh, -c, 'kill -TERM "$0" 2>/dev/null; true', "{{instance}}"]
 list: [sh, -c, 'cd {0} && for f in *.job; do read -r p n < "$f" && kill -0 "$p" 2>/dev/null && echo "$p $n up"; done; true']
-)", in.string());
+)",
+                                                     in.string());
   std::ofstream(in / "run.yaml") << R"(
 run: {name: far, seed: 7, steps: 2, folder: runs}
 model: {preset: tiny-64}
@@ -277,8 +281,9 @@ network: {bind: '::'}
 fleet: {offers: offers.json, provider: exec, provider_file: provider.yaml, bundle: bundle.tar.gz, headroom: 0,
         step_time_expected: 1 s, join_timeout: 2 min}
 )";
-  const Outcome done = run_program({"up", (in / "run.yaml").string(), "--json", "--set", "run.folder=" + (in / "runs").string()},
-                                   std::chrono::seconds(120));
+  const Outcome done =
+      run_program({"up", (in / "run.yaml").string(), "--json", "--set", "run.folder=" + (in / "runs").string()},
+                  std::chrono::seconds(120));
   ASSERT_EQ(done.status, 0) << done.err;
   const auto report = nlohmann::json::parse(done.out);
   EXPECT_EQ(report.at("ended"), "completed");

@@ -114,11 +114,12 @@ struct HurriedClock final : Clock {
   Duration ahead{};
 };
 
-// The learner itself is killed: right after a machine came to be, of which it has not heard, and right after it gave one back.
-// Whatever is rented then is in its ledger, and `down` leaves nothing.
+// The learner itself is killed: right after a machine came to be, of which it has not heard, and right after it gave
+// one back. Whatever is rented then is in its ledger, and `down` leaves nothing.
 TEST(LedgerVerbs, DownReleasesWhatAKilledLearnerRented) {
   if (!kWithTorch) GTEST_SKIP() << "the program was built without libtorch";
-  if (overlay::reached_from_elsewhere({"::", 1}).empty()) GTEST_SKIP() << "rented hosts need an address that is not loopback";
+  if (overlay::reached_from_elsewhere({"::", 1}).empty())
+    GTEST_SKIP() << "rented hosts need an address that is not loopback";
   setenv("VAST_API_KEY", provisioner::VastServer::kKey, 1);
   for (const int point : {1, 5}) {
     SCOPED_TRACE(point);
@@ -127,10 +128,21 @@ TEST(LedgerVerbs, DownReleasesWhatAKilledLearnerRented) {
     const auto run = folder.path() / "quickstart";
     json offers = {{"schema_version", 1}, {"offers", json::array()}};
     for (int i = 0; i < 3; ++i)
-      offers["offers"].push_back({{"id", std::to_string(101 + i)}, {"provider", "vast"}, {"host", fmt::format("h{}", i)},
-                                  {"gpu", "L4"}, {"gpu_count", 1}, {"vram_gb", 24}, {"up_mbit_per_s", 100}, {"down_mbit_per_s", 100}, {"reliability", 0.99},
-                                  {"rollouts_per_s", 60}, {"rollouts_source", "profile"}, {"gpu_usd_per_hour", 0.3},
-                                  {"storage_usd_per_hour", 0}, {"upload_usd_per_gb", 0}, {"download_usd_per_gb", 0}});
+      offers["offers"].push_back({{"id", std::to_string(101 + i)},
+                                  {"provider", "vast"},
+                                  {"host", fmt::format("h{}", i)},
+                                  {"gpu", "L4"},
+                                  {"gpu_count", 1},
+                                  {"vram_gb", 24},
+                                  {"up_mbit_per_s", 100},
+                                  {"down_mbit_per_s", 100},
+                                  {"reliability", 0.99},
+                                  {"rollouts_per_s", 60},
+                                  {"rollouts_source", "profile"},
+                                  {"gpu_usd_per_hour", 0.3},
+                                  {"storage_usd_per_hour", 0},
+                                  {"upload_usd_per_gb", 0},
+                                  {"download_usd_per_gb", 0}});
     std::ofstream(folder.path() / "offers.json") << offers;
     std::atomic<bool> two = false, killed = false;
     server.at_points([&](int at) {
@@ -138,10 +150,11 @@ TEST(LedgerVerbs, DownReleasesWhatAKilledLearnerRented) {
       if (at != point || killed.exchange(true)) return;
       ::kill(json_file(run / "status.json").at("pid").get<pid_t>(), SIGKILL);
     });
-    Program program({"up", "configs/quickstart.yaml", "--json", "--set", "run.folder=" + folder.path().string(), "--set",
-                     "fleet.offers=" + (folder.path() / "offers.json").string(), "--set", "fleet.provider=vast", "--set",
-                     "fleet.image=debian:12", "--set", "fleet.vast.url=" + server.url(), "--set", "network.bind=::", "--set",
-                     "rollout.prompts_per_step=8", "--set", "learner.warm_start.steps_max=1"});
+    Program program({"up", "configs/quickstart.yaml", "--json", "--set", "run.folder=" + folder.path().string(),
+                     "--set", "fleet.offers=" + (folder.path() / "offers.json").string(), "--set",
+                     "fleet.provider=vast", "--set", "fleet.image=debian:12", "--set", "fleet.vast.url=" + server.url(),
+                     "--set", "network.bind=::", "--set", "rollout.prompts_per_step=8", "--set",
+                     "learner.warm_start.steps_max=1"});
     if (point > 3) {  // both are rented: now it is to end in order
       EXPECT_TRUE(eventually(std::chrono::seconds(60), [&] { return two || !program.running(); }));
       program.signal(SIGINT);
@@ -221,13 +234,15 @@ TEST(Providers, AKeyOrFileThatCannotBeUsedIsSaidAtOnce) {
   std::filesystem::permissions(folder.path() / "key", std::filesystem::perms(0644));
   unsetenv("VAST_API_KEY");
   const auto up = [&](const std::string& provider, const std::string& more) {
-    return run_program({"up", "configs/quickstart.yaml", "--set", "run.folder=" + (folder.path() / "runs").string(), "--set",
-                        "fleet.offers=" + (folder.path() / "offers.json").string(), "--set", "fleet.provider=" + provider, "--set", more});
+    return run_program({"up", "configs/quickstart.yaml", "--set", "run.folder=" + (folder.path() / "runs").string(),
+                        "--set", "fleet.offers=" + (folder.path() / "offers.json").string(), "--set",
+                        "fleet.provider=" + provider, "--set", more});
   };
   const std::string key = (folder.path() / "key").string();
-  for (const auto& [more, words] : {std::pair<std::string, std::string>{"fleet.image=debian", "no key: set VAST_API_KEY"},
-                                    {"fleet.vast={key_file: " + key + "}", key + ": others can read this key; chmod 600 it"},
-                                    {"fleet.vast={key_file: " + key + "x}", key + "x: No such file"}}) {
+  for (const auto& [more, words] :
+       {std::pair<std::string, std::string>{"fleet.image=debian", "no key: set VAST_API_KEY"},
+        {"fleet.vast={key_file: " + key + "}", key + ": others can read this key; chmod 600 it"},
+        {"fleet.vast={key_file: " + key + "x}", key + "x: No such file"}}) {
     const Outcome refused = up("vast", more);
     EXPECT_EQ(refused.status, 2) << refused.err;
     EXPECT_NE(refused.err.find(words), std::string::npos) << refused.err;
@@ -241,7 +256,8 @@ TEST(LedgerVerbs, CostsStandBesideWhatTheServiceCharged) {
   const TemporaryFolder folder;
   const auto run = folder.path() / "quickstart";
   std::filesystem::create_directories(run);
-  const auto config = learner::load_run_config("configs/quickstart.yaml", {{"fleet.vast", "{url: '" + server.url() + "'}"}});
+  const auto config =
+      learner::load_run_config("configs/quickstart.yaml", {{"fleet.vast", "{url: '" + server.url() + "'}"}});
   ASSERT_TRUE(config) << config.error().message();
   std::ofstream(run / "config.yaml") << config->resolved_yaml;
   std::ofstream(run / "status.json") << "{}";

@@ -13,14 +13,23 @@ namespace {
 using nlohmann::json;
 
 json status_with(int workers) {
-  json status = {{"run", "a-run"},      {"step", 30},         {"steps", 120},         {"publish_every", 1},
-                 {"version", 30},       {"phase", "training"}, {"wall_seconds", 61.0}, {"reward", 0.5},
-                 {"idle_fraction", 0.1}, {"delta_bytes", 4096}, {"t_b_seconds", 0.25},  {"usd", 0.01},
-                 {"usd_per_hour", 1.5}, {"topology", "learner -> 1 -> 2"}};
+  json status = {{"run", "a-run"},       {"step", 30},
+                 {"steps", 120},         {"publish_every", 1},
+                 {"version", 30},        {"phase", "training"},
+                 {"wall_seconds", 61.0}, {"reward", 0.5},
+                 {"idle_fraction", 0.1}, {"delta_bytes", 4096},
+                 {"t_b_seconds", 0.25},  {"usd", 0.01},
+                 {"usd_per_hour", 1.5},  {"topology", "learner -> 1 -> 2"}};
   status["accuracy"]["before"] = 0.25;
   for (int i = 1; i <= workers; ++i) {
-    json w = {{"id", i},         {"offer", "vast-" + std::to_string(1000 + i)}, {"rollouts", 100 * i}, {"version", 30},
-              {"bytes_in", 9e9}, {"bytes_forwarded", 1e6},                      {"lost", false},       {"seed", i == 1}};
+    json w = {{"id", i},
+              {"offer", "vast-" + std::to_string(1000 + i)},
+              {"rollouts", 100 * i},
+              {"version", 30},
+              {"bytes_in", 9e9},
+              {"bytes_forwarded", 1e6},
+              {"lost", false},
+              {"seed", i == 1}};
     w["rollouts_per_s"] = 10.0;
     w["rollouts_per_s_expected"] = 10.0;
     status["workers"].push_back(w);
@@ -87,7 +96,8 @@ TEST(StatusLines, NarrowScreensKeepTheNumbersAndWhatIsWrong) {
   json status = status_with(3);
   status["workers"][2]["version"] = 20;
   const std::string text = joined(status_lines(status, {40, 23}));
-  for (const char* part : {"step 30 of 120", "reward 0.500", "accuracy before 0.250", "T_b 0.25 s", "$0.0100", "10 beh"})
+  for (const char* part :
+       {"step 30 of 120", "reward 0.500", "accuracy before 0.250", "T_b 0.25 s", "$0.0100", "10 beh"})
     EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
 }
 
@@ -98,7 +108,8 @@ TEST(StatusLines, WhatIsNotPricedIsNotCountedAsFree) {
 }
 
 TEST(StatusLines, AStatusOfAnotherVersionIsShownAsFarAsItGoes) {
-  for (const char* odd : {"{}", R"({"workers":5})", R"({"workers":[1,{"id":"x","offer":null}],"step":"3","accuracy":[]})"})
+  for (const char* odd :
+       {"{}", R"({"workers":5})", R"({"workers":[1,{"id":"x","offer":null}],"step":"3","accuracy":[]})"})
     EXPECT_FALSE(status_lines(json::parse(odd), {80, 24}).empty()) << odd;
 }
 
@@ -168,13 +179,20 @@ class Terminal {
 
   void obey(const std::string& escape) {
     const std::size_t number = std::strtoul(escape.c_str() + 2, nullptr, 10);
-    if (escape == "\x1b[?7l") wraps_ = false;
-    else if (escape == "\x1b[?7h") wraps_ = true;
-    else if (escape == "\x1b[H") at_ = column_ = 0;
-    else if (escape == "\x1b[2J") screen_.clear();
-    else if (escape == "\x1b[J") line().resize(column_), screen_.resize(at_ + 1);
-    else if (escape.back() == 'A') at_ -= std::min(number, at_);
-    else ADD_FAILURE() << "unknown escape " << escape.substr(1);
+    if (escape == "\x1b[?7l")
+      wraps_ = false;
+    else if (escape == "\x1b[?7h")
+      wraps_ = true;
+    else if (escape == "\x1b[H")
+      at_ = column_ = 0;
+    else if (escape == "\x1b[2J")
+      screen_.clear();
+    else if (escape == "\x1b[J")
+      line().resize(column_), screen_.resize(at_ + 1);
+    else if (escape.back() == 'A')
+      at_ -= std::min(number, at_);
+    else
+      ADD_FAILURE() << "unknown escape " << escape.substr(1);
   }
 
   std::string& line() {
@@ -197,9 +215,8 @@ class Terminal {
 };
 
 std::size_t count(const std::vector<std::string>& lines, const std::string& part) {
-  return static_cast<std::size_t>(std::count_if(lines.begin(), lines.end(), [&](const std::string& line) {
-    return line.find(part) != std::string::npos;
-  }));
+  return static_cast<std::size_t>(std::count_if(
+      lines.begin(), lines.end(), [&](const std::string& line) { return line.find(part) != std::string::npos; }));
 }
 
 TEST(LiveTable, LeavesNoGarbageWhenTheTerminalChangesItsSize) {

@@ -246,15 +246,18 @@ TEST(MainJob, LearnsThoughAnInteriorWorkerIsKilledHalfWay) {
   const json like = json::parse(simulated.out), both = like.at("simulation").at("like");
   EXPECT_EQ(like.at("steps"), report.at("steps"));
   EXPECT_EQ(both.at("fleet.workers_started").at("real"), report.at("fleet").at("workers_started"));
-  EXPECT_EQ(both.at("fleet.workers_started").at("simulated"), report.at("fleet").at("workers_planned")) << "nobody kills one there";
+  EXPECT_EQ(both.at("fleet.workers_started").at("simulated"), report.at("fleet").at("workers_planned"))
+      << "nobody kills one there";
   EXPECT_GT(both.at("broadcast.t_b_seconds_median").at("simulated"), 0);
-  EXPECT_NEAR(like.at("broadcast").at("delta_bytes_mean").get<double>(), report.at("broadcast").at("delta_bytes_mean").get<double>(),
+  EXPECT_NEAR(like.at("broadcast").at("delta_bytes_mean").get<double>(),
+              report.at("broadcast").at("delta_bytes_mean").get<double>(),
               0.05 * report.at("broadcast").at("delta_bytes_mean").get<double>());
   EXPECT_LE(both.at("staleness.total_variation"), 1);
 
   // The model comes out, and answers sums with numbers.
   const std::string model = (folder.path() / "exported").string();
-  const std::vector<std::string> take{"model", "export", run.string() + "@" + std::to_string(report.at("steps").get<int>()), "-o", model, "--json"};
+  const std::vector<std::string> take{
+      "model", "export", run.string() + "@" + std::to_string(report.at("steps").get<int>()), "-o", model, "--json"};
   const Outcome exported = run_program(take);
   ASSERT_EQ(exported.status, 0) << exported.err;
   EXPECT_EQ(json::parse(exported.out).at("digest"), report.at("weights").at("digest"));
@@ -268,9 +271,11 @@ TEST(MainJob, ResumesAfterTheLearnerIsKilled) {
   TemporaryFolder folder;
   const std::filesystem::path run = folder.path() / "quickstart";
   const std::uint16_t port = free_port();
-  const std::vector<std::string> shorter{
-      "--set", "run.steps=16", "--set", "rollout.on_new_policy=finish", "--set", "learner.checkpoint_every=4", "--set", "learner.warm_start.steps_max=20",
-      "--set", "network.port=" + std::to_string(port)};
+  const std::vector<std::string> shorter{"--set", "run.steps=16",
+                                         "--set", "rollout.on_new_policy=finish",
+                                         "--set", "learner.checkpoint_every=4",
+                                         "--set", "learner.warm_start.steps_max=20",
+                                         "--set", "network.port=" + std::to_string(port)};
   Program program(up(folder.path(), shorter));
   ASSERT_TRUE(eventually(seconds(120), [&] { return !program.running() || step_of(run) >= 1; }));
   // A worker from elsewhere, which does not end with the learner.
@@ -366,11 +371,21 @@ TEST(MainJob, WhoIsKilledAndWhoIsPreemptedAreReplaced) {
   const std::filesystem::path run = folder.path() / "quickstart";
   json offers = {{"schema_version", 1}, {"offers", json::array()}};
   for (int i = 0; i < 6; ++i)
-    offers["offers"].push_back({{"id", fmt::format("m{}", i)}, {"provider", "local"}, {"host", fmt::format("h{}", i)},
-                                {"gpu", "L4"}, {"gpu_count", 1}, {"vram_gb", 24}, {"up_mbit_per_s", 100},
-                                {"down_mbit_per_s", 100}, {"reliability", 0.99}, {"rollouts_per_s", 40},
-                                {"rollouts_source", "profile"}, {"gpu_usd_per_hour", i < 3 ? 30 : 60},
-                                {"storage_usd_per_hour", 0}, {"upload_usd_per_gb", 0}, {"download_usd_per_gb", 0}});
+    offers["offers"].push_back({{"id", fmt::format("m{}", i)},
+                                {"provider", "local"},
+                                {"host", fmt::format("h{}", i)},
+                                {"gpu", "L4"},
+                                {"gpu_count", 1},
+                                {"vram_gb", 24},
+                                {"up_mbit_per_s", 100},
+                                {"down_mbit_per_s", 100},
+                                {"reliability", 0.99},
+                                {"rollouts_per_s", 40},
+                                {"rollouts_source", "profile"},
+                                {"gpu_usd_per_hour", i < 3 ? 30 : 60},
+                                {"storage_usd_per_hour", 0},
+                                {"upload_usd_per_gb", 0},
+                                {"download_usd_per_gb", 0}});
   std::ofstream(folder.path() / "offers.json") << offers;
   Program program(up(folder.path(), {"--set", "fleet.offers=" + (folder.path() / "offers.json").string(), "--set",
                                      "rollout.prompts_per_step=8", "--set", "rollout.on_new_policy=abort", "--set",
@@ -385,7 +400,8 @@ TEST(MainJob, WhoIsKilledAndWhoIsPreemptedAreReplaced) {
     const json status = json_file(run / "status.json");
     int lost = 0, working = 0;
     for (const json& worker : status.is_object() ? status.at("workers") : json::array())
-      lost += worker.at("lost").get<bool>() ? 1 : 0, working += !worker.at("lost").get<bool>() && worker.at("rollouts") > 0 ? 1 : 0;
+      lost += worker.at("lost").get<bool>() ? 1 : 0,
+          working += !worker.at("lost").get<bool>() && worker.at("rollouts") > 0 ? 1 : 0;
     return lost == 2 && working == 3;
   })) << json_file(run / "status.json").dump();
   program.signal(SIGINT);
@@ -406,7 +422,9 @@ TEST(MainJob, WhoIsKilledAndWhoIsPreemptedAreReplaced) {
       const double to = i + 1 < row.prices.size() ? row.prices[i + 1].from_unix_s : *row.ended_unix_s;
       usd += row.prices[i].usd_per_hour * (to - row.prices[i].from_unix_s) / 3600;
     }
-    const std::string why = row.offer == machines[0].first ? "killed by signal 9" : row.offer == machines[1].first ? "told to end" : "";
+    const std::string why = row.offer == machines[0].first   ? "killed by signal 9"
+                            : row.offer == machines[1].first ? "told to end"
+                                                             : "";
     EXPECT_NE(row.note.find(why), std::string::npos) << row.offer << ": " << row.note;
   }
   EXPECT_GT(usd, 0.01);
@@ -429,9 +447,10 @@ TEST(MainJob, GeneratesWithServersOverHttp) {
   };
   const auto before = left();
   const Outcome outcome = run_program(
-      up(folder.path(), {"--set", "worker.engine=vllm", "--set", std::string("worker.engine_command=") + ECHOLINE_ENGINE_PROGRAM + " vllm {model} {port}",
-                         "--set", "rollout.prompts_per_step=8", "--set", "learner.warm_start.steps_max=20", "--set", "run.steps=4", "--set",
-                         "fleet.workers_max=2"}),
+      up(folder.path(), {"--set", "worker.engine=vllm", "--set",
+                         std::string("worker.engine_command=") + ECHOLINE_ENGINE_PROGRAM + " vllm {model} {port}",
+                         "--set", "rollout.prompts_per_step=8", "--set", "learner.warm_start.steps_max=20", "--set",
+                         "run.steps=4", "--set", "fleet.workers_max=2"}),
       seconds(240));
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   const json report = json::parse(outcome.out);
@@ -441,7 +460,8 @@ TEST(MainJob, GeneratesWithServersOverHttp) {
   for (const json& worker : report.at("workers")) EXPECT_GT(worker.at("rollouts").get<int>(), 0);
   for (const json& step : json_lines(folder.path() / "quickstart" / "metrics.jsonl"))
     if (step.at("kind") == "step") {
-      EXPECT_LT(std::abs(step.at("behaviour_kl").get<double>()), 0.5) << "log-probabilities of another policy: " << step;
+      EXPECT_LT(std::abs(step.at("behaviour_kl").get<double>()), 0.5)
+          << "log-probabilities of another policy: " << step;
     }
   EXPECT_EQ(left(), before);
 }
@@ -496,16 +516,19 @@ TEST(MainJob, CtrlCWritesAReportAndLeavesNothingRunning) {
   }
   // One that changes settings says which, and from which step on.
   const auto steps = report.at("steps").get<std::uint64_t>();
-  const Outcome changed = resume({"--set", "learner.learning_rate=0.0001", "--set", fmt::format("run.steps={}", steps + 1)});
+  const Outcome changed =
+      resume({"--set", "learner.learning_rate=0.0001", "--set", fmt::format("run.steps={}", steps + 1)});
   ASSERT_EQ(changed.status, 0) << changed.err;
   json of_the_rate;
   const json resumed = json::parse(changed.out);
   for (const json& change : resumed.at("settings_changed"))
     if (change.at("key") == "learner.learning_rate") of_the_rate = change;
-  EXPECT_EQ(of_the_rate, (json{{"key", "learner.learning_rate"}, {"old", "0.0002"}, {"new", "0.0001"}, {"step", steps}}));
+  EXPECT_EQ(of_the_rate,
+            (json{{"key", "learner.learning_rate"}, {"old", "0.0002"}, {"new", "0.0001"}, {"step", steps}}));
   bool said = false;
   for (const json& row : json_lines(run / "events.jsonl"))
-    said = said || (row.at("event") == "setting_changed" && row.at("key") == "learner.learning_rate" && row.at("step") == steps);
+    said = said || (row.at("event") == "setting_changed" && row.at("key") == "learner.learning_rate" &&
+                    row.at("step") == steps);
   EXPECT_TRUE(said);
   EXPECT_NE(read_file(run / "config.yaml")->find("learning_rate: 0.0001"), std::string::npos);
   expect_run_documented(run);
@@ -515,12 +538,17 @@ TEST(MainJob, CtrlCWritesAReportAndLeavesNothingRunning) {
 TEST(MainJob, CtrlCInTheWarmStartPrintsACommandThatWorks) {
   TemporaryFolder folder;
   const auto warms_up = [&](Program& program) {
-    return eventually(seconds(120), [&] {
-      const json status = json_file(folder.path() / "quickstart/status.json");
-      return !program.running() || (status.is_object() && status.value("phase", "").starts_with("warm start: step"));
-    }) && program.running();
+    return eventually(seconds(120),
+                      [&] {
+                        const json status = json_file(folder.path() / "quickstart/status.json");
+                        return !program.running() ||
+                               (status.is_object() && status.value("phase", "").starts_with("warm start: step"));
+                      }) &&
+           program.running();
   };
-  std::vector<std::string> command{"up", kQuickstart, "--set", "run.folder=" + folder.path().string(), "--set", "learner.warm_start.steps_max=100000",
+  std::vector<std::string> command{"up",    kQuickstart,
+                                   "--set", "run.folder=" + folder.path().string(),
+                                   "--set", "learner.warm_start.steps_max=100000",
                                    "--set", "learner.warm_start.target_accuracy=1"};
   {
     Program program(command);
@@ -555,8 +583,9 @@ TEST(MainJob, AFullDiskIsWaitedForAndNoWorkerIsBlamed) {
     GTEST_SKIP() << "this process may not mount a file system: " << std::strerror(errno);
   const std::filesystem::path run = disk / "quickstart", ballast = disk / "ballast";
   {
-    Program program(up(disk, {"--set", "run.steps=12", "--set", "learner.checkpoint_every=2", "--set", "learner.warm_start.steps_max=20", "--set",
-                              "rollout.lease_min=2 s", "--set", "rollout.lease_first=3 s", "--set", "rollout.lease_max=3 s"}));
+    Program program(up(disk, {"--set", "run.steps=12", "--set", "learner.checkpoint_every=2", "--set",
+                              "learner.warm_start.steps_max=20", "--set", "rollout.lease_min=2 s", "--set",
+                              "rollout.lease_first=3 s", "--set", "rollout.lease_max=3 s"}));
     ASSERT_TRUE(eventually(seconds(120), [&] { return !program.running() || step_of(run) >= 3; }));
     {
       std::ofstream fill(ballast, std::ios::binary);

@@ -30,7 +30,8 @@ std::filesystem::path temporary_file() {
 
 }  // namespace
 
-Program::Program(const std::vector<std::string>& arguments, bool own_input) : out_(temporary_file()), err_(temporary_file()) {
+Program::Program(const std::vector<std::string>& arguments, bool own_input)
+    : out_(temporary_file()), err_(temporary_file()) {
   std::vector<std::string> full{ECHOLINE_PROGRAM};
   full.insert(full.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;

@@ -20,13 +20,21 @@ std::string text_of(const std::filesystem::path& path) {
 }
 
 void expect_documented(const json& object, const std::string& text, const std::string& path) {
-  static const std::set<std::string> kVary{"regions", "decisions", "in_flight", "in_queue", "rejected_by_reason", "by_reason", "alarms",
+  static const std::set<std::string> kVary{"regions",
+                                           "decisions",
+                                           "in_flight",
+                                           "in_queue",
+                                           "rejected_by_reason",
+                                           "by_reason",
+                                           "alarms",
                                            "rollouts_unfinished_by_reason"};
   for (const auto& [key, value] : object.items()) {
     const std::string field = path.empty() ? key : path + "." + key;
     if (value.is_object()) {
-      if (!kVary.contains(key)) expect_documented(value, text, field);
-      else EXPECT_NE(text.find("`" + field), std::string::npos) << field;
+      if (!kVary.contains(key))
+        expect_documented(value, text, field);
+      else
+        EXPECT_NE(text.find("`" + field), std::string::npos) << field;
     } else if (!value.is_array()) {
       EXPECT_NE(text.find("`" + field + "`"), std::string::npos) << field << " is documented nowhere";
     }
@@ -80,7 +88,8 @@ TEST(SimRun, IsShownAsARunIs) {
 
 TEST(SimRun, KeepsMetricsOfLongRunsShort) {
   TemporaryFolder folder;
-  const Outcome outcome = run_program({"sim", "run", "configs/sim/small.yaml", "--set", "run.steps=3000", "--out", folder.path().string()});
+  const Outcome outcome =
+      run_program({"sim", "run", "configs/sim/small.yaml", "--set", "run.steps=3000", "--out", folder.path().string()});
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   const auto rows = json_lines(folder.path() / "metrics.jsonl");
   EXPECT_LE(rows.size(), 2000u);
@@ -93,19 +102,31 @@ TEST(SimRun, IsToldWhatAnotherRunMeasured) {
   TemporaryFolder folder;
   const auto write = [&](const char* name, const std::string& text) { std::ofstream(folder.path() / name) << text; };
   const std::string offers = std::filesystem::absolute("configs/offers/quickstart.json").string();
-  write("config.yaml", "run: {name: r, steps: 8}\nmodel: {preset: tiny-64}\ntask: {adapter: arithmetic}\nstaleness: {budget: 3}\n"
-                       "rollout: {prompts_per_step: 64, group_size: 8}\nnetwork: {uplink: 24 Mbit/s}\n"
-                       "fleet: {offers: " + offers + ", provider: local, step_time_expected: 1 s, delta_ratio_expected: 3}\n");
-  std::string metrics = R"({"kind":"publication","version":0,"snapshot":true,"state_bytes":400000,"patch_bytes":300000})" "\n";
+  write("config.yaml",
+        "run: {name: r, steps: 8}\nmodel: {preset: tiny-64}\ntask: {adapter: arithmetic}\nstaleness: {budget: 3}\n"
+        "rollout: {prompts_per_step: 64, group_size: 8}\nnetwork: {uplink: 24 Mbit/s}\n"
+        "fleet: {offers: " +
+            offers + ", provider: local, step_time_expected: 1 s, delta_ratio_expected: 3}\n");
+  std::string metrics =
+      R"({"kind":"publication","version":0,"snapshot":true,"state_bytes":400000,"patch_bytes":300000})"
+      "\n";
   for (int step = 1; step <= 8; ++step) {
-    metrics += R"({"kind":"publication","version":)" + std::to_string(step) + R"(,"snapshot":false,"state_bytes":400000,"patch_bytes":50000})" "\n";
-    metrics += R"({"kind":"step","step":)" + std::to_string(step) + R"(,"step_seconds":2.5,"wait_seconds":0.5,"response_tokens":5120,)"
-               R"("response_tokens_mean":10,"staleness":{"1":256,"2":256}})" "\n";
+    metrics += R"({"kind":"publication","version":)" + std::to_string(step) +
+               R"(,"snapshot":false,"state_bytes":400000,"patch_bytes":50000})"
+               "\n";
+    metrics += R"({"kind":"step","step":)" + std::to_string(step) +
+               R"(,"step_seconds":2.5,"wait_seconds":0.5,"response_tokens":5120,)"
+               R"("response_tokens_mean":10,"staleness":{"1":256,"2":256}})"
+               "\n";
   }
   write("metrics.jsonl", metrics);
-  write("events.jsonl", R"({"event":"rented","offer":"q01","unix_s":100})" "\n" R"({"event":"joined","offer":"q01","unix_s":107})" "\n");
-  write("report.json", R"({"learner":{"idle_fraction":0.25},"staleness":{"mean":1.5},)"
-                       R"("workers":[{"install_seconds_mean":0.125},{"install_seconds_mean":0.25},{"install_seconds_mean":0.5},{}]})");
+  write("events.jsonl", R"({"event":"rented","offer":"q01","unix_s":100})"
+                        "\n"
+                        R"({"event":"joined","offer":"q01","unix_s":107})"
+                        "\n");
+  write("report.json",
+        R"({"learner":{"idle_fraction":0.25},"staleness":{"mean":1.5},)"
+        R"("workers":[{"install_seconds_mean":0.125},{"install_seconds_mean":0.25},{"install_seconds_mean":0.5},{}]})");
   const auto simulate = [&](std::vector<std::string> more = {}) {
     std::vector<std::string> words{"sim", "run", "--like", folder.path().string(), "--json"};
     words.insert(words.end(), more.begin(), more.end());
@@ -123,11 +144,14 @@ TEST(SimRun, IsToldWhatAnotherRunMeasured) {
   EXPECT_TRUE(both.at("cost.usd_fleet").at("real").is_null());
   EXPECT_GT(both.at("staleness.total_variation"), 0);
   // Of what the workers say, the median.
-  EXPECT_NEAR(report.at("broadcast").at("t_b_seconds_median").get<double>(),
-              simulate({"--set", "simulation.install_time=1.25 s"}).at("broadcast").at("t_b_seconds_median").get<double>() - 1, 1e-3);
+  EXPECT_NEAR(
+      report.at("broadcast").at("t_b_seconds_median").get<double>(),
+      simulate({"--set", "simulation.install_time=1.25 s"}).at("broadcast").at("t_b_seconds_median").get<double>() - 1,
+      1e-3);
   // What is said besides counts more; the plan is made with what was expected then.
   EXPECT_EQ(simulate({"--set", "simulation.step_time=4 s"}).at("learner").at("train_seconds_median"), 4.0);
-  EXPECT_GT(simulate({"--set", "fleet.step_time_expected=250 ms"}).at("fleet").at("workers_planned"), report.at("fleet").at("workers_planned"));
+  EXPECT_GT(simulate({"--set", "fleet.step_time_expected=250 ms"}).at("fleet").at("workers_planned"),
+            report.at("fleet").at("workers_planned"));
   // The example of `echoline sim run --help`.
   EXPECT_EQ(simulate({"--set", "staleness.budget=1"}).at("staleness").at("lookahead"), 1);
   const Outcome table = run_program({"sim", "run", "--like", folder.path().string()});
@@ -138,9 +162,14 @@ TEST(SimRun, IsToldWhatAnotherRunMeasured) {
     EXPECT_LE(line.size(), 60u) << line;
   }
   // What somebody else has written into its files is no internal error.
-  write("events.jsonl", R"({"event":5,"offer":3})" "\n");
-  write("metrics.jsonl", metrics + R"({"kind":7})" "\n" R"({"kind":"step","staleness":[],"step_seconds":"x"})" "\n"
-                         R"({"kind":"publication","version":"x","snapshot":3,"patch_bytes":-1})" "\n");
+  write("events.jsonl", R"({"event":5,"offer":3})"
+                        "\n");
+  write("metrics.jsonl", metrics + R"({"kind":7})"
+                                   "\n"
+                                   R"({"kind":"step","staleness":[],"step_seconds":"x"})"
+                                   "\n"
+                                   R"({"kind":"publication","version":"x","snapshot":3,"patch_bytes":-1})"
+                                   "\n");
   write("report.json", R"({"learner":3})");
   EXPECT_EQ(simulate().at("steps"), 8);
   std::filesystem::remove(folder.path() / "report.json");
@@ -157,8 +186,8 @@ TEST(SimRun, IsToldWhatAnotherRunMeasured) {
 // The lookahead follows S, so S bounds ages, and the report says so.
 TEST(SimRun, AWiderBudgetGivesOlderData) {
   const auto staleness = [](const std::string& budget, const std::string& lookahead) {
-    const Outcome outcome = run_program({"sim", "run", "configs/sim/small.yaml", "--json", "--set", "staleness.budget=" + budget, "--set",
-                                         "staleness.lookahead=" + lookahead});
+    const Outcome outcome = run_program({"sim", "run", "configs/sim/small.yaml", "--json", "--set",
+                                         "staleness.budget=" + budget, "--set", "staleness.lookahead=" + lookahead});
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     return json::parse(outcome.out).at("staleness");
   };
@@ -180,11 +209,14 @@ TEST(SimRun, AWiderBudgetGivesOlderData) {
 }
 
 TEST(SimRun, ARunThatDoesNotGetThroughItsStepsIsAFailure) {
-  const Outcome outcome = run_program({"sim", "run", "configs/sim/small.yaml", "--json", "--set", "fleet.usd_max=0.01"});
+  const Outcome outcome =
+      run_program({"sim", "run", "configs/sim/small.yaml", "--json", "--set", "fleet.usd_max=0.01"});
   EXPECT_EQ(outcome.status, 1);
   const json report = json::parse(outcome.out);
   EXPECT_EQ(report.at("steps"), 0);
-  EXPECT_NE(outcome.err.find("it ended after 0 of 60 steps: " + report.at("ended").get<std::string>()), std::string::npos) << outcome.err;
+  EXPECT_NE(outcome.err.find("it ended after 0 of 60 steps: " + report.at("ended").get<std::string>()),
+            std::string::npos)
+      << outcome.err;
 }
 
 TEST(SimRun, SaysWhatIsWrongWithAScenario) {
@@ -200,7 +232,8 @@ TEST(SimRun, SaysWhatIsWrongWithAScenario) {
   EXPECT_EQ(full.status, 1);
   EXPECT_EQ(full.out, "");
   // No plan meets this, and it is simulated all the same: how much the learner waits is the question.
-  const Outcome short_of = run_program({"sim", "run", "configs/sim/small.yaml", "--set", "fleet.workers_max=2", "--json"});
+  const Outcome short_of =
+      run_program({"sim", "run", "configs/sim/small.yaml", "--set", "fleet.workers_max=2", "--json"});
   ASSERT_EQ(short_of.status, 0) << short_of.err;
   const json report = json::parse(short_of.out);
   EXPECT_GT(report.at("learner").at("idle_fraction"), 0.5);

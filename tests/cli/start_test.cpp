@@ -117,7 +117,8 @@ TEST(Start, AMissingModuleIsNamed) {
   ::unsetenv("ECHOLINE_PROGRAM");
   for (const Outcome& outcome : {worker, learner}) {
     EXPECT_EQ(outcome.status, 2);
-    EXPECT_NE(outcome.err.find((folder.path() / "lib/echoline/echoline_torch.so").string()), std::string::npos) << outcome.err;
+    EXPECT_NE(outcome.err.find((folder.path() / "lib/echoline/echoline_torch.so").string()), std::string::npos)
+        << outcome.err;
   }
 }
 

@@ -260,7 +260,8 @@ TEST(Papers, TheTablesAreWhatTheSweepsPrint) {
   TemporaryFolder folder;
   const std::string page = read("docs/papers.md");
   const auto swept = [&](const std::string& name, const char* measure) {
-    const Outcome outcome = run_program({"sweep", "configs/papers/" + name + ".yaml", "--out", (folder.path() / name).string(), "--json"});
+    const Outcome outcome =
+        run_program({"sweep", "configs/papers/" + name + ".yaml", "--out", (folder.path() / name).string(), "--json"});
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     std::vector<double> values;
     const json result = json::parse(outcome.out, nullptr, false);
@@ -278,7 +279,8 @@ TEST(Papers, TheTablesAreWhatTheSweepsPrint) {
   rows.push_back(fmt::format("| 250 Mbit/s | 566 | {:.0f} | | {:.2f} |", bandwidth[6], bandwidth[7]));
   const auto decoupled = t_b("decoupled-publication");
   ASSERT_EQ(decoupled.size(), 6u);
-  for (const auto& [seconds, told] : {std::pair(decoupled[0], "6,120"), std::pair(decoupled[1], "2,076"), std::pair(decoupled[2], "615")}) {
+  for (const auto& [seconds, told] :
+       {std::pair(decoupled[0], "6,120"), std::pair(decoupled[1], "2,076"), std::pair(decoupled[2], "615")}) {
     std::string digits = told;
     std::erase(digits, ',');
     EXPECT_NEAR(seconds, std::stod(digits), 0.5);
@@ -313,8 +315,8 @@ TEST(Papers, TheTablesAreWhatTheSweepsPrint) {
   ASSERT_EQ(waits.size(), 16u);
   for (std::size_t link = 0; link < 4; ++link) {
     EXPECT_EQ(waits[4 * link], waits[4 * link + 1]);
-    rows.push_back(fmt::format("{:.1f} % | {:.1f} % | {:.1f} % |", 100 - 100 * waits[4 * link], 100 - 100 * waits[4 * link + 2],
-                               100 - 100 * waits[4 * link + 3]));
+    rows.push_back(fmt::format("{:.1f} % | {:.1f} % | {:.1f} % |", 100 - 100 * waits[4 * link],
+                               100 - 100 * waits[4 * link + 2], 100 - 100 * waits[4 * link + 3]));
   }
   for (const std::string& row : rows) EXPECT_NE(page.find(row), std::string::npos) << row;
 }

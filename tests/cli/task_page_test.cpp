@@ -15,9 +15,10 @@ TEST(TaskPage, ItsRunFileTakesTheQuickstartsPlace) {
   auto files = page_blocks("docs/tasks.md");
   for (const char* file : {"sort.py", "sort.yaml"}) std::ofstream(folder.path() / file) << files.at(file);
   std::filesystem::create_directory_symlink(std::filesystem::absolute("configs"), folder.path() / "configs");
-  const auto outcome = run_program({"up", (folder.path() / "sort.yaml").string(), "--json", "--set", "run.folder=" + folder.path().string(),
-                                    "--set", "run.steps=2", "--set", "rollout.prompts_per_step=16", "--set", "learner.warm_start.steps_max=20"},
-                                   std::chrono::seconds(240));
+  const auto outcome = run_program(
+      {"up", (folder.path() / "sort.yaml").string(), "--json", "--set", "run.folder=" + folder.path().string(), "--set",
+       "run.steps=2", "--set", "rollout.prompts_per_step=16", "--set", "learner.warm_start.steps_max=20"},
+      std::chrono::seconds(240));
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   const auto report = json_file(folder.path() / "sort" / "report.json");
   EXPECT_EQ(report.at("ended"), "completed");

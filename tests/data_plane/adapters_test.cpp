@@ -39,9 +39,14 @@ Problem with_reference(const std::string& reference) {
 TEST(Registry, UnknownNameSuggestsAndLists) {
   const std::string message = error_of("aritmetic", "");
   EXPECT_NE(message.find("did you mean 'arithmetic'?"), std::string::npos) << message;
-  EXPECT_NE(message.find("known: arithmetic, code, countdown, dapo_math, gsm8k, guess, jsonl, library, math, nemo_gym, openenv, poker, process"), std::string::npos) << message;
+  EXPECT_NE(message.find("known: arithmetic, code, countdown, dapo_math, gsm8k, guess, jsonl, library, math, nemo_gym, "
+                         "openenv, poker, process"),
+            std::string::npos)
+      << message;
   EXPECT_EQ(error_of("chess_endgames", "").find("did you mean"), std::string::npos);
-  EXPECT_EQ(adapter_names(), (std::vector<std::string>{"arithmetic", "code", "countdown", "dapo_math", "gsm8k", "guess", "jsonl", "library", "math", "nemo_gym", "openenv", "poker", "process"}));
+  EXPECT_EQ(adapter_names(),
+            (std::vector<std::string>{"arithmetic", "code", "countdown", "dapo_math", "gsm8k", "guess", "jsonl",
+                                      "library", "math", "nemo_gym", "openenv", "poker", "process"}));
 }
 
 TEST(Registry, WrongConfigurationIsNamed) {
@@ -228,7 +233,8 @@ TEST(Gsm8k, ScoringNeedsNoFiles) {
   const auto missing = make_adapter("gsm8k", R"({"train":"/nowhere/a.jsonl","test":"/nowhere/b.jsonl"})", 1);
   EXPECT_EQ(missing.error().code, Code::kNotFound);
   EXPECT_NE(error_of("gsm8k", "{}").find("missing required key 'train'"), std::string::npos);
-  EXPECT_NE(error_of("gsm8k", R"({"mode":"lax"})").find("expected one of strict, flexible, last_number"), std::string::npos);
+  EXPECT_NE(error_of("gsm8k", R"({"mode":"lax"})").find("expected one of strict, flexible, last_number"),
+            std::string::npos);
 }
 
 class Gsm8kFiles : public testing::Test {

@@ -14,7 +14,8 @@ using nlohmann::json;
 using ::testing::HasSubstr;
 
 std::string calls(std::string_view told) {
-  return told.substr(told.rfind("Your choices: ")).find("call") != std::string_view::npos ? "<action>call</action>" : "<action>check</action>";
+  return told.substr(told.rfind("Your choices: ")).find("call") != std::string_view::npos ? "<action>call</action>"
+                                                                                          : "<action>check</action>";
 }
 
 std::unique_ptr<Adapter> poker(json options) {
@@ -53,7 +54,8 @@ TEST(AsideServer, AModelBehindAServerSitsOpposite) {
   for (const char* api : {"chat", "completions"}) {
     const auto served = poker(at(server, api)), caller = poker({{"opponent", "caller"}});
     for (std::uint64_t index = 0; index < 10; ++index)
-      EXPECT_EQ(reward(*served, *served->problem(index)), reward(*caller, *caller->problem(index))) << "it plays as the caller does";
+      EXPECT_EQ(reward(*served, *served->problem(index)), reward(*caller, *caller->problem(index)))
+          << "it plays as the caller does";
     EXPECT_GT(asked.exchange(0), 20);
     for (const Problem& problem : served->evaluation()) reward(*served, problem);
     reward(**make_adapter("poker", at(server, api).dump(), 1), *served->problem(0));  // as the learner has it

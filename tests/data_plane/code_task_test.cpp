@@ -22,11 +22,14 @@ json mbpp(int number) {
           {"test_setup_code", ""}};
 }
 
-const json kHumanEval = {{"task_id", "x/0"},
-                         {"prompt", "from typing import List\n\n\ndef total(of: List[int]) -> int:\n    \"\"\" Their sum. \"\"\"\n"},
-                         {"entry_point", "total"},
-                         {"canonical_solution", "    return sum(of)\n"},
-                         {"test", "def check(candidate):\n    assert True, 'good'\n    for n in range(3):\n        assert candidate([n]) == n\n    assert candidate([]) == 0\n"}};
+const json kHumanEval = {
+    {"task_id", "x/0"},
+    {"prompt", "from typing import List\n\n\ndef total(of: List[int]) -> int:\n    \"\"\" Their sum. \"\"\"\n"},
+    {"entry_point", "total"},
+    {"canonical_solution", "    return sum(of)\n"},
+    {"test",
+     "def check(candidate):\n    assert True, 'good'\n    for n in range(3):\n        assert candidate([n]) == n\n    "
+     "assert candidate([]) == 0\n"}};
 
 class CodeTask : public testing::Test {
  protected:
@@ -105,18 +108,20 @@ TEST_F(CodeTask, WhatIsWrongWithAFileIsSaid) {
   wrong_tests["test_list"] = {1};
   wrong_entry["entry_point"] = "other";
   large["code"] = std::string(70'000, '#');
-  for (const auto& [row, expected] : std::vector<std::pair<json, std::string>>{{no_code, ":2: expected a string 'code'"},
-                                                                                {no_tests, ":2: 'test_list' is empty"},
-                                                                                {wrong_tests, ":2: expected a list of strings 'test_list'"},
-                                                                                {wrong_entry, ":2: the prompt does not begin a function 'other'"},
-                                                                                {json::array(), ":2: expected a JSON object"},
-                                                                                {large, "at most 65536"}}) {
+  for (const auto& [row, expected] :
+       std::vector<std::pair<json, std::string>>{{no_code, ":2: expected a string 'code'"},
+                                                 {no_tests, ":2: 'test_list' is empty"},
+                                                 {wrong_tests, ":2: expected a list of strings 'test_list'"},
+                                                 {wrong_entry, ":2: the prompt does not begin a function 'other'"},
+                                                 {json::array(), ":2: expected a JSON object"},
+                                                 {large, "at most 65536"}}) {
     const std::string message = error_of({{"train", write("bad.jsonl", {mbpp(1), row})}, {"held_out", good}});
     EXPECT_NE(message.find(expected), std::string::npos) << message;
   }
   EXPECT_NE(error_of({{"train", good}, {"held_out", good}}).find("held out"), std::string::npos);
   EXPECT_NE(error_of({{"train", good}}).find("leaves none to evaluate with"), std::string::npos);
-  EXPECT_NE(error_of({{"train", good}, {"held_out", good}, {"held_out_fraction", 0.5}}).find("not both"), std::string::npos);
+  EXPECT_NE(error_of({{"train", good}, {"held_out", good}, {"held_out_fraction", 0.5}}).find("not both"),
+            std::string::npos);
   EXPECT_NE(error_of({{"train", good}, {"prompt", "write"}}).find("{task}"), std::string::npos);
   EXPECT_NE(error_of({{"train", (folder_ / "none.jsonl").string()}}).find("none.jsonl"), std::string::npos);
   std::ofstream(folder_ / "rows.jsonl.gz") << "\x1f\x8b\x08";
@@ -127,7 +132,8 @@ TEST_F(CodeTask, AResponseIsWorthItsParts) {
   if (!grades()) GTEST_SKIP() << "programs cannot be locked up here; sandbox_test says why";
   const std::string file = write("rows.jsonl", {mbpp(1), mbpp(2)});
   const auto problems = made({{"train", file}, {"held_out_fraction", 0.5}});
-  const auto pulse = made(json::object(), AdapterUse::kScoring), fraction = made({{"reward", "fraction"}}, AdapterUse::kScoring);
+  const auto pulse = made(json::object(), AdapterUse::kScoring),
+             fraction = made({{"reward", "fraction"}}, AdapterUse::kScoring);
   EXPECT_EQ(pulse->repeatable({}), Repeatable::kCostly);
   EXPECT_EQ(pulse->problem(0).error().code, Code::kUnavailable);
   const Problem problem = *problems->problem(0);
@@ -139,12 +145,16 @@ TEST_F(CodeTask, AResponseIsWorthItsParts) {
   for (const Case& c : std::vector<Case>{{"<think>well</think>" + right, 1, 1, 1, 1},
                                          {right, 1, 1, 1, 0},
                                          {right.substr(10, right.size() - 14), 1, 1, 0, 0},
-                                         {"```python\ndef f(x):\n  return 2 if x == 1 else 3 if x == 1 else 0\n```", problem.reference().find("== 2\"") != std::string::npos ? 0.5 : 0, 1, 1, 0},
+                                         {"```python\ndef f(x):\n  return 2 if x == 1 else 3 if x == 1 else 0\n```",
+                                          problem.reference().find("== 2\"") != std::string::npos ? 0.5 : 0, 1, 1, 0},
                                          {"```python\ndef f(x) return\n```", 0, 0, 1, 0},
                                          {"```python\n```", 0, 0, 1, 0},
                                          {"", 0, 0, 0, 0}}) {
     const Score score = scored(*pulse, problem, c.response);
-    EXPECT_EQ(score.components, (std::map<std::string, double>{{"tests", c.tests}, {"syntax", c.syntax}, {"format", c.format}, {"thinking", c.thinking}})) << c.response;
+    EXPECT_EQ(score.components,
+              (std::map<std::string, double>{
+                  {"tests", c.tests}, {"syntax", c.syntax}, {"format", c.format}, {"thinking", c.thinking}}))
+        << c.response;
     EXPECT_NEAR(score.reward, 0.7 * c.tests + 0.1 * (c.syntax + c.format + c.thinking), 1e-12) << c.response;
     EXPECT_EQ(score.correct, c.tests == 1) << c.response;
     EXPECT_EQ(scored(*fraction, problem, c.response).reward, c.tests) << c.response;
@@ -156,11 +166,14 @@ TEST_F(CodeTask, AResponseIsWorthItsParts) {
 
 TEST_F(CodeTask, AFunctionIsCompletedOrWrittenWhole) {
   if (!grades()) GTEST_SKIP() << "programs cannot be locked up here; sandbox_test says why";
-  const auto problems = made({{"train", write("rows.jsonl", {mbpp(1), mbpp(2)})}, {"held_out", write("test.jsonl", {kHumanEval})}});
+  const auto problems =
+      made({{"train", write("rows.jsonl", {mbpp(1), mbpp(2)})}, {"held_out", write("test.jsonl", {kHumanEval})}});
   const auto adapter = made({{"reward", "fraction"}}, AdapterUse::kScoring);
   const Problem problem = problems->evaluation()[0];
-  for (const char* right : {"    return sum(of)\n", "```python\n    return sum(of)\n```", "```python\ndef total(of):\n  return sum(of)\n```",
-                            "def total(of: List[int]):\n  return sum(of)", "```\nfrom functools import reduce\ntotal = lambda of: reduce(int.__add__, of, 0)\n```"})
+  for (const char* right :
+       {"    return sum(of)\n", "```python\n    return sum(of)\n```",
+        "```python\ndef total(of):\n  return sum(of)\n```", "def total(of: List[int]):\n  return sum(of)",
+        "```\nfrom functools import reduce\ntotal = lambda of: reduce(int.__add__, of, 0)\n```"})
     EXPECT_EQ(scored(*adapter, problem, right).reward, 1) << right;
   EXPECT_EQ(scored(*adapter, problem, "    return of[0]\n").reward, 0.5);
   EXPECT_EQ(scored(*adapter, problem, "    return 7\n").reward, 0);
@@ -214,7 +227,9 @@ TEST_F(CodeTask, HumanEvalsSolutionsPassAndTheirMutantsFail) {
     passed += right.correct;
     EXPECT_EQ(right.reward, 1) << problem.id() << "\n" << solution;
     // The function as it was, but for what it returns.
-    const Score wrong = scored(*adapter, problem, solution + fmt::format("\n\n_right = {0}\ndef {0}(*args):\n    return (_right(*args), 0)\n", entry));
+    const Score wrong =
+        scored(*adapter, problem,
+               solution + fmt::format("\n\n_right = {0}\ndef {0}(*args):\n    return (_right(*args), 0)\n", entry));
     changed += !wrong.correct;
     EXPECT_FALSE(wrong.correct) << problem.id();
     const Score none = scored(*adapter, problem, "    return None\n");

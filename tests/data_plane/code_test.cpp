@@ -1,5 +1,5 @@
-// Programs that a policy wrote, graded: what a response's program is, what its tests say of it, and that no program passes a test by
-// anything but the right answers.
+// Programs that a policy wrote, graded: what a response's program is, what its tests say of it, and that no program
+// passes a test by anything but the right answers.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -34,7 +34,9 @@ TEST(Extract, TheRule) {
            {f + "py\r\nx = 1\r\n" + f + "\r\n", "x = 1\r\n", true, false},
            {f + "python\nx = 1\ny = 2", "x = 1\ny = 2", false, false},
            // What is no Python is passed over, and so is the example that follows what it calls.
-           {f + "bash\npip install x\n" + f + "\n" + f + "python\ndef f(): pass\n" + f + "\n" + f + "python\nprint(f())\n" + f, "def f(): pass\n", true, false},
+           {f + "bash\npip install x\n" + f + "\n" + f + "python\ndef f(): pass\n" + f + "\n" + f +
+                "python\nprint(f())\n" + f,
+            "def f(): pass\n", true, false},
            {f + "python\nx = 1\n" + f + "\n" + f + "python\nx = 2\n" + f, "x = 2\n", true, false},
            {f + "python\ndef f(): 1\n" + f + "\n" + f + "python\ndef f(): 2\n" + f, "def f(): 2\n", true, false},
            {f + "text\nx\n" + f, f + "text\nx\n" + f, false, false},
@@ -57,14 +59,19 @@ TEST(Extract, TheRule) {
 }
 
 TEST(Extract, DefinitionsStandAtTheMargin) {
-  for (const char* code : {"def f(x):", "async def f():", "class f:", "f = lambda: 1", "f: int = 1", "x\ndef  f(a)", "f=1"}) EXPECT_TRUE(defines(code, "f")) << code;
-  for (const char* code : {"", " def f(x):", "def ff(x):", "def g(f):", "f == 1", "# f = 1", "print(f)", "f", "defx f(", "return f(1)"}) EXPECT_FALSE(defines(code, "f")) << code;
+  for (const char* code :
+       {"def f(x):", "async def f():", "class f:", "f = lambda: 1", "f: int = 1", "x\ndef  f(a)", "f=1"})
+    EXPECT_TRUE(defines(code, "f")) << code;
+  for (const char* code :
+       {"", " def f(x):", "def ff(x):", "def g(f):", "f == 1", "# f = 1", "print(f)", "f", "defx f(", "return f(1)"})
+    EXPECT_FALSE(defines(code, "f")) << code;
 }
 
 class Grading : public testing::Test {
  protected:
   static void SetUpTestSuite() {
-    auto grader = Grader::start({.test_time = seconds(20), .time = seconds(60), .memory = {256u << 20}, .parallel = 2, .remember = true});
+    auto grader = Grader::start(
+        {.test_time = seconds(20), .time = seconds(60), .memory = {256u << 20}, .parallel = 2, .remember = true});
     if (grader)
       grader_ = std::move(*grader);
     else
@@ -84,7 +91,8 @@ class Grading : public testing::Test {
     return grade ? *grade : Grade{};
   }
   // MBPP's form.
-  static json listed(std::vector<std::string> tests, const std::string& code = "", const std::string& setup = "", std::vector<std::string> imports = {}) {
+  static json listed(std::vector<std::string> tests, const std::string& code = "", const std::string& setup = "",
+                     std::vector<std::string> imports = {}) {
     return {{"tests", tests}, {"code", code}, {"setup", setup}, {"imports", imports}};
   }
   static std::string shown(const Grade& grade) { return fmt::format("{}/{}", grade.passed, grade.tests); }
@@ -102,7 +110,8 @@ TEST_F(Grading, CountsTestsOneByOne) {
   EXPECT_TRUE(some.compiles);
   some = grade(task, "def f(x): return");
   EXPECT_EQ(shown(some), "0/3");
-  for (const char* broken : {"def f(x) return", "f(", "'''", "x = 0777"}) EXPECT_FALSE(grade(task, broken).compiles) << broken;
+  for (const char* broken : {"def f(x) return", "f(", "'''", "x = 0777"})
+    EXPECT_FALSE(grade(task, broken).compiles) << broken;
   for (const char* useless : {"x = 1 / 0", "raise SystemExit", "import os; os._exit(0)", "import no_such_module"}) {
     const Grade grade_of = grade(task, useless);
     EXPECT_TRUE(grade_of.compiles) << useless;
@@ -114,12 +123,30 @@ TEST_F(Grading, CountsTestsOneByOne) {
 }
 
 TEST_F(Grading, DataGoesThereAndBack) {
-  const std::vector<std::string> values = {
-      "None", "True", "-7", "10 ** 400", "0.1", "float('inf')", "1e-320", "'text \\u00e9 \\ud800 \\n'", "b'\\x00\\xff'", "bytearray(b'x')",
-      "[1, [2, ()]]", "(1,)", "{1, 2}", "frozenset({(1, 'a')})", "{'a': [1], (1, 2): {3: None}}", "3+4j", "range(1, 9, 2)", "int",
-      "[int, str, list]", "__import__('decimal').Decimal('1.10')", "__import__('fractions').Fraction(1, 3)",
-      "__import__('datetime').date(2020, 1, 2)", "__import__('datetime').datetime(2020, 1, 2, 3, 4, 5, 6)",
-      "__import__('datetime').timedelta(days=-1, seconds=1)"};
+  const std::vector<std::string> values = {"None",
+                                           "True",
+                                           "-7",
+                                           "10 ** 400",
+                                           "0.1",
+                                           "float('inf')",
+                                           "1e-320",
+                                           "'text \\u00e9 \\ud800 \\n'",
+                                           "b'\\x00\\xff'",
+                                           "bytearray(b'x')",
+                                           "[1, [2, ()]]",
+                                           "(1,)",
+                                           "{1, 2}",
+                                           "frozenset({(1, 'a')})",
+                                           "{'a': [1], (1, 2): {3: None}}",
+                                           "3+4j",
+                                           "range(1, 9, 2)",
+                                           "int",
+                                           "[int, str, list]",
+                                           "__import__('decimal').Decimal('1.10')",
+                                           "__import__('fractions').Fraction(1, 3)",
+                                           "__import__('datetime').date(2020, 1, 2)",
+                                           "__import__('datetime').datetime(2020, 1, 2, 3, 4, 5, 6)",
+                                           "__import__('datetime').timedelta(days=-1, seconds=1)"};
   std::vector<std::string> tests;
   for (const std::string& value : values) {
     tests.push_back("assert f(" + value + ") == " + value);
@@ -129,65 +156,85 @@ TEST_F(Grading, DataGoesThereAndBack) {
   const Grade all = grade(listed(tests), "def f(x): return x");
   EXPECT_EQ(all.passed, tests.size()) << all.trouble << ": " << tests[std::min(all.passed, tests.size() - 1)];
   // Types of its own become those they are made from; what it does to a list is seen.
-  EXPECT_EQ(shown(grade(listed({"assert f() == {'a': 2}", "assert g() == (1, 2)", "assert h() == 3", "assert dict(f()) == {'a': 2}"}),
-                        "from collections import Counter, namedtuple\nfrom enum import IntEnum\nP = namedtuple('P', 'x y')\nE = IntEnum('E', 'a b c')\n"
+  EXPECT_EQ(shown(grade(listed({"assert f() == {'a': 2}", "assert g() == (1, 2)", "assert h() == 3",
+                                "assert dict(f()) == {'a': 2}"}),
+                        "from collections import Counter, namedtuple\nfrom enum import IntEnum\nP = namedtuple('P', 'x "
+                        "y')\nE = IntEnum('E', 'a b c')\n"
                         "def f(): return Counter('aa')\ndef g(): return P(1, 2)\ndef h(): return E.c")),
             "4/4");
-  EXPECT_EQ(shown(grade(listed({"l = [3, 1]; f(l); assert l == [1, 3]", "d = {}; g(d); assert d == {1: 2}", "s = {1}; h(s); assert s == set()"}),
+  EXPECT_EQ(shown(grade(listed({"l = [3, 1]; f(l); assert l == [1, 3]", "d = {}; g(d); assert d == {1: 2}",
+                                "s = {1}; h(s); assert s == set()"}),
                         "def f(l): l.sort()\ndef g(d): d[1] = 2\ndef h(s): s.clear()")),
             "3/3");
 }
 
 TEST_F(Grading, ObjectsStayWhereTheyAre) {
   const std::string program =
-      "class Node:\n  def __init__(self, v): self.v, self.next = v, None\n  def total(self): return self.v + (self.next.total() if self.next else 0)\n"
+      "class Node:\n  def __init__(self, v): self.v, self.next = v, None\n  def total(self): return self.v + "
+      "(self.next.total() if self.next else 0)\n"
       "def depth(n): return 1 + depth(n.next) if n else 0\n"
       "def squares(n):\n  for i in range(n): yield i * i\n"
       "def fail(n): raise KeyError(n)\n"
       "class Box(list): pass\n";
-  EXPECT_EQ(shown(grade(listed({"assert depth(root) == 2", "assert root.total() == 3", "assert list(squares(3)) == [0, 1, 4]",
-                                "assert sum(squares(4)) == 14", "assert depth(None) == 0", "assert root.next.v == 2",
-                                "try:\n  fail(1)\n  assert False\nexcept KeyError: pass"},
-                               program, "root = Node(1)\nroot.next = Node(2)"),
-                        program)),
-            "7/7");
+  EXPECT_EQ(
+      shown(grade(listed({"assert depth(root) == 2", "assert root.total() == 3", "assert list(squares(3)) == [0, 1, 4]",
+                          "assert sum(squares(4)) == 14", "assert depth(None) == 0", "assert root.next.v == 2",
+                          "try:\n  fail(1)\n  assert False\nexcept KeyError: pass"},
+                         program, "root = Node(1)\nroot.next = Node(2)"),
+                  program)),
+      "7/7");
   // Names of Python's own are the tests' unless the problem is to write one of that name.
-  EXPECT_EQ(shown(grade(listed({"assert sum(2, 3) == 5"}, "def sum(a, b): return a + b"), "def sum(a, b): return a + b")), "1/1");
-  EXPECT_EQ(shown(grade(listed({"assert math.isclose(f(2), math.sqrt(2))", "assert set(f2()) == {1, 2}"}, "import math\ndef f(x): return math.sqrt(x)\ndef f2(): return [2, 1]"),
+  EXPECT_EQ(
+      shown(grade(listed({"assert sum(2, 3) == 5"}, "def sum(a, b): return a + b"), "def sum(a, b): return a + b")),
+      "1/1");
+  EXPECT_EQ(shown(grade(listed({"assert math.isclose(f(2), math.sqrt(2))", "assert set(f2()) == {1, 2}"},
+                               "import math\ndef f(x): return math.sqrt(x)\ndef f2(): return [2, 1]"),
                         "def f(x): return x ** 0.5\ndef f2(): return [1, 2, 1]")),
             "2/2");
 }
 
 TEST_F(Grading, NothingButTheRightAnswerPasses) {
-  const json task = listed({"assert f(1) == 2", "assert set(f(2)) == {3}", "assert sorted(f(3))[0] == 4", "assert abs(f(4) - 5) < 1e-6", "assert math.isclose(f(5), 6)"},
+  const json task = listed({"assert f(1) == 2", "assert set(f(2)) == {3}", "assert sorted(f(3))[0] == 4",
+                            "assert abs(f(4) - 5) < 1e-6", "assert math.isclose(f(5), 6)"},
                            "import math\ndef f(x): return x + 1");
   const std::vector<std::string> programs = {
       // Whatever tests it might be mistaken for having passed.
       "print('V1'); print('5/5'); print('loaded'); print('{\"value\": true}')\ndef f(x): print('V1\\nV1\\nE\\ndone')",
-      "import os, sys\nfor fd in range(3, 64):\n  try: os.write(fd, b'V1\\nV1\\nV1\\nV1\\nV1\\nE\\ndone\\n')\n  except OSError: pass\ndef f(x): return 0",
+      "import os, sys\nfor fd in range(3, 64):\n  try: os.write(fd, b'V1\\nV1\\nV1\\nV1\\nV1\\nE\\ndone\\n')\n  except "
+      "OSError: pass\ndef f(x): return 0",
       "import os\ndef f(x): os._exit(0)",
       "def f(x): raise SystemExit(0)",
       "import sys\ndef f(x): sys.exit()",
       // Equal to everything.
-      "class A:\n  def __eq__(self, o): return True\n  def __ne__(self, o): return True\n  def __lt__(self, o): return True\n  __gt__ = __lt__\n  def __sub__(self, o): return 0\n"
-      "  def __hash__(self): return 0\n  def __bool__(self): return True\n  def __abs__(self): return 0\n  def __float__(self): return 6.0\n  def __len__(self): return 1\n"
+      "class A:\n  def __eq__(self, o): return True\n  def __ne__(self, o): return True\n  def __lt__(self, o): return "
+      "True\n  __gt__ = __lt__\n  def __sub__(self, o): return 0\n"
+      "  def __hash__(self): return 0\n  def __bool__(self): return True\n  def __abs__(self): return 0\n  def "
+      "__float__(self): return 6.0\n  def __len__(self): return 1\n"
       "  def __iter__(self): return iter([A()])\ndef f(x): return A()",
-      "class I(int):\n  def __eq__(self, o): return True\n  def __sub__(self, o): return 0\n  __hash__ = int.__hash__\ndef f(x): return I(0)",
-      "class L(list):\n  def __eq__(self, o): return True\n  def __iter__(self): return iter([99])\ndef f(x): return L()",
+      "class I(int):\n  def __eq__(self, o): return True\n  def __sub__(self, o): return 0\n  __hash__ = "
+      "int.__hash__\ndef f(x): return I(0)",
+      "class L(list):\n  def __eq__(self, o): return True\n  def __iter__(self): return iter([99])\ndef f(x): return "
+      "L()",
       // The interpreter's own.
-      "import builtins\nbuiltins.AssertionError = None\nbuiltins.set = lambda x: 0\nbuiltins.sorted = lambda x: [1]\nbuiltins.abs = lambda x: 0\ndef set(x): return 0\ndef sorted(x): return [1]\ndef abs(x): return 0\ndef f(x): return 0",
+      "import builtins\nbuiltins.AssertionError = None\nbuiltins.set = lambda x: 0\nbuiltins.sorted = lambda x: "
+      "[1]\nbuiltins.abs = lambda x: 0\ndef set(x): return 0\ndef sorted(x): return [1]\ndef abs(x): return 0\ndef "
+      "f(x): return 0",
       "import math\nmath.isclose = lambda a, b: True\ndef f(x): return 0\ndef isclose(a, b): return True",
       "import unittest, sys\nsys.modules['math'] = type('m', (), {'isclose': lambda *a: True})\ndef f(x): return None",
       // The process that serves it.
-      "import sys\nf_ = sys._getframe()\nwhile f_.f_back: f_ = f_.f_back\nf_.f_globals['lines'].put('{\"value\": true, \"changed\": {\"0\": 1}}')\ndef f(x): return 0",
-      "import gc, os\nfor o in gc.get_objects():\n  if type(o).__name__ == 'Lines':\n    for t in ('V1', 'E', 'done', 'loaded'): o.put(t)\ndef f(x): return 0",
+      "import sys\nf_ = sys._getframe()\nwhile f_.f_back: f_ = f_.f_back\nf_.f_globals['lines'].put('{\"value\": true, "
+      "\"changed\": {\"0\": 1}}')\ndef f(x): return 0",
+      "import gc, os\nfor o in gc.get_objects():\n  if type(o).__name__ == 'Lines':\n    for t in ('V1', 'E', 'done', "
+      "'loaded'): o.put(t)\ndef f(x): return 0",
       "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nos.kill(-1, signal.SIGKILL)\ndef f(x): return 0",
-      "import os, sys, time\nif os.fork(): os._exit(0)\nos.setsid()\ntime.sleep(0.1)\nfor i in range(99):\n  try: os.write(i, b'loaded\\n{\"value\": {\"object\": 0}}\\n')\n  except OSError: pass\ndef f(x): return 0",
+      "import os, sys, time\nif os.fork(): os._exit(0)\nos.setsid()\ntime.sleep(0.1)\nfor i in range(99):\n  try: "
+      "os.write(i, b'loaded\\n{\"value\": {\"object\": 0}}\\n')\n  except OSError: pass\ndef f(x): return 0",
       // Values that are none.
       "import sys\nimport __main__\n__main__.encode = lambda v, r: {'object': 'name'}\ndef f(x): return 0",
       "import __main__\n__main__.encode = lambda v, r: {'name': 'f'}\ndef f(x): return 0",
       "import __main__\n__main__.encode = lambda v, r: {'type': 'eval'}\ndef f(x): return 0",
-      "import __main__\n__main__.perform = lambda r: '{\"raised\": [\"SystemExit\", \"KeyboardInterrupt\", \"GeneratorExit\"], \"text\": \"\"}'\ndef f(x): return 0",
+      "import __main__\n__main__.perform = lambda r: '{\"raised\": [\"SystemExit\", \"KeyboardInterrupt\", "
+      "\"GeneratorExit\"], \"text\": \"\"}'\ndef f(x): return 0",
       "import __main__\n__main__.perform = lambda r: '[' * 100000\ndef f(x): return 0",
       "import __main__\n__main__.perform = lambda r: '{\"value\": 1, \"changed\": {\"7\": [1]}}'\ndef f(x): return 0",
   };
@@ -205,7 +252,9 @@ TEST_F(Grading, WhatIsTooMuchForAProgramOrATestIsItsOwn) {
     return found ? *found : Grade{};
   };
   // The first test is lost, the others are not: the program is begun again.
-  for (const char* first : {"while True: pass", "import os; os._exit(1)", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "x = [0] * (1 << 27)\n    while True: x = x + [1] * (1 << 20)", "import time; time.sleep(1000)"}) {
+  for (const char* first :
+       {"while True: pass", "import os; os._exit(1)", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
+        "x = [0] * (1 << 27)\n    while True: x = x + [1] * (1 << 20)", "import time; time.sleep(1000)"}) {
     const Grade some = graded(std::string("def f(x):\n  if x == 1:\n    ") + first + "\n  return x");
     EXPECT_EQ(shown(some), "2/3") << first << ": " << some.trouble;
     EXPECT_TRUE(some.trouble.starts_with("test 1: ")) << some.trouble;
@@ -222,14 +271,17 @@ TEST_F(Grading, WhatIsTooMuchForAProgramOrATestIsItsOwn) {
   EXPECT_FALSE(graded("def f(x): return 0").late);
   // Answers that a test chokes on, and answers without end.
   EXPECT_EQ(graded("def f(x): return 'x' * (8 << 20) if x < 3 else x").passed, 1u);
-  const json loop = listed({"assert len(list(f())) == 1", "assert g() == 1", "assert sum(h()) == 1", "assert g() == 1"});
-  const auto choked = (*grader)->grade(loop.dump(), "def f():\n  while True: yield 1\ndef g(): return 1\ndef h(): return range(10 ** 15)");
+  const json loop =
+      listed({"assert len(list(f())) == 1", "assert g() == 1", "assert sum(h()) == 1", "assert g() == 1"});
+  const auto choked = (*grader)->grade(
+      loop.dump(), "def f():\n  while True: yield 1\ndef g(): return 1\ndef h(): return range(10 ** 15)");
   ASSERT_TRUE(choked) << choked.error().message();
   EXPECT_EQ(shown(*choked), "2/4") << choked->trouble;
 }
 
 TEST_F(Grading, ProblemsThatAreNoneAreErrors) {
-  for (const json& task : {listed({}), listed({"assert f("}), json{{"prompt", "def f(): pass"}, {"test", "x = 1"}, {"entry_point", "f"}}, json::array()}) {
+  for (const json& task : {listed({}), listed({"assert f("}),
+                           json{{"prompt", "def f(): pass"}, {"test", "x = 1"}, {"entry_point", "f"}}, json::array()}) {
     const auto graded = grader_->grade(task.dump(), "def f(): return 1");
     ASSERT_FALSE(graded) << task;
     EXPECT_EQ(graded.error().code, Code::kInvalid) << graded.error().message();
@@ -240,8 +292,11 @@ TEST_F(Grading, ProblemsThatAreNoneAreErrors) {
 }
 
 TEST_F(Grading, TheSameEveryTimeAndFromSeveralThreads) {
-  const json task = listed({"assert f() == g()", "assert f() != f()", "assert random.random() == r()"}, "import random\ndef f(): pass\ndef g(): pass\ndef r(): pass");
-  const std::string program = "import random\nr = random.random\ndef f(): return list({'a', 'b', 'c', random.random()})\ndef g(): return [hash('x')]";
+  const json task = listed({"assert f() == g()", "assert f() != f()", "assert random.random() == r()"},
+                           "import random\ndef f(): pass\ndef g(): pass\ndef r(): pass");
+  const std::string program =
+      "import random\nr = random.random\ndef f(): return list({'a', 'b', 'c', random.random()})\ndef g(): return "
+      "[hash('x')]";
   const Grade once = grade(task, program);
   std::atomic<int> same = 0;
   std::vector<std::thread> threads;
@@ -261,7 +316,8 @@ TEST_F(Grading, AProgramIsRunOnceForATask) {
   for (int i = 0; i < 12; ++i) EXPECT_EQ(shown(grade(task, chance)), once);
   // Another task, or another program, is another matter; so is one that ended before it had answered.
   std::set<std::string> tasks, deaths;
-  for (int i = 0; i < 64 && tasks.size() < 2; ++i) tasks.insert(shown(grade(listed({fmt::format("assert f() == 1  # {}", i)}), chance)));
+  for (int i = 0; i < 64 && tasks.size() < 2; ++i)
+    tasks.insert(shown(grade(listed({fmt::format("assert f() == 1  # {}", i)}), chance)));
   EXPECT_EQ(tasks.size(), 2u);
   std::string dies;
   for (int i = 0; i < 64 && deaths.empty(); ++i) {

@@ -126,16 +126,28 @@ TEST_F(DataSets, DapoRowsCountOnceHoweverOftenTheyStandThere) {
 }
 
 TEST_F(DataSets, ConversationsArePromptsAsTheyAre) {
-  const json talk = json::array({{{"role", "system"}, {"content", "Be brief."}}, {{"role", "user"}, {"content", "Capital of France?"}}});
-  const json more = json::array({{{"role", "user"}, {"content", "Capital of Italy?"}}, {{"role", "assistant"}, {"content", "Rome"}}});
-  const auto adapter = made("jsonl", {{"train", write("talk.jsonl", std::vector<json>{{{"prompt", talk}, {"answer", "Paris"}}})},
-                                      {"held_out", write("text.jsonl", std::vector<json>{{{"prompt", "Capital of Spain?"}, {"answer", "Madrid"}}})}});
+  const json talk = json::array(
+      {{{"role", "system"}, {"content", "Be brief."}}, {{"role", "user"}, {"content", "Capital of France?"}}});
+  const json more =
+      json::array({{{"role", "user"}, {"content", "Capital of Italy?"}}, {{"role", "assistant"}, {"content", "Rome"}}});
+  const auto adapter = made(
+      "jsonl",
+      {{"train", write("talk.jsonl", std::vector<json>{{{"prompt", talk}, {"answer", "Paris"}}})},
+       {"held_out", write("text.jsonl", std::vector<json>{{{"prompt", "Capital of Spain?"}, {"answer", "Madrid"}}})}});
   ASSERT_NE(adapter, nullptr);
-  EXPECT_EQ(prompt_of(*adapter->problem(0)).messages, (std::vector<ChatMessage>{{"system", "Be brief."}, {"user", "Capital of France?"}}));
+  EXPECT_EQ(prompt_of(*adapter->problem(0)).messages,
+            (std::vector<ChatMessage>{{"system", "Be brief."}, {"user", "Capital of France?"}}));
   EXPECT_TRUE(prompt_of(adapter->evaluation()[0]).messages.empty());
-  const auto refused = make_adapter("jsonl", json{{"train", write("bad.jsonl", std::vector<json>{{{"prompt", more}, {"answer", "Rome"}}})}, {"held_out_fraction", 0.5}}.dump(), 1);
+  const auto refused =
+      make_adapter("jsonl",
+                   json{{"train", write("bad.jsonl", std::vector<json>{{{"prompt", more}, {"answer", "Rome"}}})},
+                        {"held_out_fraction", 0.5}}
+                       .dump(),
+                   1);
   ASSERT_FALSE(refused);
-  EXPECT_NE(refused.error().message().find("bad.jsonl:1: 'prompt': the last message has the role 'assistant'"), std::string::npos) << refused.error().message();
+  EXPECT_NE(refused.error().message().find("bad.jsonl:1: 'prompt': the last message has the role 'assistant'"),
+            std::string::npos)
+      << refused.error().message();
 }
 
 TEST_F(DataSets, AnyFileWithKeysARuleAndATemplate) {
@@ -201,8 +213,10 @@ TEST_F(DataSets, ABadRowIsNamedByFileAndLine) {
       {good + R"({"prompt":7,"answer":"1"})", ":2: expected a string 'prompt', found number"},
       {good + R"({"prompt":"","answer":"1"})", ":2: the prompt is empty"},
       {good + R"({"prompt":"p","answer":""})", ":2: "},
-      {good + R"({"prompt":[],"answer":"1"})", ":2: 'prompt': expected a text or a list of 1 to 256 messages, found []"},
-      {good + R"({"prompt":[{"role":"system","content":"s"}],"answer":"1"})", ":2: 'prompt': the last message has the role 'system'"},
+      {good + R"({"prompt":[],"answer":"1"})",
+       ":2: 'prompt': expected a text or a list of 1 to 256 messages, found []"},
+      {good + R"({"prompt":[{"role":"system","content":"s"}],"answer":"1"})",
+       ":2: 'prompt': the last message has the role 'system'"},
       {good + R"({"prompt":[{"role":"user"}],"answer":"1"})", ":2: 'prompt': expected the 'content' of a message"},
       {good + R"({"prompt":[7],"answer":"1"})", ":2: 'prompt': expected a message with the 'role'"},
       {good + R"({"prompt":"p","answer":"\ud800"})", ":2: expected a JSON object"},

@@ -7,7 +7,8 @@ using namespace echoline::data_plane;
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);
-  if (const auto checked = library::check_library(bytes, "f"); !checked) ECHO_CHECK(checked.error().code == Code::kInvalid);
+  if (const auto checked = library::check_library(bytes, "f"); !checked)
+    ECHO_CHECK(checked.error().code == Code::kInvalid);
   ECHO_CHECK(*library::from_digits(library::to_digits(bytes)) == bytes);
   if (const auto read = library::from_digits(bytes)) ECHO_CHECK(library::to_digits(*read) == bytes);
   return 0;

@@ -15,8 +15,8 @@
 namespace echoline::data_plane {
 namespace {
 
-using ::testing::HasSubstr;
 using nlohmann::json;
+using ::testing::HasSubstr;
 
 class LibraryTest : public ::testing::Test {
  protected:
@@ -45,13 +45,15 @@ class LibraryTest : public ::testing::Test {
   static std::string says(const Adapter& adapter, const std::string& response) {
     const auto step = step_and_wait(**adapter.begin(*adapter.problem(0), 1), response);
     if (!step) return step.error().message();
-    return fmt::format("{}{}{}", step->score.reward, step->score.correct ? " correct" : "", step->done ? "" : " " + step->observation.text);
+    return fmt::format("{}{}{}", step->score.reward, step->score.correct ? " correct" : "",
+                       step->done ? "" : " " + step->observation.text);
   }
   // A library of this text.
   std::string compiled(const std::string& text, const std::string& flags = "") {
     const std::string source = folder_ / "task.c", library = folder_ / "task.so";
     std::ofstream(source) << text;
-    const std::string command = fmt::format("cc -shared -fPIC {} -I clients/c -o '{}' '{}' 2>&1", flags, library, source);
+    const std::string command =
+        fmt::format("cc -shared -fPIC {} -I clients/c -o '{}' '{}' 2>&1", flags, library, source);
     EXPECT_EQ(std::system(command.c_str()), 0) << command;
     return library;
   }
@@ -78,7 +80,8 @@ TEST_F(LibraryTest, TheExampleIsATask) {
   }
   EXPECT_EQ(prompts.size(), 21u * 21u) << "each once, and none of those held out";
   EXPECT_EQ(says(*adapter, "no"), "0");
-  EXPECT_THAT(why(ECHOLINE_SUMS_TASK, {{"settings", {{"largest", 5000}}}}), HasSubstr("expected a setting 'largest' from 9 to 999"));
+  EXPECT_THAT(why(ECHOLINE_SUMS_TASK, {{"settings", {{"largest", 5000}}}}),
+              HasSubstr("expected a setting 'largest' from 9 to 999"));
 }
 
 TEST_F(LibraryTest, TravelsToWorkers) {
@@ -96,8 +99,10 @@ TEST_F(LibraryTest, TravelsToWorkers) {
   EXPECT_TRUE(large) << large.error().message().substr(0, 300);
   json spoilt = json::parse(told);
   spoilt["contents"]["library"] = "7f4x";
-  EXPECT_THAT(make_adapter("library", spoilt.dump(), 3, AdapterUse::kScoring).error().message(), HasSubstr("hexadecimal"));
-  EXPECT_THAT(make_adapter("library", "{}", 3, AdapterUse::kScoring).error().message(), HasSubstr("what the library's file holds"));
+  EXPECT_THAT(make_adapter("library", spoilt.dump(), 3, AdapterUse::kScoring).error().message(),
+              HasSubstr("hexadecimal"));
+  EXPECT_THAT(make_adapter("library", "{}", 3, AdapterUse::kScoring).error().message(),
+              HasSubstr("what the library's file holds"));
 }
 
 TEST_F(LibraryTest, WhatALibraryDoesWrongIsItsError) {
@@ -143,9 +148,11 @@ TEST_F(LibraryTest, WhatIsNoTaskSaysWhy) {
       {"table.name = NULL, table.problem_count = NULL", "lacks one of"},
       {"table.name = \\\"\\\\xff\\\"", "'name' is no UTF-8"},
   };
-  for (const auto& [deed, expected] : deeds) EXPECT_THAT(why(compiled(text, fmt::format("\"-DDEED={}\"", deed))), HasSubstr(expected)) << deed;
+  for (const auto& [deed, expected] : deeds)
+    EXPECT_THAT(why(compiled(text, fmt::format("\"-DDEED={}\"", deed))), HasSubstr(expected)) << deed;
   EXPECT_THAT(why(compiled("int nothing;")), HasSubstr("exports no function 'echoline_task'"));
-  EXPECT_THAT(why(compiled("int missing(void); int f(void) { return missing(); }")), HasSubstr("undefined symbol: missing"));
+  EXPECT_THAT(why(compiled("int missing(void); int f(void) { return missing(); }")),
+              HasSubstr("undefined symbol: missing"));
   EXPECT_THAT(why("docs/tasks.md"), HasSubstr("found another kind of file"));
   EXPECT_THAT(why("/nowhere.so"), HasSubstr("/nowhere.so"));
   EXPECT_THAT(make_adapter("library", "{}", 3).error().message(), HasSubstr("library"));
@@ -161,8 +168,9 @@ TEST_F(LibraryTest, WhatIsNoTaskSaysWhy) {
 TEST(LibraryFile, SpoiltFilesAreRefusedOrRead) {
   Random random(7, 0);
   std::string file(80, '\0');
-  file.replace(0, 7, "\x7f"
-                     "ELF\x02\x01\x01");
+  file.replace(0, 7,
+               "\x7f"
+               "ELF\x02\x01\x01");
   for (int round = 0; round < 5000; ++round) {
     std::string spoilt = file.substr(0, random.below(81));
     for (char& c : spoilt)

@@ -14,14 +14,17 @@
 namespace echoline::data_plane {
 namespace {
 
-using ::testing::HasSubstr;
 using nlohmann::json;
+using ::testing::HasSubstr;
 
-// Compares the text of the response with the row's expected_answer, in the session that /seed_session has begun, as NeMo Gym's servers do.
+// Compares the text of the response with the row's expected_answer, in the session that /seed_session has begun, as
+// NeMo Gym's servers do.
 class ResourcesServer {
  public:
   ResourcesServer() {
-    server_.new_task_queue = [] { return new httplib::ThreadPool(32); };  // a connection that is kept alive keeps a thread
+    server_.new_task_queue = [] {
+      return new httplib::ThreadPool(32);
+    };  // a connection that is kept alive keeps a thread
     server_.Post("/seed_session", [this](const httplib::Request& request, httplib::Response& response) {
       const json row = json::parse(request.body);
       if (misbehaves("/seed_session", response)) return;
@@ -41,7 +44,8 @@ class ResourcesServer {
       for (const json& item : said.at("output"))
         if (item.at("type") == "message" && item.at("role") == "assistant")
           for (const json& part : item.at("content")) text += part.at("text").get<std::string>();
-      for (const char* key : {"id", "created_at", "model", "object", "parallel_tool_calls", "tool_choice", "tools"}) EXPECT_TRUE(said.contains(key)) << key;
+      for (const char* key : {"id", "created_at", "model", "object", "parallel_tool_calls", "tool_choice", "tools"})
+        EXPECT_TRUE(said.contains(key)) << key;
       const std::string cookie = request.get_header_value("Cookie");
       std::string expected = body.at("expected_answer");
       {
@@ -49,7 +53,9 @@ class ResourcesServer {
         if (with_sessions_) {
           EXPECT_THAT(cookie, HasSubstr("extra=1"));
           const auto at = cookie.find("session=");
-          const auto found = at == std::string::npos ? answers_.end() : answers_.find(cookie.substr(at + 8, cookie.find(';', at) - at - 8));
+          const auto found = at == std::string::npos
+                                 ? answers_.end()
+                                 : answers_.find(cookie.substr(at + 8, cookie.find(';', at) - at - 8));
           EXPECT_NE(found, answers_.end()) << cookie;
           if (found != answers_.end()) expected = found->second;
         }
@@ -87,10 +93,12 @@ class ResourcesServer {
     if (how == "nan") response.set_content(R"({"reward": NaN})", "application/json");
     if (how == "huge") response.set_content(std::string(5u << 20, ' '), "application/json");
     if (how == "busy") response.status = 503, response.set_content("come back", "text/plain");
-    if (how == "refused") response.status = 422, response.set_content(R"({"detail": "field required"})", "application/json");
+    if (how == "refused")
+      response.status = 422, response.set_content(R"({"detail": "field required"})", "application/json");
     if (how == "slow") std::this_thread::sleep_for(std::chrono::milliseconds(900));
     if (how == "close")
-      response.set_content_provider(100, "application/json", [](std::size_t, std::size_t, httplib::DataSink&) { return false; });
+      response.set_content_provider(100, "application/json",
+                                    [](std::size_t, std::size_t, httplib::DataSink&) { return false; });
     return true;
   }
 
@@ -112,14 +120,19 @@ class NemoGymTest : public ::testing::Test {
     folder_ = ::mkdtemp(name.data());
     std::ofstream train(folder_ / "train.jsonl");
     for (int i = 0; i < 40; ++i)
-      train << json{{"responses_create_params", {{"input", json::array({{{"role", "user"}, {"content", fmt::format("{} + 1?", i)}}})}}},
+      train << json{{"responses_create_params",
+                     {{"input", json::array({{{"role", "user"}, {"content", fmt::format("{} + 1?", i)}}})}}},
                     {"expected_answer", std::to_string(i + 1)}}
                    .dump()
             << "\n";
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
   std::string options(const std::string& url, const json& more = json::object()) const {
-    json all{{"url", url}, {"train", (folder_ / "train.jsonl").string()}, {"held_out_fraction", 0.2}, {"deadline", "500 ms"}, {"tries", 1}};
+    json all{{"url", url},
+             {"train", (folder_ / "train.jsonl").string()},
+             {"held_out_fraction", 0.2},
+             {"deadline", "500 ms"},
+             {"tries", 1}};
     all.update(more);
     return all.dump();
   }
@@ -131,9 +144,12 @@ class NemoGymTest : public ::testing::Test {
   static std::string says(const Adapter& adapter, const Problem& problem, const std::string& response) {
     const auto step = step_and_wait(**adapter.begin(problem, 1), response);
     if (!step) return step.error().message();
-    return fmt::format("{}{} length={}", step->score.reward, step->score.correct ? " correct" : "", step->score.components.at("length"));
+    return fmt::format("{}{} length={}", step->score.reward, step->score.correct ? " correct" : "",
+                       step->score.components.at("length"));
   }
-  static std::string answer_of(const Problem& problem) { return json::parse(problem.reference()).at("expected_answer"); }
+  static std::string answer_of(const Problem& problem) {
+    return json::parse(problem.reference()).at("expected_answer");
+  }
 
   std::filesystem::path folder_;
 };
@@ -153,7 +169,8 @@ TEST_F(NemoGymTest, ResponsesAreVerified) {
   EXPECT_THAT(says(*adapter, problem, "\xff"), HasSubstr("0.25")) << "bytes that are no UTF-8";
   EXPECT_EQ(server.sessions(), 4);
   // A worker has the problem and the server's address, and no file.
-  const auto worker = make_adapter("nemo_gym", adapter->options_for_workers(options(server.url())), 3, AdapterUse::kScoring);
+  const auto worker =
+      make_adapter("nemo_gym", adapter->options_for_workers(options(server.url())), 3, AdapterUse::kScoring);
   ASSERT_TRUE(worker) << worker.error().message();
   EXPECT_THAT(says(**worker, problem, answer_of(problem)), HasSubstr("1 correct"));
   server.without_sessions();
@@ -173,7 +190,8 @@ TEST_F(NemoGymTest, ManyAtATime) {
     episodes.push_back(*adapter->begin(problem, 1));
     auto promise = std::make_shared<std::promise<double>>();
     rewards.push_back(promise->get_future());
-    episodes.back()->step(i % 2 == 0 ? answer_of(problem) : "x", [promise](Result<Step> step) { promise->set_value(step ? step->score.reward : -1); });
+    episodes.back()->step(i % 2 == 0 ? answer_of(problem) : "x",
+                          [promise](Result<Step> step) { promise->set_value(step ? step->score.reward : -1); });
   }
   for (std::size_t i = 0; i < 100; ++i) EXPECT_EQ(rewards[i].get(), i % 2 == 0 ? 1 : 0.25) << i;
   episodes.clear();
@@ -187,9 +205,14 @@ TEST_F(NemoGymTest, AServerThatFailsIsAnErrorOfTheTask) {
   ASSERT_TRUE(adapter);
   const Problem problem = *adapter->problem(0);
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {"garbage", "expected a JSON object"}, {"no reward", "expected a finite number 'reward', found none"}, {"nan", "expected a JSON object"},
-      {"huge", "longer than 4194304 bytes"}, {"busy", "HTTP 503: come back"}, {"refused", "expected HTTP 200, found 422: {\"detail\": \"field required\"}"},
-      {"slow", "imeout"}, {"close", "/verify"},
+      {"garbage", "expected a JSON object"},
+      {"no reward", "expected a finite number 'reward', found none"},
+      {"nan", "expected a JSON object"},
+      {"huge", "longer than 4194304 bytes"},
+      {"busy", "HTTP 503: come back"},
+      {"refused", "expected HTTP 200, found 422: {\"detail\": \"field required\"}"},
+      {"slow", "imeout"},
+      {"close", "/verify"},
   };
   for (const auto& [how, expected] : cases) {
     server.misbehave(how, "/verify", 1);
@@ -222,8 +245,11 @@ TEST_F(NemoGymTest, WhatCannotBeSaysWhy) {
   };
   EXPECT_THAT(why("ftp://x"), HasSubstr("expected a URL such as"));
   EXPECT_THAT(why(""), HasSubstr("url"));
-  std::ofstream(folder_ / "bad.jsonl") << R"({"responses_create_params": {"input": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}})" << "\n";
-  EXPECT_THAT(why("http://x", {{"train", (folder_ / "bad.jsonl").string()}}), HasSubstr("bad.jsonl:1: 'responses_create_params.input': the last message has the role 'assistant'"));
+  std::ofstream(folder_ / "bad.jsonl")
+      << R"({"responses_create_params": {"input": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}})"
+      << "\n";
+  EXPECT_THAT(why("http://x", {{"train", (folder_ / "bad.jsonl").string()}}),
+              HasSubstr("bad.jsonl:1: 'responses_create_params.input': the last message has the role 'assistant'"));
   const auto adapter = made("http://127.0.0.1:9");
   EXPECT_THAT(says(*adapter, *adapter->problem(0), "x"), HasSubstr("http://127.0.0.1:9/seed_session: "));
   Problem other;
@@ -232,8 +258,9 @@ TEST_F(NemoGymTest, WhatCannotBeSaysWhy) {
 }
 
 TEST(NemoGymMessages, SpoiltOnesAreRefusedOrRead) {
-  const std::string seeds[] = {R"({"reward":0.5,"reward_components":{"a":1},"mask_sample":false,"failure_reason":null})",
-                               R"({"responses_create_params":{"input":[{"role":"user","content":[{"type":"input_text","text":"t"}]}]},"expected_answer":"4"})"};
+  const std::string seeds[] = {
+      R"({"reward":0.5,"reward_components":{"a":1},"mask_sample":false,"failure_reason":null})",
+      R"({"responses_create_params":{"input":[{"role":"user","content":[{"type":"input_text","text":"t"}]}]},"expected_answer":"4"})"};
   feed_spoilt(seeds, 13);
 }
 

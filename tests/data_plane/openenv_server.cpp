@@ -97,20 +97,25 @@ void OpenEnvServer::serve(int fd) {
         ++resets;
         const auto seed = message.at("data").at("seed").get<std::uint64_t>();
         wanted = number(seed), left = 3;
-        observation = {{"prompt", fmt::format("Guess {}, level {}", seed + (how == "other start" ? 1000 : 0), message["data"].value("level", 0))}, {"hint", nullptr}};
+        observation = {{"prompt", fmt::format("Guess {}, level {}", seed + (how == "other start" ? 1000 : 0),
+                                              message["data"].value("level", 0))},
+                       {"hint", nullptr}};
       } else {
         const int guess = std::atoi(message.at("data").at("message").get<std::string>().c_str());
         done = guess == wanted || --left == 0;
         reward = guess == wanted ? json(1.0) : json(nullptr);
         observation = {{"prompt", guess < wanted ? "higher" : "lower"}, {"hint", guess}};
       }
-      std::string answer = json{{"type", "observation"}, {"data", {{"observation", observation}, {"reward", reward}, {"done", done}}}}.dump();
+      std::string answer =
+          json{{"type", "observation"}, {"data", {{"observation", observation}, {"reward", reward}, {"done", done}}}}
+              .dump();
       if (how == "garbage") answer = "\x01{[";
       if (how == "huge") answer = std::string(2u << 20, ' ');
       if (how == "error") answer = R"({"type":"error","data":{"message":"it broke","code":"EXECUTION_ERROR"}})";
       if (how == "full") answer = R"({"type":"error","data":{"message":"no room","code":"CAPACITY_REACHED"}})";
       if (how == "untyped") answer = "{}";
-      if (how == "no reward") answer = R"({"type":"observation","data":{"observation":{"prompt":"x"},"reward":"much"}})";
+      if (how == "no reward")
+        answer = R"({"type":"observation","data":{"observation":{"prompt":"x"},"reward":"much"}})";
       if (how == "nan") answer = R"({"type":"observation","data":{"observation":{"prompt":"x"},"reward":NaN}})";
       if (how == "close") break;
       if (how == "slow") {

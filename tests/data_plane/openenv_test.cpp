@@ -15,11 +15,13 @@
 namespace echoline::data_plane {
 namespace {
 
-using ::testing::HasSubstr;
 using nlohmann::json;
+using ::testing::HasSubstr;
 
 std::string options(const std::string& url, const json& more = json::object()) {
-  json all{{"url", url}, {"observation", "prompt"}, {"evaluation_problems", 4}, {"problems", 20}, {"sessions", 3}, {"deadline", "500 ms"}, {"tries", 1}};
+  json all{{"url", url},     {"observation", "prompt"}, {"evaluation_problems", 4},
+           {"problems", 20}, {"sessions", 3},           {"deadline", "500 ms"},
+           {"tries", 1}};
   all.update(more);
   return all.dump();
 }
@@ -38,7 +40,8 @@ std::string why(const std::string& url, const json& more = json::object()) {
 std::string said(Episode& episode, const std::string& response) {
   const auto step = step_and_wait(episode, response);
   if (!step) return step.error().message();
-  return fmt::format("{}{}{}", step->score.reward, step->score.correct ? " correct" : "", step->done ? "" : " " + step->observation.text);
+  return fmt::format("{}{}{}", step->score.reward, step->score.correct ? " correct" : "",
+                     step->done ? "" : " " + step->observation.text);
 }
 
 TEST(OpenEnv, EpisodesOfManyTurns) {
@@ -98,9 +101,15 @@ TEST(OpenEnv, AServerThatFailsIsAnErrorOfTheTask) {
   ASSERT_TRUE(adapter);
   const Problem problem = adapter->evaluation()[0];
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {"garbage", "expected a JSON object"},  {"huge", "longer than 1048576 bytes"}, {"close", "cannot read"},
-      {"slow", "no answer within 500 ms"},    {"error", "it broke"},                 {"full", "CAPACITY_REACHED"},
-      {"untyped", "expected 'type'"},         {"no reward", "the reward is \"much\""}, {"nan", "expected a JSON object"},
+      {"garbage", "expected a JSON object"},
+      {"huge", "longer than 1048576 bytes"},
+      {"close", "cannot read"},
+      {"slow", "no answer within 500 ms"},
+      {"error", "it broke"},
+      {"full", "CAPACITY_REACHED"},
+      {"untyped", "expected 'type'"},
+      {"no reward", "the reward is \"much\""},
+      {"nan", "expected a JSON object"},
   };
   for (const auto& [how, expected] : cases)
     for (const char* on : {"reset", "step"}) {
@@ -110,7 +119,8 @@ TEST(OpenEnv, AServerThatFailsIsAnErrorOfTheTask) {
       EXPECT_EQ(said(**adapter->begin(problem, 1), std::to_string(server.number(0))), "1 correct") << "after " << how;
     }
   server.misbehave("other start", "reset", 1);
-  EXPECT_THAT(said(**adapter->begin(problem, 1), "x"), HasSubstr("it begins with 'Guess 1000, level 0' where the same seed began with 'Guess 0, level 0'"));
+  EXPECT_THAT(said(**adapter->begin(problem, 1), "x"),
+              HasSubstr("it begins with 'Guess 1000, level 0' where the same seed began with 'Guess 0, level 0'"));
 }
 
 TEST(OpenEnv, AResetIsTriedAgain) {
@@ -139,7 +149,8 @@ TEST(OpenEnv, WhatIsNoSuchServerSaysWhy) {
   httplib::Server plain;
   const int port = plain.bind_to_any_port("127.0.0.1");
   std::thread thread([&] { plain.listen_after_bind(); });
-  EXPECT_THAT(why(fmt::format("http://127.0.0.1:{}", port)), HasSubstr("expected the sessions of an OpenEnv server at ws://127.0.0.1"));
+  EXPECT_THAT(why(fmt::format("http://127.0.0.1:{}", port)),
+              HasSubstr("expected the sessions of an OpenEnv server at ws://127.0.0.1"));
   EXPECT_THAT(why(fmt::format("https://127.0.0.1:{}", port)), HasSubstr("cannot agree on TLS"));
   plain.stop();
   thread.join();
@@ -161,12 +172,15 @@ TEST(OpenEnvMessages, Endpoints) {
   EXPECT_EQ(url("https://a.b/x/"), "wss://a.b:443/x/ws");
   EXPECT_EQ(url("ws://a/ws"), "ws://a:80/ws");
   EXPECT_EQ(url("http://[::1]:9"), "ws://::1:9/ws");
-  for (const char* wrong : {"a:8000", "http://", "http://a:", "http://a:99999", "http://a:8x", "http://u@a", "http://a/?x", "http://[::1", "http://a b"}) EXPECT_EQ(url(wrong), "none") << wrong;
+  for (const char* wrong : {"a:8000", "http://", "http://a:", "http://a:99999", "http://a:8x", "http://u@a",
+                            "http://a/?x", "http://[::1", "http://a b"})
+    EXPECT_EQ(url(wrong), "none") << wrong;
 }
 
 TEST(OpenEnvMessages, SpoiltOnesAreRefusedOrRead) {
-  const std::string seeds[] = {R"({"type":"observation","data":{"observation":{"a":{"b":"text"}},"reward":0.5,"done":true}})",
-                               R"({"type":"error","data":{"message":"m","code":"CAPACITY_REACHED"}})", "https://[::1]:8000/a/ws"};
+  const std::string seeds[] = {
+      R"({"type":"observation","data":{"observation":{"a":{"b":"text"}},"reward":0.5,"done":true}})",
+      R"({"type":"error","data":{"message":"m","code":"CAPACITY_REACHED"}})", "https://[::1]:8000/a/ws"};
   feed_spoilt(seeds, 11);
 }
 

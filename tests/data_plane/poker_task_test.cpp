@@ -187,8 +187,9 @@ TEST(PokerTask, TersePolicyPlaysTheSameGame) {
     ASSERT_LT(problem.prompt().size(), 40u);
     const Played terse = play(*adapter, problem, [](auto) { return "c"; });
     const Played same = play(*full, told, [](std::string_view text) {
-      return text.substr(text.rfind("Your choices: ")).find("call") != std::string_view::npos ? "<action>call</action>"
-                                                                                             : "<action>check</action>";
+      return text.substr(text.rfind("Your choices: ")).find("call") != std::string_view::npos
+                 ? "<action>call</action>"
+                 : "<action>check</action>";
     });
     ASSERT_EQ(terse.score.reward, same.score.reward);
     ASSERT_EQ(terse.score.components, same.score.components);
@@ -201,7 +202,8 @@ TEST(PokerTask, TersePolicyPlaysTheSameGame) {
 }
 
 constexpr auto kCalls = [](std::string_view told) {
-  return told.substr(told.rfind("Your choices: ")).find("call") != std::string_view::npos ? "<action>call</action>" : "<action>check</action>";
+  return told.substr(told.rfind("Your choices: ")).find("call") != std::string_view::npos ? "<action>call</action>"
+                                                                                          : "<action>check</action>";
 };
 
 // Both players' actions by the same function; what the one opposite was asked, too.
@@ -226,9 +228,11 @@ Played play_both(const Adapter& adapter, const Problem& problem, std::vector<std
 
 TEST(PokerTask, ThePolicySitsOppositeItself) {
   const std::string rest = R"("evaluation_opponent":"caller","hands":4,"stack":3000})";
-  const auto itself = *make_adapter("poker", R"({"opponent":"policy",)" + rest, 1, AdapterUse::kScoring), caller = made(R"({"opponent":"caller",)" + rest);
+  const auto itself = *make_adapter("poker", R"({"opponent":"policy",)" + rest, 1, AdapterUse::kScoring),
+             caller = made(R"({"opponent":"caller",)" + rest);
   const auto learners = made(R"({"opponent":"policy",)" + rest);
-  EXPECT_EQ(play(*learners, *learners->problem(3), kCalls), play(*caller, *caller->problem(3), kCalls)) << "a learner asks nobody";
+  EXPECT_EQ(play(*learners, *learners->problem(3), kCalls), play(*caller, *caller->problem(3), kCalls))
+      << "a learner asks nobody";
   for (std::uint64_t index = 0; index < 100; ++index) {
     const Problem problem = itself->problem(index).value();
     EXPECT_EQ(problem.prompt(), caller->problem(index)->prompt());
@@ -241,7 +245,8 @@ TEST(PokerTask, ThePolicySitsOppositeItself) {
     EXPECT_EQ(both, play(*caller, problem, kCalls));
     ASSERT_FALSE(asides.empty());
     for (const std::string& aside : asides) {
-      EXPECT_THAT(aside, ::testing::StartsWith("You play heads-up")) << "all that somebody has to know who was told nothing yet";
+      EXPECT_THAT(aside, ::testing::StartsWith("You play heads-up"))
+          << "all that somebody has to know who was told nothing yet";
       const auto cards = [](const std::string& told) { return told.substr(told.rfind("Your cards: "), 17); };
       EXPECT_NE(cards(aside), cards(problem.prompt()));
     }
@@ -253,12 +258,14 @@ TEST(PokerTask, ThePolicySitsOppositeItself) {
     EXPECT_EQ(first, second);
     EXPECT_LE(std::abs(one.score.components.at("won_bb")), 30);
     std::vector<std::string> asked;
-    const Played faulty = play_both(*itself, problem, asked, [&](auto told) { return asked.empty() ? std::string(kCalls(told)) : "?"; });
+    const Played faulty =
+        play_both(*itself, problem, asked, [&](auto told) { return asked.empty() ? std::string(kCalls(told)) : "?"; });
     EXPECT_GT(faulty.score.components.at("opponent_faults"), 0);
   }
   for (const Problem& problem : itself->evaluation()) {
     EXPECT_EQ(itself->repeatable(problem), Repeatable::kCheaply);
-    EXPECT_EQ(play(*itself, problem, kCalls), play(*caller, problem, kCalls)) << "nobody is asked aside where it is evaluated";
+    EXPECT_EQ(play(*itself, problem, kCalls), play(*caller, problem, kCalls))
+        << "nobody is asked aside where it is evaluated";
   }
 }
 

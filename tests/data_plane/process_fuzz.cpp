@@ -16,7 +16,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     ECHO_CHECK(items->size() == count, "{} items", items->size());
     for (const auto& item : *items) {
       if (!item) continue;
-      if (const auto step = process::read_step(*item)) ECHO_CHECK(step->score.reward - step->score.reward == 0, "{}", step->score.reward);
+      if (const auto step = process::read_step(*item))
+        ECHO_CHECK(step->score.reward - step->score.reward == 0, "{}", step->score.reward);
       (void)process::read_cut(*item);
       (void)process::read_problem(*item, "p");
     }

@@ -61,7 +61,8 @@ class ProcessTest : public ::testing::Test {
     const auto episode = *adapter.begin(problem, 1);
     const auto step = step_and_wait(*episode, response);
     if (!step) return std::string(to_string(step.error().code)) + ": " + step.error().message();
-    return fmt::format("{}{}{}", step->score.reward, step->score.correct ? " correct" : "", step->done ? "" : " " + step->observation.text);
+    return fmt::format("{}{}{}", step->score.reward, step->score.correct ? " correct" : "",
+                       step->done ? "" : " " + step->observation.text);
   }
 
   static inline bool sandboxed_ = false;
@@ -95,7 +96,8 @@ TEST_F(ProcessTest, AScriptTravelsToWorkers) {
   std::ofstream(folder_ / "large.txt") << std::string(1000u << 10, 'x');
   std::ofstream(folder_ / "larger.txt") << std::string(1000u << 10, 'y');
   const std::string with_files = script(kSum, R"("files": ["large.txt", "larger.txt"])");
-  const auto large = make_adapter("process", (*make_adapter("process", with_files, 3))->options_for_workers(with_files), 3, AdapterUse::kScoring);
+  const auto large = make_adapter("process", (*make_adapter("process", with_files, 3))->options_for_workers(with_files),
+                                  3, AdapterUse::kScoring);
   EXPECT_TRUE(large) << large.error().message().substr(0, 300);
   std::filesystem::remove(folder_ / "task.py");
   const auto worker = make_adapter("process", told, 3, AdapterUse::kScoring);
@@ -117,7 +119,8 @@ TEST_F(ProcessTest, OneCallsTroubleIsNotTheOthers) {
       auto promise = std::make_shared<std::promise<Result<Step>>>();
       steps.push_back(promise->get_future());
       episodes.push_back(*adapter->begin(problem, 1));
-      episodes.back()->step(i == 7 ? trouble : problem.reference(), [promise](Result<Step> step) { promise->set_value(std::move(step)); });
+      episodes.back()->step(i == 7 ? trouble : problem.reference(),
+                            [promise](Result<Step> step) { promise->set_value(std::move(step)); });
     }
     for (int i = 0; i < 20; ++i) {
       const auto step = steps[static_cast<std::size_t>(i)].get();
@@ -155,7 +158,8 @@ TEST_F(ProcessTest, EpisodesOfManyTurns) {
     if (!step) return step.error().message();
     return fmt::format("{}{}", step->score.reward, step->done ? "" : " " + step->observation.text);
   };
-  for (std::size_t i = 0; i < episodes.size(); ++i) EXPECT_EQ(say(i, std::to_string(i % 10)), i % 10 == 5 ? "1" : i % 10 < 5 ? "0 +" : "0 -");
+  for (std::size_t i = 0; i < episodes.size(); ++i)
+    EXPECT_EQ(say(i, std::to_string(i % 10)), i % 10 == 5 ? "1" : i % 10 < 5 ? "0 +" : "0 -");
   EXPECT_EQ(say(0, "4"), "0 +");
   EXPECT_EQ(episodes[0]->cut().reward, -1) << "what is due if no room is left now";
   EXPECT_EQ(episodes[7]->cut().components.at("unused"), 2);
@@ -194,7 +198,8 @@ task.run(episode=Search, problems=[{"prompt": [{"role": "system", "content": "Se
 
 // Functions as they are written for other trainers.
 TEST_F(ProcessTest, FunctionsForOtherTrainersAreUsedAsTheyAre) {
-  const std::string problems = R"(problems=[{"prompt": "2+2=", "reference": "4", "metadata": {"data_source": "sums", "level": 2}}]))";
+  const std::string problems =
+      R"(problems=[{"prompt": "2+2=", "reference": "4", "metadata": {"data_source": "sums", "level": 2}}]))";
   const auto scored = [&](const std::string& body, const std::string& made_of, const std::string& response) {
     const auto adapter = made("import echoline_task as task\n" + body + "\ntask.run(" + made_of + ", " + problems);
     return adapter ? what_comes_of(*adapter, *adapter->problem(0), response) : std::string();
@@ -262,9 +267,11 @@ for line in sys.stdin:
       {"    os.close(1); time.sleep(60)", ""},
       {"    say({'id': id + 1, 'result': {}})", "expected the answer to request"},
       {"    say({'id': id, 'result': {'items': [{'reward': 1}] * (n + 1)}})", "expected 1 'items'"},
-      {"    out.write('{\"id\": %d, \"result\": {\"items\": [{\"reward\": NaN}]}}\\n' % id); out.flush()", "expected a JSON object"},
+      {"    out.write('{\"id\": %d, \"result\": {\"items\": [{\"reward\": NaN}]}}\\n' % id); out.flush()",
+       "expected a JSON object"},
       {"    say({'id': id, 'result': {'items': [{'reward': 'much'}]}})", "expected a finite number 'reward'"},
-      {"    say({'id': id, 'result': {'items': [{'reward': 1, 'components': {str(i): 1 for i in range(99)}}]}})", "at most 64 named"},
+      {"    say({'id': id, 'result': {'items': [{'reward': 1, 'components': {str(i): 1 for i in range(99)}}]}})",
+       "at most 64 named"},
       {"    say({'id': id, 'result': {'items': [{'reward': 1, 'correct': 1}]}})", "expected true or false"},
       {"    say({'id': id, 'error': 'out of ideas'})", "out of ideas"},
       {"    say({'id': id, 'result': {'items': [7]}})", "expected an object"},
@@ -272,7 +279,9 @@ for line in sys.stdin:
       {"    x = bytearray(1 << 30); time.sleep(60)", ""},
   };
   for (const auto& [deed, says] : cases) {
-    const auto adapter = made(begin + deed + "\n", fmt::format(R"("deadline": "{}", "memory": "128 MiB", "threads": 16)", says == "longer" ? "20 s" : "700 ms"));
+    const auto adapter = made(
+        begin + deed + "\n",
+        fmt::format(R"("deadline": "{}", "memory": "128 MiB", "threads": 16)", says == "longer" ? "20 s" : "700 ms"));
     ASSERT_TRUE(adapter) << deed;
     const Problem problem = *adapter->problem(0);
     EXPECT_THAT(what_comes_of(*adapter, problem, "a"), HasSubstr(says)) << deed;
@@ -286,7 +295,8 @@ TEST_F(ProcessTest, WhatCannotStartSaysWhy) {
     return adapter ? std::string("made") : adapter.error().message();
   };
   EXPECT_THAT(why("import nothing_of_that_name"), HasSubstr("nothing_of_that_name"));
-  EXPECT_THAT(why("print('{\"id\": 1, \"result\": {\"protocol\": 2}}')\nimport time; time.sleep(9)"), HasSubstr("expected protocol 1, found 2"));
+  EXPECT_THAT(why("print('{\"id\": 1, \"result\": {\"protocol\": 2}}')\nimport time; time.sleep(9)"),
+              HasSubstr("expected protocol 1, found 2"));
   EXPECT_THAT(why("import time; time.sleep(60)", R"("start_deadline": "300 ms")"), HasSubstr("no answer within"));
   EXPECT_THAT(why("import echoline_task as t; t.run(score=lambda p, r: 0)"), HasSubstr("no problems"));
   EXPECT_THAT(why("import echoline_task as t; t.run(problems=[])"), HasSubstr("a score or an episode"));

@@ -1,4 +1,5 @@
-// The tasks on docs/tasks.md, taken from the page as they stand: each starts, has problems, and says what the page says.
+// The tasks on docs/tasks.md, taken from the page as they stand: each starts, has problems, and says what the page
+// says.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -99,7 +100,8 @@ TEST_F(TaskDocs, EveryTaskOnThePageDoesWhatItSays) {
   EXPECT_EQ(says(*rubric, *rubric->problem(0), "4"), "1.20 correct brevity=1.00 correct_answer=1.00");
   EXPECT_EQ(says(*rubric, *rubric->problem(0), "it is 4"), "1.00 correct brevity=0.00 correct_answer=1.00");
 
-  for (const auto& [file, text] : files_) EXPECT_TRUE(!file.ends_with(".py") || tested_.contains(file)) << file << " is on the page and in no test";
+  for (const auto& [file, text] : files_)
+    EXPECT_TRUE(!file.ends_with(".py") || tested_.contains(file)) << file << " is on the page and in no test";
 }
 
 }  // namespace

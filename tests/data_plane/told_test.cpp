@@ -1,4 +1,5 @@
-// What a policy is told, as a text or as messages: read from JSON, kept in problems, and given to tasks as they gave it.
+// What a policy is told, as a text or as messages: read from JSON, kept in problems, and given to tasks as they gave
+// it.
 #include "data_plane/told.hpp"
 
 #include <gmock/gmock.h>
@@ -22,7 +23,8 @@ TEST(Told, IsATextOrMessages) {
   EXPECT_EQ(read_told("1+1=", 100).value(), Told("1+1="));
   const auto told = read_told(kTalk, 100);
   ASSERT_TRUE(told) << told.error().message();
-  EXPECT_EQ(told->messages, (std::vector<ChatMessage>{{"system", "Be brief."}, {"user", "Who wrote Emma?"}, {"tool", "{\"found\": 3}"}}));
+  EXPECT_EQ(told->messages, (std::vector<ChatMessage>{
+                                {"system", "Be brief."}, {"user", "Who wrote Emma?"}, {"tool", "{\"found\": 3}"}}));
   EXPECT_EQ(told->text, "Be brief.\n\nWho wrote Emma?\n\n{\"found\": 3}");
   EXPECT_EQ(read_told(to_json(*told), 100).value(), *told);
   EXPECT_EQ(to_json(Told("1+1=")), "1+1=");
@@ -48,9 +50,12 @@ TEST(Told, WhatIsNeitherSaysWhy) {
   EXPECT_THAT(refused(R"([{"role":"root","content":"x"}])"), HasSubstr("root"));
   EXPECT_THAT(refused(R"([{"role":"user"}])"), HasSubstr("'content'"));
   EXPECT_THAT(refused(R"([{"role":"user","content":[{"type":"image"}]}])"), HasSubstr("texts only"));
-  EXPECT_THAT(refused(R"([{"role":"user","content":"x"},{"role":"assistant","content":"y"}])"), HasSubstr("the role 'assistant', expected a user's or a tool's"));
-  EXPECT_THAT(refused(R"([{"role":"assistant","content":"","tool_calls":[{"id":"1"}]},{"role":"tool","content":"3"}])"), HasSubstr("'tool_calls'"));
-  EXPECT_THAT(refused(R"([{"role":"user","content":"123456"},{"role":"user","content":"123456"}])", 12), HasSubstr("14 bytes, at most 12"));
+  EXPECT_THAT(refused(R"([{"role":"user","content":"x"},{"role":"assistant","content":"y"}])"),
+              HasSubstr("the role 'assistant', expected a user's or a tool's"));
+  EXPECT_THAT(refused(R"([{"role":"assistant","content":"","tool_calls":[{"id":"1"}]},{"role":"tool","content":"3"}])"),
+              HasSubstr("'tool_calls'"));
+  EXPECT_THAT(refused(R"([{"role":"user","content":"123456"},{"role":"user","content":"123456"}])", 12),
+              HasSubstr("14 bytes, at most 12"));
   json many = json::array();
   for (std::size_t i = 0; i <= kMessagesMax; ++i) many.push_back({{"role", "user"}, {"content", ""}});
   EXPECT_FALSE(read_told(many, 100));

@@ -132,7 +132,8 @@ TEST_F(Mutations, OfSnapshots) {
     mutate(patch, random, damaged);
     const auto state = decode_snapshot(damaged, limits_);
     IncomingSnapshot incoming(limits_);
-    const bool added = incoming.add(std::span(damaged).first(damaged.size() / 3)) && incoming.add(std::span(damaged).subspan(damaged.size() / 3));
+    const bool added = incoming.add(std::span(damaged).first(damaged.size() / 3)) &&
+                       incoming.add(std::span(damaged).subspan(damaged.size() / 3));
     ASSERT_EQ(added && incoming.finish(), state.has_value()) << "round " << round;
     accepted += state.has_value();
     if (!state) continue;

@@ -135,7 +135,8 @@ TEST(Patch, RoundTripsTensorsOfSeveralSegments) {
   check_round_trip(prev, cur, 8);
 }
 
-// Where an eighth of a segment changes it is given as a whole, otherwise element by element; both lead to the new state.
+// Where an eighth of a segment changes it is given as a whole, otherwise element by element; both lead to the new
+// state.
 TEST(Patch, DenseChangesAreGivenAsAWhole) {
   Random random(31);
   for (const double density : {0.05, 0.3}) {

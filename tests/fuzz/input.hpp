@@ -13,8 +13,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
 namespace echoline::test {
 
-// Runs the target on `bytes`. Where the environment variable ECHOLINE_FUZZ_SEEDS names a folder, the first kSeedsMax inputs of the
-// process are kept there as well: tests/fuzz/run starts a new corpus with them.
+// Runs the target on `bytes`. Where the environment variable ECHOLINE_FUZZ_SEEDS names a folder, the first kSeedsMax
+// inputs of the process are kept there as well: tests/fuzz/run starts a new corpus with them.
 inline void fuzz_input(std::string_view bytes) {
   constexpr int kSeedsMax = 4000;
   static const char* const folder = std::getenv("ECHOLINE_FUZZ_SEEDS");

@@ -33,7 +33,7 @@ const SystemClock kClock;
 struct Outcome {
   std::uint64_t worker = 0, messages = 0, bytes = 0, chunk_bytes = 0;
   std::string goodbye;
-  bool barred = false;  // it was not let in again
+  bool barred = false;                  // it was not let in again
   TimePoint in = kNever, out = kNever;  // when it was in, and when it had to go
 };
 
@@ -51,7 +51,8 @@ class Raw {
   explicit Raw(const AttackOptions& options) : options_(options), end_(kClock.now() + options.length) {}
 
   Status begin(std::size_t token = 0) {
-    ECHO_ASSIGN(identity_, enrol(options_.learner, options_.tokens.at(token), fmt::format("{}-{}", options_.name, token)));
+    ECHO_ASSIGN(identity_,
+                enrol(options_.learner, options_.tokens.at(token), fmt::format("{}-{}", options_.name, token)));
     outcome.worker = identity_.worker.value;
     ECHO_TRY(join());
     outcome.in = kClock.now();
@@ -74,8 +75,8 @@ class Raw {
     return ok();
   }
 
-  // Sends what `make` makes, `per_second` of it (0: as much as goes), with the heartbeats of a member, until it is thrown
-  // out or the time is over. `reconnect_every`: and comes anew.
+  // Sends what `make` makes, `per_second` of it (0: as much as goes), with the heartbeats of a member, until it is
+  // thrown out or the time is over. `reconnect_every`: and comes anew.
   void flood(double per_second, const std::function<void(wire::ControlMessage&)>& make,
              Duration reconnect_every = std::chrono::hours(1)) {
     TimePoint began = kClock.now(), beat = began;
@@ -187,10 +188,10 @@ class Child : public Raw {
   // A connection for data to a parent that the learner has named.
   Result<std::unique_ptr<Peer>> edge_to(const wire::Parent& parent) { return edge_to(parent, identity_, true); }
   Result<std::unique_ptr<Peer>> edge_to(const wire::Parent& parent, const Identity& as, bool with_grant) {
-    const overlay::Endpoint to = parent.worker() == kLearnerId.value
-                                     ? options_.learner
-                                     : overlay::Endpoint{parent.endpoint().host(),
-                                                         static_cast<std::uint16_t>(parent.endpoint().port())};
+    const overlay::Endpoint to =
+        parent.worker() == kLearnerId.value
+            ? options_.learner
+            : overlay::Endpoint{parent.endpoint().host(), static_cast<std::uint16_t>(parent.endpoint().port())};
     ECHO_ASSIGN(auto peer, Peer::connect(to, as.credentials, WorkerId{parent.worker()}));
     wire::ControlMessage hello;
     wire::PeerHello& h = *hello.mutable_peer_hello();
@@ -323,8 +324,8 @@ Result<Outcome> have_flood(const AttackOptions& options) {
   return child.outcome;
 }
 
-// A child that complains of the parents it has: their edges fail, they are silent, they cannot be reached, their chunks are bad.
-// Slowly enough for every budget, and under a new connection now and then.
+// A child that complains of the parents it has: their edges fail, they are silent, they cannot be reached, their chunks
+// are bad. Slowly enough for every budget, and under a new connection now and then.
 Result<Outcome> bad_child(const AttackOptions& options) {
   Child child(options);
   ECHO_TRY(child.begin());
@@ -464,7 +465,9 @@ class Insider {
     o.token = overlay::trust::Secret(std::string(options_.tokens.at(0)));
     o.away_max = std::chrono::seconds(3);
     overlay::WorkerEvents events;
-    events.joined = [this](WorkerId id, const std::string&) { tell([&] { outcome.worker = id.value, outcome.in = std::min(outcome.in, kClock.now()); }); };
+    events.joined = [this](WorkerId id, const std::string&) {
+      tell([&] { outcome.worker = id.value, outcome.in = std::min(outcome.in, kClock.now()); });
+    };
     events.publication = [this](const overlay::Publication& p) {
       tell([&] { version_ = p.version, digest_ = p.policy_digest; });
       node()->installed(p.version, p.policy_digest);
@@ -584,7 +587,8 @@ class Insider {
   std::unique_ptr<overlay::WorkerNode> node_;
 };
 
-// Nothing: a member that holds a place, forwards, and acknowledges what it has as soon as it has it. It computes nothing.
+// Nothing: a member that holds a place, forwards, and acknowledges what it has as soon as it has it. It computes
+// nothing.
 Result<Outcome> no_attack(const AttackOptions& options) {
   Insider insider(options);
   ECHO_TRY(insider.begin());
@@ -664,14 +668,22 @@ Result<Outcome> talk(const AttackOptions& options) {
 }
 
 using Attack = Result<Outcome> (*)(const AttackOptions&);
-constexpr std::pair<std::string_view, Attack> kAttacks[] = {
-    {kNoAttack, no_attack},
-    {"bad-goodbye", bad_goodbye}, {"bad-heartbeat", bad_heartbeat},       {"hoard", hoard},
-    {"slander", slander},         {"renew-flood", renew_flood},           {"have-flood", have_flood},
-    {"talk", talk},               {"idle-connections", idle_connections}, {"unassigned-child", unassigned_child},
-    {"bad-child", bad_child},     {"dial-anywhere", dial_anywhere},
-    {"wrong-rewards", wrong_rewards}, {"braggart", braggart},             {"oversized", oversized},
-    {"nan", nan}};
+constexpr std::pair<std::string_view, Attack> kAttacks[] = {{kNoAttack, no_attack},
+                                                            {"bad-goodbye", bad_goodbye},
+                                                            {"bad-heartbeat", bad_heartbeat},
+                                                            {"hoard", hoard},
+                                                            {"slander", slander},
+                                                            {"renew-flood", renew_flood},
+                                                            {"have-flood", have_flood},
+                                                            {"talk", talk},
+                                                            {"idle-connections", idle_connections},
+                                                            {"unassigned-child", unassigned_child},
+                                                            {"bad-child", bad_child},
+                                                            {"dial-anywhere", dial_anywhere},
+                                                            {"wrong-rewards", wrong_rewards},
+                                                            {"braggart", braggart},
+                                                            {"oversized", oversized},
+                                                            {"nan", nan}};
 
 }  // namespace
 
@@ -687,16 +699,16 @@ Result<json> attack(const std::string& name, const AttackOptions& options) {
     if (known != name) continue;
     const TimePoint began = kClock.now();
     ECHO_ASSIGN(const Outcome outcome, run(options));
-    return json{{"attack", name},
-                {"worker", outcome.worker},
-                {"messages", outcome.messages},
-                {"bytes", outcome.bytes},
-                {"chunk_bytes", outcome.chunk_bytes},
-                {"goodbye", outcome.goodbye},
-                {"barred", outcome.barred},
-                {"seconds", seconds(outcome.barred && outcome.in != kNever && outcome.out != kNever
-                                        ? outcome.out - outcome.in
-                                        : kClock.now() - began)}};
+    return json{
+        {"attack", name},
+        {"worker", outcome.worker},
+        {"messages", outcome.messages},
+        {"bytes", outcome.bytes},
+        {"chunk_bytes", outcome.chunk_bytes},
+        {"goodbye", outcome.goodbye},
+        {"barred", outcome.barred},
+        {"seconds", seconds(outcome.barred && outcome.in != kNever && outcome.out != kNever ? outcome.out - outcome.in
+                                                                                            : kClock.now() - began)}};
   }
   return fail(Code::kInvalid, "attack", "'{}' is none of {}", name, fmt::join(attack_names(), ", "));
 }

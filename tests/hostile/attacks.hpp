@@ -17,14 +17,16 @@ struct AttackOptions {
   Duration length = std::chrono::seconds(10);  // at most; an attacker that is thrown out ends earlier
 };
 
-// A member that keeps to the protocol and computes nothing: what an attacker is held against, as it holds the same place.
+// A member that keeps to the protocol and computes nothing: what an attacker is held against, as it holds the same
+// place.
 inline constexpr std::string_view kNoAttack = "none";
 
 // The names of attacks, in the order of docs/threats.md.
 std::vector<std::string> attack_names();
 
-// {"attack", "worker", "messages", "bytes", "goodbye", "barred", "seconds"}: what it sent, what it was told last, whether it
-// was let in again afterwards, and after how long in the run it was thrown out. Errors: it did not even get in.
+// {"attack", "worker", "messages", "bytes", "goodbye", "barred", "seconds"}: what it sent, what it was told last,
+// whether it was let in again afterwards, and after how long in the run it was thrown out. Errors: it did not even get
+// in.
 Result<nlohmann::json> attack(const std::string& name, const AttackOptions& options);
 
 }  // namespace echoline::hostile

@@ -1,5 +1,5 @@
-// hostile_worker ATTACK HOST:PORT NAME SECONDS TOKEN..: lets itself into a run with its tokens, does what it is named after,
-// and prints what came of it as JSON. Tokens are for the instances NAME-0, NAME-1, ..
+// hostile_worker ATTACK HOST:PORT NAME SECONDS TOKEN..: lets itself into a run with its tokens, does what it is named
+// after, and prints what came of it as JSON. Tokens are for the instances NAME-0, NAME-1, ..
 #include <cstdio>
 #include <cstdlib>
 
@@ -10,7 +10,9 @@ int main(int argc, char** argv) {
   using namespace echoline;
   const std::vector<std::string> words(argv + 1, argv + argc);
   if (words.size() < 5) {
-    fmt::print(stderr, "usage: hostile_worker ATTACK HOST:PORT NAME SECONDS TOKEN..; attacks: {}\nor {}: a member that does nothing else\n",
+    fmt::print(stderr,
+               "usage: hostile_worker ATTACK HOST:PORT NAME SECONDS TOKEN..; attacks: {}\nor {}: a member that does "
+               "nothing else\n",
                fmt::join(hostile::attack_names(), " "), hostile::kNoAttack);
     return 2;
   }

@@ -42,7 +42,8 @@ Result<std::unique_ptr<Peer>> Peer::connect(const overlay::Endpoint& to, const o
   const TimePoint deadline = clock.now() + kPatience;
   while (peer->flush() && !peer->tls_.established() && clock.now() < deadline)
     peer->read_some(std::chrono::milliseconds(100));
-  if (!peer->tls_.established()) return fail(Code::kUnavailable, "connect", "no handshake with {}", overlay::to_text(to));
+  if (!peer->tls_.established())
+    return fail(Code::kUnavailable, "connect", "no handshake with {}", overlay::to_text(to));
   return peer;
 }
 
@@ -125,7 +126,9 @@ Result<Identity> enrol(const overlay::Endpoint& learner, const std::string& toke
   ECHO_ASSIGN(const auto peer, Peer::connect(learner, nobody, kLearnerId));
   wire::ControlMessage message;
   wire::Enrol& wish = *message.mutable_enrol();
-  const auto text = [](const auto& bytes) { return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()); };
+  const auto text = [](const auto& bytes) {
+    return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  };
   wish.set_token(token);
   wish.set_instance(name);
   wish.set_public_key(text(key.public_key().bytes));

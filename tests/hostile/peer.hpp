@@ -1,4 +1,5 @@
-// One connection to a node of a run as an attacker has it: real TLS and real frames, and whatever bytes it likes inside.
+// One connection to a node of a run as an attacker has it: real TLS and real frames, and whatever bytes it likes
+// inside.
 #pragma once
 #include <deque>
 #include <memory>

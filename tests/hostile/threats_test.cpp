@@ -1,6 +1,6 @@
-// A running fleet, and machines in it that are not friends: all attacks of attacks.cpp, most at once. Whatever they do, the learner
-// lives, honest workers are neither lost nor judged, training goes on, and who can be shown to misbehave is thrown out with a
-// reason. What the attacks cost is measured by threats_bench.
+// A running fleet, and machines in it that are not friends: all attacks of attacks.cpp, most at once. Whatever they do,
+// the learner lives, honest workers are neither lost nor judged, training goes on, and who can be shown to misbehave is
+// thrown out with a reason. What the attacks cost is measured by threats_bench.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

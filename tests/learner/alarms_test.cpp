@@ -39,7 +39,8 @@ TEST(Alarms, EachRuleHasItsRunAndAHealthyOneHasNone) {
       {"entropy_collapse", {{"entropy", 0.05}}},
       {"", {{"response_tokens_mean", 250.0}, {"reward_mean", 0.6}, {"accuracy", 0.6}}},  // longer and better
       {"length_explosion", {{"response_tokens_mean", 250.0}, {"reward_mean", 0.3}}},
-      {"length_explosion", {{"response_tokens_mean", 250.0}, {"reward_mean", 0.6}, {"accuracy", 0.6}, {"truncated_fraction", 0.6}}},
+      {"length_explosion",
+       {{"response_tokens_mean", 250.0}, {"reward_mean", 0.6}, {"accuracy", 0.6}, {"truncated_fraction", 0.6}}},
       {"weights_collapse", {{"effective_sample_fraction", 0.1}}},
       {"reward_without_learning", {{"reward_mean", 0.8}}},
       {"nothing_to_learn", {{"zero_advantage_fraction", 0.99}}},

@@ -23,11 +23,13 @@ schema::Trajectory trajectory(std::uint64_t group, double reward, std::uint32_t 
 }
 
 TEST(BatchTest, FiguresNeedNoTrainer) {
-  std::vector<schema::Trajectory> batch{trajectory(1, 1, 2), trajectory(2, 0, 3), trajectory(1, 0.5, 4), trajectory(2, 0, 5)};
+  std::vector<schema::Trajectory> batch{trajectory(1, 1, 2), trajectory(2, 0, 3), trajectory(1, 0.5, 4),
+                                        trajectory(2, 0, 5)};
   batch[1].set_finished(false);
   batch[1].add_spans();
   for (const float counts : {1.0f, 0.0f, 0.0f, 1.0f}) batch[2].add_loss_mask(counts);
-  EXPECT_EQ(batch_figures(batch), nlohmann::json::parse(R"({"reward_mean": 0.375, "accuracy": 0.5, "truncated_fraction": 0.25,
+  EXPECT_EQ(batch_figures(batch),
+            nlohmann::json::parse(R"({"reward_mean": 0.375, "accuracy": 0.5, "truncated_fraction": 0.25,
       "mixed_fraction": 0.25, "response_tokens_mean": 3.5, "response_tokens_max": 5.0, "informative_groups": 1,
       "zero_advantage_fraction": 0.5, "response_tokens": 12})"));
 }
@@ -63,7 +65,11 @@ TEST(SourceMakerTest, ARunThatWantsTheBuiltInTrainerIsToldWhereItIsNotThere) {
   ASSERT_FALSE(none);
   EXPECT_EQ(none.error().code, Code::kInvalid);
   EXPECT_NE(none.error().detail.find("ECHOLINE_TORCH=ON"), std::string::npos);
-  EXPECT_TRUE(source_maker({}, {[](const SourceHost&, bool) { return Result<std::unique_ptr<PolicySource>>(std::unique_ptr<PolicySource>()); }, {}, {}}));
+  EXPECT_TRUE(source_maker({}, {[](const SourceHost&, bool) {
+                                  return Result<std::unique_ptr<PolicySource>>(std::unique_ptr<PolicySource>());
+                                },
+                                {},
+                                {}}));
 }
 
 }  // namespace

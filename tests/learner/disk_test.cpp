@@ -208,7 +208,8 @@ TEST_F(DiskTest, ADiskThatRefusesIsAnAlarmThatEnds) {
   const std::filesystem::path run = folder_ / "run";
   const auto record = RunRecord::open(run, false);
   ASSERT_TRUE(record);
-  const Error full = fail(Code::kExhausted, "replay buffer", "/runs/a/replay.sqlite: the disk is full"), failing = fail(Code::kIo, "sync", "/runs/a");
+  const Error full = fail(Code::kExhausted, "replay buffer", "/runs/a/replay.sqlite: the disk is full"),
+              failing = fail(Code::kIo, "sync", "/runs/a");
   for (int i = 0; i < 3; ++i) (*record)->disk("replay buffer", 7, &full);
   (*record)->disk("checkpoints", 7, &failing);
   EXPECT_THAT((*record)->alarms(), testing::UnorderedElementsAre("disk_full", "disk_failing"));

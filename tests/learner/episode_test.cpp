@@ -1,5 +1,5 @@
-// An episode of many turns from one end to the other: a worker's groups make it, and the learner's door finds out for itself
-// what it was worth and what the policy was told.
+// An episode of many turns from one end to the other: a worker's groups make it, and the learner's door finds out for
+// itself what it was worth and what the policy was told.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -40,8 +40,8 @@ class EpisodeTest : public ::testing::Test {
     door_.emplace(std::move(door), *adapter_, *task_.phrasing);
   }
 
-  // What a worker hands in whose policy guesses what `guess` says, given the conversation so far; "!" at the end: no token
-  // ends the turn.
+  // What a worker hands in whose policy guesses what `guess` says, given the conversation so far; "!" at the end: no
+  // token ends the turn.
   schema::Submission played(const std::function<std::string(std::size_t turn)>& guess) {
     worker::Groups groups(task_, WorkerId{2});
     schema::Lease lease;
@@ -109,7 +109,8 @@ TEST_F(EpisodeTest, TheDoorRefusesWhatWasNotSo) {
     return verdict(submission);
   };
   // x <eos> \n ? \n x <eos> \n ? \n NUMBER <eos>
-  EXPECT_THAT(spoilt([&](auto& t) { t.set_response_tokens(3, t.response_tokens(0)); }), HasSubstr("wrong score: the 3 tokens that it was told"));
+  EXPECT_THAT(spoilt([&](auto& t) { t.set_response_tokens(3, t.response_tokens(0)); }),
+              HasSubstr("wrong score: the 3 tokens that it was told"));
   EXPECT_THAT(spoilt([](auto& t) { t.set_loss_mask(2, 1); }), HasSubstr("it goes on after token"));
   EXPECT_THAT(spoilt([](auto& t) { t.set_loss_mask(1, 0); }), HasSubstr("it is cut after 1 tokens"));
   EXPECT_THAT(spoilt([](auto& t) { t.set_loss_mask(0, 0); }), HasSubstr("loss mask does not begin and end"));
@@ -119,7 +120,8 @@ TEST_F(EpisodeTest, TheDoorRefusesWhatWasNotSo) {
   EXPECT_THAT(spoilt([](auto& t) { (*t.mutable_components())["guesses"] = 1; }), HasSubstr("the parts of its reward"));
   EXPECT_THAT(spoilt([](auto& t) { t.set_text("x"); }), HasSubstr("its text"));
   const auto shortened = [](schema::Trajectory& t, int tokens) {
-    t.mutable_response_tokens()->Truncate(tokens), t.mutable_logprobs()->Truncate(tokens), t.mutable_loss_mask()->Truncate(tokens);
+    t.mutable_response_tokens()->Truncate(tokens), t.mutable_logprobs()->Truncate(tokens),
+        t.mutable_loss_mask()->Truncate(tokens);
     t.mutable_spans(0)->set_end(static_cast<std::uint32_t>(tokens));
   };
   EXPECT_THAT(spoilt([&](auto& t) { shortened(t, 7); }), HasSubstr("its task goes on"));
@@ -148,7 +150,8 @@ TEST(Episodes, AreTheSameForTheSameSeed) {
 TEST(Episodes, HalvingWhatIsLeftFindsEveryNumber) {
   const auto adapter = *data_plane::make_adapter("guess", "{}", 3);
   for (const auto& problem : adapter->evaluation()) {
-    std::uint64_t low = std::stoull(problem.prompt()), high = low + 16, guess = std::stoull(*adapter->demonstration(problem));
+    std::uint64_t low = std::stoull(problem.prompt()), high = low + 16,
+                  guess = std::stoull(*adapter->demonstration(problem));
     const auto episode = *adapter->begin(problem, 1);
     data_plane::Step step;
     for (int turn = 0; turn < 5; ++turn, guess = low + (high - low) / 2) {

@@ -50,7 +50,8 @@ delta::OwnedState tiny_policy() {
 }
 
 std::string scores_file(const std::vector<float>& logprobs, const std::vector<float>& entropies = {}) {
-  delta::StateView tensors{{"logprobs", delta::DType::kF32, {std::ssize(logprobs)}, std::as_bytes(std::span(logprobs))}};
+  delta::StateView tensors{
+      {"logprobs", delta::DType::kF32, {std::ssize(logprobs)}, std::as_bytes(std::span(logprobs))}};
   if (!entropies.empty())
     tensors.push_back({"entropies", delta::DType::kF32, {std::ssize(entropies)}, std::as_bytes(std::span(entropies))});
   return *delta::safetensors_bytes(tensors);
@@ -202,12 +203,15 @@ class ApiTest : public testing::Test {
       std::strncpy(address.sun_path, path.c_str(), sizeof address.sun_path - 1);
       EXPECT_EQ(::connect(socket_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
     }
-    bool send(const std::string& bytes) const { return ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) == std::ssize(bytes); }
+    bool send(const std::string& bytes) const {
+      return ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) == std::ssize(bytes);
+    }
     // Everything until the server ends the connection.
     std::string rest() const {
       std::string all;
       char some[4096];
-      for (ssize_t n = 0; (n = ::recv(socket_.get(), some, sizeof some, 0)) > 0;) all.append(some, static_cast<std::size_t>(n));
+      for (ssize_t n = 0; (n = ::recv(socket_.get(), some, sizeof some, 0)) > 0;)
+        all.append(some, static_cast<std::size_t>(n));
       return all;
     }
 
@@ -255,7 +259,9 @@ TEST_F(ApiTest, ACallThatIsSentAgainWithItsIdIsDoneOnce) {
 // Half way through the first call the same one comes again, on another connection.
 TEST_F(ApiTest, ACallThatIsSentAgainWhileItIsBeingDoneWaitsForItsResult) {
   start("socket");
-  const auto take = [&] { return client().Post("/v1/batch?wait_s=50", httplib::Headers{{"Idempotency-Key", "a"}}, "", "text/plain"); };
+  const auto take = [&] {
+    return client().Post("/v1/batch?wait_s=50", httplib::Headers{{"Idempotency-Key", "a"}}, "", "text/plain");
+  };
   std::string leases[2];
   std::thread first([&] { leases[0] = take()->get_header_value("X-Echoline-Lease"); });
   std::thread second([&] { leases[1] = take()->get_header_value("X-Echoline-Lease"); });
@@ -340,9 +346,12 @@ TEST(HttpServer, SaysWhichLimitWasReached) {
   const std::string path = (std::filesystem::temp_directory_path() / fmt::format("http_{}.sock", ::getpid())).string();
   HttpServer server({.connections_max = 2, .receiving_max = {2 << 20}});
   server.set_error_handler([](const httplib::Request&, httplib::Response& response) {
-    if (const auto broken = HttpServer::broken()) response.status = broken->status, response.set_content(broken->message, "text/plain");
+    if (const auto broken = HttpServer::broken())
+      response.status = broken->status, response.set_content(broken->message, "text/plain");
   });
-  server.Post("/", [](const httplib::Request& request, httplib::Response& response) { response.set_content(std::to_string(request.body.size()), "text/plain"); });
+  server.Post("/", [](const httplib::Request& request, httplib::Response& response) {
+    response.set_content(std::to_string(request.body.size()), "text/plain");
+  });
   server.set_address_family(AF_UNIX);
   ASSERT_TRUE(server.bind_to_port(path, 1));
   std::thread thread([&] { server.listen_after_bind(); });
@@ -437,7 +446,8 @@ TEST_F(ApiTest, AnEvaluationIsWantedBeforeTheFirstStepAndWhereTheRunSaysSo) {
   clock_.at += seconds(61);
   EXPECT_FALSE(exchange_.evaluation_comes(seconds(60))) << "it is gone";
   EXPECT_EQ(client.Post("/v1/evaluation/0", "[]", "application/json")->status, 400);
-  EXPECT_EQ(client.Post("/v1/evaluation/1", R"({"accuracy": 0.5})", "application/json")->status, 400) << "no such policy yet";
+  EXPECT_EQ(client.Post("/v1/evaluation/1", R"({"accuracy": 0.5})", "application/json")->status, 400)
+      << "no such policy yet";
   const auto done = client.Post("/v1/evaluation/0", R"({"accuracy": 0.5})", "application/json");
   EXPECT_EQ(json::parse(done->body)["accuracy"], 0.5);
   EXPECT_FALSE(exchange_.evaluation_comes(seconds(60)));
@@ -486,7 +496,8 @@ TEST(Scores, TellWhoseResponsesAreNotThePolicys) {
       t.set_worker(worker);
       t.add_loss_mask(1), t.add_loss_mask(1), t.add_loss_mask(0);
       batch.push_back(t);
-      for (const float p : {-0.5f, -0.6f}) scores.logprobs.push_back(worker == 3 ? -9 : p), scores.entropies.push_back(0.5f);
+      for (const float p : {-0.5f, -0.6f})
+        scores.logprobs.push_back(worker == 3 ? -9 : p), scores.entropies.push_back(0.5f);
       scores.logprobs.push_back(NAN), scores.entropies.push_back(NAN);  // not trained on, not needed
     }
   batch.push_back(trajectory(2, {1}, {5}));
@@ -522,9 +533,15 @@ TEST_F(ApiTest, OnLoopbackATokenIsNeeded) {
 
 TEST_F(ApiTest, ListensNowhereElse) {
   for (const char* listen : {"0.0.0.0:0", "example.org:1", "127.0.0.1", "127.0.0.1:65536", "127.0.0.1:x", ""}) {
-    const auto api = Api::start(
-        {.listen = listen, .folder = folder_, .body_max = {}, .about = {}, .parse_policy = {}, .read_policy = {}, .held_out = {}, .grade = {}},
-        exchange_);
+    const auto api = Api::start({.listen = listen,
+                                 .folder = folder_,
+                                 .body_max = {},
+                                 .about = {},
+                                 .parse_policy = {},
+                                 .read_policy = {},
+                                 .held_out = {},
+                                 .grade = {}},
+                                exchange_);
     ASSERT_FALSE(api.has_value()) << listen;
     EXPECT_THAT(api.error().message(), HasSubstr("127.0.0.1:PORT")) << listen;
   }
@@ -588,8 +605,10 @@ TEST(PolicyOf, RefusesValuesThatAreNotFinite) {
         const Status refused = model::check_finite(state);
         ASSERT_FALSE(refused) << delta::dtype_name(type) << " " << std::uint64_t{value};
         EXPECT_EQ(refused.error().code, Code::kInvalid);
-        EXPECT_THAT(refused.error().message(), HasSubstr(fmt::format("tensor 'a' holds 2 values that are NaN, infinite or too large for bf16, "
-                                                                     "the first at index 3 of {}", size)));
+        EXPECT_THAT(refused.error().message(),
+                    HasSubstr(fmt::format("tensor 'a' holds 2 values that are NaN, infinite or too large for bf16, "
+                                          "the first at index 3 of {}",
+                                          size)));
       }
   };
   check(delta::DType::kBF16, std::uint16_t{}, {0x7fc0, 0x7f80, 0xff80, 0xffff, 0x7f81});

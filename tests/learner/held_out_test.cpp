@@ -29,7 +29,8 @@ TEST(HeldOut, PassAtKCountsChoices) {
         unsigned chosen = 0, hits = 0;
         for (unsigned set = 0; set < 1u << n; ++set)
           if (static_cast<unsigned>(__builtin_popcount(set)) == k) ++chosen, hits += (set & ((1u << correct) - 1)) != 0;
-        EXPECT_NEAR(pass_at(n, correct, k), static_cast<double>(hits) / chosen, 1e-12) << n << " " << correct << " " << k;
+        EXPECT_NEAR(pass_at(n, correct, k), static_cast<double>(hits) / chosen, 1e-12)
+            << n << " " << correct << " " << k;
       }
 }
 
@@ -41,11 +42,10 @@ class HeldOutTest : public ::testing::Test {
     adapter_ = *std::move(adapter);
     problems_ = adapter_->evaluation();
   }
-  void answer(HeldOut& held_out, std::size_t problem, bool right) {
-    answer(held_out, problem, 0, 1, right);
-  }
+  void answer(HeldOut& held_out, std::size_t problem, bool right) { answer(held_out, problem, 0, 1, right); }
   void answer(HeldOut& held_out, std::size_t problem, int sample, int samples, bool right) {
-    const auto told = held_out.answered(problem * samples + sample, right ? problems_[problem].reference() : "wrong", true, right ? 2 : 6);
+    const auto told = held_out.answered(problem * samples + sample, right ? problems_[problem].reference() : "wrong",
+                                        true, right ? 2 : 6);
     ASSERT_TRUE(told) << told.error().message();
     EXPECT_EQ(*told, std::nullopt);
   }
@@ -71,8 +71,8 @@ TEST_F(HeldOutTest, CountsAnswersLengthsAndRefusals) {
   EXPECT_EQ(r["refused"], (nlohmann::json{{R"(too long\nfor it)", 1}}));
 }
 
-// An interval is as wide as the problems' number says where answers to one are all alike, and as narrow as that of all answers where
-// they have nothing in common.
+// An interval is as wide as the problems' number says where answers to one are all alike, and as narrow as that of all
+// answers where they have nothing in common.
 TEST_F(HeldOutTest, AnswersToOneProblemCountForAsMuchAsTheyTell) {
   HeldOut alike(*adapter_, problems_, 8, 0), unlike(*adapter_, problems_, 8, 0);
   Random random(5);
@@ -85,8 +85,12 @@ TEST_F(HeldOutTest, AnswersToOneProblemCountForAsMuchAsTheyTell) {
       answer(unlike, i, k, 8, right);
     }
   const auto a = alike.result(), u = unlike.result();
-  const auto width = [](const auto& r) { return r["accuracy_high"].template get<double>() - r["accuracy_low"].template get<double>(); };
-  const auto wilson_width = [](double share, double n) { return wilson_interval(share, n).high - wilson_interval(share, n).low; };
+  const auto width = [](const auto& r) {
+    return r["accuracy_high"].template get<double>() - r["accuracy_low"].template get<double>();
+  };
+  const auto wilson_width = [](double share, double n) {
+    return wilson_interval(share, n).high - wilson_interval(share, n).low;
+  };
   EXPECT_NEAR(width(a), wilson_width(0.5, 200), 0.002);
   EXPECT_NEAR(width(u), wilson_width(correct / 1600, 1600), 0.008);
   EXPECT_EQ(a["pass_at"].back()["share"], 0.5) << "the same problems every time";

@@ -296,16 +296,16 @@ TEST(PolicyLoss, EveryNamedLossByHand) {
   const double geometric = std::sqrt(1.5);
   // Advantages: the mean is 0.5 and the deviation 0.5; the length-weighted mean 2/3.
   const std::pair<const char*, double> expected[] = {
-      {"dapo", (2 * 1.28 + 1 - 0.8) / 3},                          // cap 2; 1.5 is clipped to 1.28, 0.5 to 0.8
+      {"dapo", (2 * 1.28 + 1 - 0.8) / 3},  // cap 2; 1.5 is clipped to 1.28, 0.5 to 0.8
       {"grpo", ((2 * 1.2 + 1) / 2 - 0.8) / 2},
-      {"dr_grpo", (0.5 * (2 * 1.2 + 1) - 0.5 * 0.8) / (2 * 10)},   // 10 tokens at most
-      {"rloo", (2 * l1 - 2 - 0.5 * l3) / 2},                       // 4.5 is capped to 2; 0.5 is under-weighted
+      {"dr_grpo", (0.5 * (2 * 1.2 + 1) - 0.5 * 0.8) / (2 * 10)},  // 10 tokens at most
+      {"rloo", (2 * l1 - 2 - 0.5 * l3) / 2},                      // 4.5 is capped to 2; 0.5 is under-weighted
       {"opo", ((2 * l1 - 2) / 3 - 2.0 / 3 * 0.5 * l3) / 2},
       {"gspo", ((2 + 1) * std::min(geometric, 1.0004) / 2 - 0.9997) / 2},
-      {"cispo", (2 * 1.5 * l1 - 2 - 0.5 * l3) / 3},                // 1.5 is below 5
+      {"cispo", (2 * 1.5 * l1 - 2 - 0.5 * l3) / 3},  // 1.5 is below 5
       {"tis", (2 * l1 - 2 - 0.5 * l3) / 3},
-      {"tis_sequence", (2 * l1 + 2 * -2 - 0.5 * l3) / 3},          // the product 4.5 weighs both tokens
-      {"m2po", -2.0 / 3},                                          // (ln 4.5)² and (ln 0.5)² are beyond 0.04
+      {"tis_sequence", (2 * l1 + 2 * -2 - 0.5 * l3) / 3},  // the product 4.5 weighs both tokens
+      {"m2po", -2.0 / 3},                                  // (ln 4.5)² and (ln 0.5)² are beyond 0.04
   };
   ASSERT_EQ(std::size(expected), loss_names().size());
   for (const auto& [name, objective] : expected) {
@@ -326,7 +326,8 @@ TEST(GroupAdvantages, BaselinesByHand) {
   LossConfig config = *loss_named("rloo");
   EXPECT_EQ(group_advantages({1, 0, 0, 1}, 4, config).value(), (std::vector<double>{2. / 3, -2. / 3, -2. / 3, 2. / 3}));
   config = *loss_named("opo");  // (1·6 + 1·2) / 16 = 1/2
-  EXPECT_EQ(group_advantages({1, 0, 0, 1}, 4, config, {6, 4, 4, 2}).value(), (std::vector<double>{0.5, -0.5, -0.5, 0.5}));
+  EXPECT_EQ(group_advantages({1, 0, 0, 1}, 4, config, {6, 4, 4, 2}).value(),
+            (std::vector<double>{0.5, -0.5, -0.5, 0.5}));
   EXPECT_EQ(group_advantages({1, 0}, 2, config, {3, 1}).value(), (std::vector<double>{0.25, -0.75}));
   EXPECT_EQ(group_advantages({1, 0}, 2, config).error().code, Code::kInvalid);
 }

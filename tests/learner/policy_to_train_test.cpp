@@ -27,9 +27,10 @@ class PolicyToTrainTest : public ::testing::Test {
     // Prompts that the alphabet of the tiny presets does not have.
     std::ofstream train(folder_ / "train.jsonl"), held_out(folder_ / "test.jsonl");
     for (int i = 0; i < 8; ++i)
-      (i < 5 ? train : held_out) << fmt::format(
-          R"({{"question": "Zoë\u2019s hens lay {} eggs at £1. How much?", "answer": "£{}.\n#### {}"}})", i, i, i)
-                                 << "\n";
+      (i < 5 ? train : held_out)
+          << fmt::format(R"({{"question": "Zoë\u2019s hens lay {} eggs at £1. How much?", "answer": "£{}.\n#### {}"}})",
+                         i, i, i)
+          << "\n";
     config_.run.name = "words";
     config_.run.folder = folder_;
     config_.run.steps = 3;
@@ -122,7 +123,8 @@ TEST_F(PolicyToTrainTest, WordProblemsOnAPresetFromTheWarmStartToAResume) {
   // The model came out, on disk once, and is what was trained.
   const auto out = model::load_model(run / "model");
   ASSERT_TRUE(out) << out.error().message();
-  EXPECT_EQ(model::export_policy(*out->transformer)->digest(), *delta::digest_state((*policy)->policy(Version{3}).value()->view()));
+  EXPECT_EQ(model::export_policy(*out->transformer)->digest(),
+            *delta::digest_state((*policy)->policy(Version{3}).value()->view()));
   EXPECT_EQ(fs::hard_link_count(run / "model/model.safetensors"), 2u);
   EXPECT_NE(digest_of(run / "model/model.safetensors"), first);
 
@@ -141,8 +143,8 @@ TEST_F(PolicyToTrainTest, WordProblemsOnAPresetFromTheWarmStartToAResume) {
   EXPECT_EQ(spec.eos(0), 256u);
   EXPECT_NE(spec.prompt_json().find("{prompt}\\n"), std::string::npos);
 
-  // The reference outlives the resume: it is read, and proven, not made again from the model as it is now. The first step
-  // after it is as far from it as the same step without one.
+  // The reference outlives the resume: it is read, and proven, not made again from the model as it is now. The first
+  // step after it is as far from it as the same step without one.
   const double unbroken = (*policy)->step(batch_of_two()).value()->figures.at("reference_kl");
   EXPECT_GT(unbroken, 0);
   policy = load(true);
@@ -175,12 +177,14 @@ TEST_F(PolicyToTrainTest, WeightsThatDivergedAreNotPublished) {
   const auto diverged = (*policy)->policy(Version{1});
   ASSERT_FALSE(diverged);
   EXPECT_EQ(diverged.error().code, Code::kCorrupt);
-  EXPECT_NE(diverged.error().message().find("version 1 is not published, because check policy: tensor '"), std::string::npos)
+  EXPECT_NE(diverged.error().message().find("version 1 is not published, because check policy: tensor '"),
+            std::string::npos)
       << diverged.error().message();
   const Status kept = (*policy)->checkpoint();
   ASSERT_FALSE(kept) << "a resumed run would begin with them";
   EXPECT_EQ(kept.error().code, Code::kCorrupt);
-  EXPECT_NE(kept.error().message().find("step 1 is not kept, because check policy: tensor '"), std::string::npos) << kept.error().message();
+  EXPECT_NE(kept.error().message().find("step 1 is not kept, because check policy: tensor '"), std::string::npos)
+      << kept.error().message();
   EXPECT_EQ(checkpoints(), (std::vector<std::string>{"step-000000000"}));
 }
 

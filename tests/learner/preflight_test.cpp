@@ -28,7 +28,9 @@ const BuiltIn kBuiltIn{[](const SourceHost&, bool) { return Result<std::unique_p
                        },
                        [](const RunConfig&, const model::ModelConfig&) { return std::string(); }};
 
-Preflight preflight(const RunConfig& config, const std::filesystem::path& plan = {}) { return learner::preflight(config, {kBuiltIn, plan}); }
+Preflight preflight(const RunConfig& config, const std::filesystem::path& plan = {}) {
+  return learner::preflight(config, {kBuiltIn, plan});
+}
 
 RunConfig quickstart(const std::vector<std::pair<std::string, std::string>>& overrides = {}) {
   auto config = load_run_config("configs/quickstart.yaml", overrides);
@@ -68,7 +70,8 @@ TEST(Preflight, TheQuickstartIsFine) {
   const RunConfig config = quickstart();
   const Preflight result = preflight(config);
   EXPECT_TRUE(result.status()) << result.status().error().message();
-  for (const char* name : {"model", "task", "lengths", "messages", "publications", "store", "port", "plan", "providers", "trainer", "memory"})
+  for (const char* name : {"model", "task", "lengths", "messages", "publications", "store", "port", "plan", "providers",
+                           "trainer", "memory"})
     EXPECT_EQ(check(result, name).verdict, Verdict::kOk) << name << ": " << check(result, name).detail;
   ASSERT_TRUE(result.plan);
   EXPECT_EQ(result.plan->plan.request.learner_usd_per_hour, config.learner.usd_per_hour);
@@ -84,9 +87,11 @@ TEST(Preflight, WarnsOfSettingsThatMislead) {
   const std::pair<std::string, std::string> loaded{"model", "{path: no-such-folder}"};
   EXPECT_EQ(warned("learning rate", {}), "");
   EXPECT_EQ(warned("learning rate", {{"learner.learning_rate", "0.029"}}), "");
-  EXPECT_THAT(warned("learning rate", {{"learner.learning_rate", "0.03"}}), HasSubstr("30 times above 0.001, the default for a new model"));
+  EXPECT_THAT(warned("learning rate", {{"learner.learning_rate", "0.03"}}),
+              HasSubstr("30 times above 0.001, the default for a new model"));
   EXPECT_THAT(warned("learning rate", {{"learner.learning_rate", "1e-6"}}), HasSubstr("1e+03 times below 0.001"));
-  EXPECT_THAT(warned("learning rate", {loaded, {"learner.learning_rate", "1e-3"}}), HasSubstr("it may destroy the model"));
+  EXPECT_THAT(warned("learning rate", {loaded, {"learner.learning_rate", "1e-3"}}),
+              HasSubstr("it may destroy the model"));
   EXPECT_EQ(warned("learning rate", {loaded, {"learner.learning_rate", "2e-5"}}), "");
   EXPECT_EQ(warned("learning rate", {loaded, {"learner.trainer", "external"}}), "") << "it has a rate of its own";
   EXPECT_EQ(warned("sampling", {}), "");
@@ -100,8 +105,8 @@ TEST(Preflight, ARunThatGoesOnKeepsItsPlan) {
   ASSERT_TRUE(first.plan);
   const provisioner::Plan& made = first.plan->plan;
   ASSERT_TRUE(write_file_atomic(folder / "plan.json", made.to_json().dump()));
-  const Preflight again = preflight(quickstart({{"fleet.offers", "no-such-offers.json"}, {"fleet.usd_per_hour_max", "7"}}),
-                                    folder / "plan.json");
+  const Preflight again = preflight(
+      quickstart({{"fleet.offers", "no-such-offers.json"}, {"fleet.usd_per_hour_max", "7"}}), folder / "plan.json");
   ASSERT_TRUE(again.status()) << again.status().error().message();
   const provisioner::Plan& kept = again.plan->plan;
   ASSERT_EQ(kept.chosen().size(), made.chosen().size());
@@ -162,10 +167,11 @@ TEST(Preflight, TheMarketOfARunThatGoesOnIsSearchedNowAndThen) {
 
 TEST(Preflight, EverythingThatIsWrongAtOnce) {
   const TakenPort taken;
-  const RunConfig config = quickstart({{"model", "{path: no-such-model}"},
-                                       {"task", "{adapter: gsm8k, options: {train: no-train.jsonl, test: no-test.jsonl}}"},
-                                       {"network.port", std::to_string(taken.port())},
-                                       {"fleet.offers", "no-such-offers.json"}});
+  const RunConfig config =
+      quickstart({{"model", "{path: no-such-model}"},
+                  {"task", "{adapter: gsm8k, options: {train: no-train.jsonl, test: no-test.jsonl}}"},
+                  {"network.port", std::to_string(taken.port())},
+                  {"fleet.offers", "no-such-offers.json"}});
   const Status status = preflight(config).status();
   ASSERT_FALSE(status);
   EXPECT_EQ(status.error().code, Code::kInvalid);
@@ -188,14 +194,17 @@ TEST(Preflight, SaysWhatIsTakenForAnUplinkThatNobodyStated) {
 TEST(Preflight, DevicesAreThere) {
   const Preflight learner = preflight(quickstart({{"learner.device", "cuda"}}));
   EXPECT_EQ(check(learner, "trainer").verdict, Verdict::kFailed);
-  EXPECT_THAT(check(learner, "trainer").detail, HasSubstr("learner.device: device: 'cuda': this machine has no such device"));
+  EXPECT_THAT(check(learner, "trainer").detail,
+              HasSubstr("learner.device: device: 'cuda': this machine has no such device"));
   const Preflight worker = preflight(quickstart({{"worker.device", "cuda:1"}}));
   EXPECT_THAT(check(worker, "trainer").detail, HasSubstr("worker.device: device: 'cuda:1'"));
-  EXPECT_EQ(check(preflight(quickstart({{"worker.device", "cuda:1"}, {"fleet.provider", "none"}})), "trainer").verdict, Verdict::kOk)
+  EXPECT_EQ(check(preflight(quickstart({{"worker.device", "cuda:1"}, {"fleet.provider", "none"}})), "trainer").verdict,
+            Verdict::kOk)
       << "workers are on other machines";
   const Preflight without = learner::preflight(quickstart(), {});
   EXPECT_THAT(check(without, "trainer").detail, HasSubstr("ECHOLINE_TORCH=ON"));
-  EXPECT_EQ(check(learner::preflight(quickstart({{"learner.trainer", "external"}}), {}), "trainer").verdict, Verdict::kOk);
+  EXPECT_EQ(check(learner::preflight(quickstart({{"learner.trainer", "external"}}), {}), "trainer").verdict,
+            Verdict::kOk);
 }
 
 TEST(Preflight, ABundleIsThereAndCanBeUnpacked) {
@@ -218,9 +227,9 @@ TEST(Preflight, APlanThatCannotBeIsTheOnlyKindOfInfeasible) {
   ASSERT_FALSE(late);
   EXPECT_EQ(late.error().code, Code::kInfeasible);
   const TakenPort taken;
-  const Status both = preflight(quickstart({{"fleet.install_time_expected", "90 s"},
-                                            {"network.port", std::to_string(taken.port())}}))
-                          .status();
+  const Status both =
+      preflight(quickstart({{"fleet.install_time_expected", "90 s"}, {"network.port", std::to_string(taken.port())}}))
+          .status();
   ASSERT_FALSE(both);
   EXPECT_EQ(both.error().code, Code::kInvalid);
   EXPECT_THAT(both.error().detail, HasSubstr("kappa"));
@@ -263,7 +272,8 @@ TEST(Preflight, AnExternalTrainersMemoryIsNotTheLearners) {
   EXPECT_THAT(small.detail, HasSubstr("policies of an external trainer"));
   EXPECT_THAT(small.detail, Not(HasSubstr("learner.recompute")));
   const auto run_of = [](const char* trainer) {
-    return check(preflight(quickstart({{"model.preset", "qwen3-0.6b"}, {"learner.trainer", trainer}})), "memory").detail;
+    return check(preflight(quickstart({{"model.preset", "qwen3-0.6b"}, {"learner.trainer", trainer}})), "memory")
+        .detail;
   };
   EXPECT_THAT(run_of("external"), HasSubstr("holding the policies of an external trainer takes"));
   EXPECT_THAT(run_of("built_in"), HasSubstr("training"));
@@ -334,7 +344,8 @@ TEST(PlanRun, AGpuMustHoldModelAndGroup) {
   config.rollout.response_tokens_max = 4096;
   const Bytes bytes = gpu_memory_needed(config, *model, 512);
   EXPECT_GT(bytes.count, needs.policy_bf16.count + 16ull * (4096 + 512) * needs.kv_cache_per_token.count);
-  EXPECT_LT(bytes.count, needs.policy_bf16.count + 16ull * (4096 + 512) * needs.kv_cache_per_token.count + 2'000'000'000);
+  EXPECT_LT(bytes.count,
+            needs.policy_bf16.count + 16ull * (4096 + 512) * needs.kv_cache_per_token.count + 2'000'000'000);
   const auto plan = plan_run(config, *model, 512);
   ASSERT_FALSE(plan);  // 27 GB: one RTX 5090 remains
   EXPECT_THAT(plan.error().detail, HasSubstr("GB per GPU"));

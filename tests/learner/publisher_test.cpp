@@ -50,7 +50,7 @@ bool wait(Publisher& publisher) { return publisher.wait_until_published(kPatienc
 
 TEST(Publisher, AWorkerThatMissedManyVersionsGetsTheStoredDeltasInOne) {
   const TemporaryFolder folder;
-  TestLearner learner;  // of which only the node is used
+  TestLearner learner;          // of which only the node is used
   std::atomic<int> passes = 0;  // over all weights
   delta::EncodeOptions encoding;
   encoding.progress = [&](std::uint64_t done, std::uint64_t total) { passes += done == total; };
@@ -75,9 +75,7 @@ TEST(Publisher, AWorkerThatMissedManyVersionsGetsTheStoredDeltasInOne) {
   learner.node = LearnerNode::start(TestLearner::quick(), std::move(events)).value();
   publisher.attach(learner.node.get());
   const auto all_have = [&](std::uint64_t version) {
-    return board.wait([&] {
-      return acked.size() == 1 && acked.begin()->second == Version{version};
-    });
+    return board.wait([&] { return acked.size() == 1 && acked.begin()->second == Version{version}; });
   };
 
   WorkerOptions options = TestWorker::of(learner, "one");

@@ -1,12 +1,13 @@
-// A published shape with random weights on this machine: loads, generates, makes a GRPO step, and what the delta between the
-// policies before and after it costs; with seconds and the most memory, beside what `echoline model info --train` says.
+// A published shape with random weights on this machine: loads, generates, makes a GRPO step, and what the delta
+// between the policies before and after it costs; with seconds and the most memory, beside what `echoline model info
+// --train` says.
 //
 //   echoline model init --preset qwen3-0.6b -o DIR
 //   real_size_bench --model DIR [--bf16] [--int8] [--recompute] [--responses 8] [--prompt 384] [--response 128]
 //                   [--microbatch-tokens 512] [--threads 2] [--rate 3e-6]
 //
-// Without --model: --preset NAME (a tiny one unless given, so that it cannot rot) with fresh weights and, if wanted, --layers N
-// instead of its own.
+// Without --model: --preset NAME (a tiny one unless given, so that it cannot rot) with fresh weights and, if wanted,
+// --layers N instead of its own.
 #include <malloc.h>
 
 #include <CLI/CLI.hpp>
@@ -48,15 +49,17 @@ double status_gb(const char* key) {  // of a line like "VmHWM:   2144 kB"
 class Stopwatch {
  public:
   explicit Stopwatch(TensorCount& tensors) : tensors_(tensors) {
-    fmt::print("{:<22}{:>10}{:>12}{:>10}{:>13}{:>10}{:>10}\n", "GB", "seconds", "most here", "tensors", "afterwards", "tensors", "malloc");
+    fmt::print("{:<22}{:>10}{:>12}{:>10}{:>13}{:>10}{:>10}\n", "GB", "seconds", "most here", "tensors", "afterwards",
+               "tensors", "malloc");
   }
   // Returns the most that the process had.
   double lap(const char* what) {
     const TimePoint now = clock_.now();
     const double most = status_gb("VmHWM:");
     const struct mallinfo2 heap = ::mallinfo2();
-    fmt::print("{:<22}{:>10.2f}{:>12.2f}{:>10.2f}{:>13.2f}{:>10.2f}{:>10.2f}\n", what, seconds(now - start_), most, tensors_.most() / 1e9,
-               status_gb("VmRSS:"), tensors_.now() / 1e9, static_cast<double>(heap.uordblks + heap.hblkhd) / 1e9);
+    fmt::print("{:<22}{:>10.2f}{:>12.2f}{:>10.2f}{:>13.2f}{:>10.2f}{:>10.2f}\n", what, seconds(now - start_), most,
+               tensors_.most() / 1e9, status_gb("VmRSS:"), tensors_.now() / 1e9,
+               static_cast<double>(heap.uordblks + heap.hblkhd) / 1e9);
     std::fflush(stdout);
     std::ofstream("/proc/self/clear_refs") << "5";  // the process's high-water mark starts anew
     tensors_.forget_most();
@@ -103,15 +106,16 @@ int main(int argc, char** argv) {
   const auto type = bf16 ? torch::kBFloat16 : torch::kFloat;
   model::ModelConfig shape = must(model::preset(preset));
   if (layers > 0) shape.layers = layers;
-  const std::shared_ptr<model::Transformer> policy = folder.empty()
-                                                         ? must(model::init(shape, 1, torch::kCPU, type))
-                                                         : must(model::load_model(folder, torch::kCPU, type)).transformer;
+  const std::shared_ptr<model::Transformer> policy =
+      folder.empty() ? must(model::init(shape, 1, torch::kCPU, type))
+                     : must(model::load_model(folder, torch::kCPU, type)).transformer;
   const model::ModelConfig config = policy->config();
   watch.lap("load");
 
   Random random(1);
   std::vector<model::Token> prompt;
-  for (std::int64_t i = 0; i < prompt_tokens; ++i) prompt.push_back(static_cast<model::Token>(random.below(static_cast<std::uint64_t>(config.vocab_size))));
+  for (std::int64_t i = 0; i < prompt_tokens; ++i)
+    prompt.push_back(static_cast<model::Token>(random.below(static_cast<std::uint64_t>(config.vocab_size))));
   model::Sampling sampling;
   sampling.tokens_max = response_tokens;
   sampling.seed = 1;
@@ -139,9 +143,11 @@ int main(int argc, char** argv) {
   watch.lap("masters and moments");
   const auto report = must(trainer->step(batch));
   const double measured = watch.lap("GRPO step");
-  const auto predicted = model::training_memory(config, {bf16, int8, false, recompute, microbatch, prompt_tokens + response_tokens});
+  const auto predicted =
+      model::training_memory(config, {bf16, int8, false, recompute, microbatch, prompt_tokens + response_tokens});
   fmt::print("memory of a step: predicted {:.2f} GB, {:.2f} of them tensors; the process took {:.2f} GB\n",
-             static_cast<double>(predicted.total().count) / 1e9, static_cast<double>(predicted.tensors().count) / 1e9, measured);
+             static_cast<double>(predicted.total().count) / 1e9, static_cast<double>(predicted.tensors().count) / 1e9,
+             measured);
   fmt::print("gradient norm {:.3g}, ratio {:.5f}, behaviour KL {:.2g}, entropy {:.3f}\n", report.gradient_norm,
              report.ratio_mean, report.behaviour_kl, report.entropy);
 
@@ -158,7 +164,8 @@ int main(int argc, char** argv) {
   }));
   watch.lap("encode the delta");
   fmt::print("delta                        {:.2f} MB of {:.0f} MB, {:.2f} % of the values changed\n",
-             static_cast<double>(patch.size()) / 1e6, static_cast<double>(stats.state_bytes) / 1e6, 100 * stats.density());
+             static_cast<double>(patch.size()) / 1e6, static_cast<double>(stats.state_bytes) / 1e6,
+             100 * stats.density());
   if (const Status applied = delta::apply_delta(patch, before); !applied)
     return fmt::print(stderr, "{}\n", applied.error().message()), 1;
   watch.lap("apply it, digest proven");

@@ -1,8 +1,9 @@
 // Rollouts graded again: the same problem, the same turns, and what is said of those that cannot be.
+#include "learner/rescore.hpp"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "learner/rescore.hpp"
 #include "tests/data_plane/trajectories.hpp"
 
 namespace echoline::learner {
@@ -11,7 +12,9 @@ namespace {
 using ::testing::HasSubstr;
 
 struct Rescore : ::testing::Test {
-  static std::unique_ptr<data_plane::Adapter> made(const char* name, const char* options = "{}") { return *data_plane::make_adapter(name, options, 3); }
+  static std::unique_ptr<data_plane::Adapter> made(const char* name, const char* options = "{}") {
+    return *data_plane::make_adapter(name, options, 3);
+  }
   RescoreTask grader(const data_plane::Adapter& task, const data_plane::Adapter* own = nullptr) {
     return {3, &task, own, [this]() -> Result<const model::Phrasing*> {
               if (!phrasing_) {
@@ -53,7 +56,8 @@ TEST_F(Rescore, TheSameTaskAgrees) {
 
 TEST_F(Rescore, AnotherTaskGradesTheRunsProblems) {
   const auto own = made("arithmetic");
-  const auto rule = *data_plane::make_adapter("jsonl", R"({"rule": "last_number"})", 3, data_plane::AdapterUse::kScoring);
+  const auto rule =
+      *data_plane::make_adapter("jsonl", R"({"rule": "last_number"})", 3, data_plane::AdapterUse::kScoring);
   const auto t = rollout(*own, 4, "it is " + own->problem(4)->reference() + ".");
   EXPECT_FALSE(t.correct());
   RescoreSums sums;
@@ -86,7 +90,8 @@ TEST_F(Rescore, EpisodesGoTurnByTurn) {
   const auto say = [&](const std::string& text, std::uint32_t mask) {
     std::vector<model::Token> tokens = *phrasing.tokenizer().encode(text);
     if (mask == 1) tokens.push_back(phrasing.eos().front());
-    for (const model::Token token : tokens) t.add_response_tokens(static_cast<std::uint32_t>(token)), t.add_loss_mask(mask), t.add_logprobs(0);
+    for (const model::Token token : tokens)
+      t.add_response_tokens(static_cast<std::uint32_t>(token)), t.add_loss_mask(mask), t.add_logprobs(0);
   };
   say("999", 1), say("-", 0), say(wanted, 1);
   auto again = grade_again(g, t);

@@ -78,7 +78,8 @@ TEST_F(ResumeTest, WhatTheReplayBufferCouldNotMarkIsMarkedByTheResume) {
 }
 
 TEST_F(ResumeTest, WhatARunKeepsIsCheckedBeforeAnythingIsTouched) {
-  const BuiltIn built_in{[](const SourceHost&, bool) { return Result<std::unique_ptr<PolicySource>>(nullptr); }, [](const std::string&) { return ok(); },
+  const BuiltIn built_in{[](const SourceHost&, bool) { return Result<std::unique_ptr<PolicySource>>(nullptr); },
+                         [](const std::string&) { return ok(); },
                          [](const RunConfig& c, const model::ModelConfig&) { return std::to_string(c.run.seed); }};
   const auto refusal = [&](std::vector<std::pair<std::string, std::string>> more) {
     const Preflight checked = preflight(config(std::move(more)), {built_in, {}, /*resume=*/true});
@@ -94,8 +95,8 @@ TEST_F(ResumeTest, WhatARunKeepsIsCheckedBeforeAnythingIsTouched) {
   std::filesystem::rename(run / "checkpoints", run / "kept");
   EXPECT_THAT(refusal({}), HasSubstr("holds no checkpoint"));
   std::filesystem::rename(run / "kept", run / "checkpoints");
-  std::ofstream(run / "checkpoints/step-000000004/trainer.json")
-      << nlohmann::json{{"format", 2}, {"steps", 4}, {"policy_digest", "d"}, {"config_digest", std::to_string(config({}).run.seed)}};
+  std::ofstream(run / "checkpoints/step-000000004/trainer.json") << nlohmann::json{
+      {"format", 2}, {"steps", 4}, {"policy_digest", "d"}, {"config_digest", std::to_string(config({}).run.seed)}};
   EXPECT_EQ(refusal({}), "");
   EXPECT_EQ(refusal({{"learner.learning_rate", "0.5"}}), "");
   EXPECT_THAT(refusal({{"run.seed", "77"}}), HasSubstr("run.seed was 7 and is 77"));
@@ -104,9 +105,10 @@ TEST_F(ResumeTest, WhatARunKeepsIsCheckedBeforeAnythingIsTouched) {
 }
 
 TEST(FlatConfig, NamesEveryValueByItsKeys) {
-  const auto flat = flat_config("a: {b: 1, c: [1, two]}\nlist:\n  - {x: y}\n  - {x: 'z: w'}\nnothing: null\nnone: {}\n");
+  const auto flat =
+      flat_config("a: {b: 1, c: [1, two]}\nlist:\n  - {x: y}\n  - {x: 'z: w'}\nnothing: null\nnone: {}\n");
   ASSERT_TRUE(flat) << flat.error().message();
-  const std::map<std::string, std::string> expected{{"a.b", "1"},         {"a.c", "[1,\"two\"]"}, {"list[0].x", "y"},
+  const std::map<std::string, std::string> expected{{"a.b", "1"},          {"a.c", "[1,\"two\"]"}, {"list[0].x", "y"},
                                                     {"list[1].x", "z: w"}, {"nothing", "null"},    {"none", "{}"}};
   EXPECT_EQ(*flat, expected);
   EXPECT_FALSE(flat_config("a: [1"));

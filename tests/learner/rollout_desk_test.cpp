@@ -242,7 +242,8 @@ TEST_F(DeskTest, ABrokenDriverIsNoAttackUntilItGoesOn) {
 // Whatever would stop the trainer, or teach it something that was not sampled, is refused by its lease.
 // A response may end with a stop string instead of a token, there and nowhere else.
 TEST_F(DeskTest, AStopStringEndsAResponse) {
-  const auto stopping = *model::Phrasing::from_parts(tokenizer_, {*tokenizer_.end_of_text()}, R"({"text": "{prompt}", "stop": ["!?"]})");
+  const auto stopping =
+      *model::Phrasing::from_parts(tokenizer_, {*tokenizer_.end_of_text()}, R"({"text": "{prompt}", "stop": ["!?"]})");
   Door door(door_, *adapter_, stopping);
   const auto taken = [&](const std::string& text, bool finished) {
     schema::Lease lease;
@@ -257,7 +258,8 @@ TEST_F(DeskTest, AStopStringEndsAResponse) {
     const auto tokens = *tokenizer_.encode(text);
     t.clear_response_tokens();
     t.clear_logprobs();
-    for (const model::Token token : tokens) t.add_response_tokens(static_cast<std::uint32_t>(token)), t.add_logprobs(-0.5f);
+    for (const model::Token token : tokens)
+      t.add_response_tokens(static_cast<std::uint32_t>(token)), t.add_logprobs(-0.5f);
     t.mutable_spans(0)->set_end(static_cast<std::uint32_t>(tokens.size()));
     t.set_finished(finished);
     t.set_text(stopping.answer(tokens));
@@ -413,7 +415,8 @@ TEST_F(DeskTest, AGroupThatFailsTwiceIsSetAsideForGood) {
   EXPECT_EQ(desk_->counts()->leases.set_aside.at("out of memory"), 1u);
 }
 
-// Log-probabilities that are not finite are the policy's fault: problems are kept, and leases for it end when two workers say so.
+// Log-probabilities that are not finite are the policy's fault: problems are kept, and leases for it end when two
+// workers say so.
 TEST_F(DeskTest, NoProblemIsSetAsideBecauseOfAPolicy) {
   open(0);
   const WorkerId ada{1}, bob{2}, carol{3};
@@ -449,7 +452,8 @@ TEST_F(DeskTest, ARunThatNoWorkerCanGenerateForEndsWithTheReason) {
   const auto batch = desk_->wait_batch(0, kWait);
   ASSERT_FALSE(batch);
   EXPECT_EQ(batch.error().code, Code::kInvalid);
-  EXPECT_NE(batch.error().detail.find("no worker can generate with version 0"), std::string::npos) << batch.error().detail;
+  EXPECT_NE(batch.error().detail.find("no worker can generate with version 0"), std::string::npos)
+      << batch.error().detail;
   EXPECT_EQ(unusable_.size(), 1u);
 }
 

@@ -51,8 +51,8 @@ TEST_F(RunFilesTest, QuickstartReadsAndResolvesToItself) {
 
 TEST_F(RunFilesTest, ALossByNameHasItsDefaultsAndKeysChangeOneOfThem) {
   for (const std::string_view name : loss_names()) {
-    const auto config = load_run_config("configs/quickstart.yaml", {{"learner.loss", std::string(name)},
-                                                                    {"learner.clip_high", "0.5"}});
+    const auto config =
+        load_run_config("configs/quickstart.yaml", {{"learner.loss", std::string(name)}, {"learner.clip_high", "0.5"}});
     ASSERT_TRUE(config) << config.error().message();
     const LossConfig &read = config->learner.loss, named = *loss_named(name);
     EXPECT_EQ(read.baseline, named.baseline) << name;
@@ -74,8 +74,8 @@ TEST_F(RunFilesTest, AResolvedFileMeansTheSameAnywhere) {
   std::filesystem::create_directories(folder_ / "sub/offers");
   std::filesystem::copy("configs/quickstart.yaml", folder_ / "sub/run.yaml");
   std::filesystem::copy("configs/offers/quickstart.json", folder_ / "sub/offers");
-  const auto config = load_run_config(folder_ / "sub/run.yaml", {{"task.adapter", "gsm8k"},
-                                                                 {"task.options", "{train: a.jsonl, test: /b.jsonl}"}});
+  const auto config = load_run_config(
+      folder_ / "sub/run.yaml", {{"task.adapter", "gsm8k"}, {"task.options", "{train: a.jsonl, test: /b.jsonl}"}});
   ASSERT_TRUE(config) << config.error().message();
   EXPECT_EQ(config->fleet.offers, folder_ / "sub/offers/quickstart.json");
   EXPECT_EQ(config->run_folder(), std::filesystem::current_path() / "runs/quickstart");
@@ -128,12 +128,14 @@ TEST_F(RunFilesTest, SeveralTasksAreReadWhereTheyStand) {
     const auto task = text.find("\ntask:"), next = text.find("\n\n", task);
     text.replace(task, next - task, "\ntask: {prompt: \"{prompt}\"}\n" + tasks);
     std::filesystem::create_directories(folder_ / "offers");
-    std::filesystem::copy("configs/offers/quickstart.json", folder_ / "offers", std::filesystem::copy_options::overwrite_existing);
+    std::filesystem::copy("configs/offers/quickstart.json", folder_ / "offers",
+                          std::filesystem::copy_options::overwrite_existing);
     std::ofstream(folder_ / "several.yaml") << text;
     return load_run_config(folder_ / "several.yaml");
   };
-  const auto config = written("tasks:\n  - {adapter: arithmetic, weight: 3}\n  - {adapter: guess, name: games}\n"
-                              "  - {adapter: arithmetic, name: secret, scored_by: learner, prompt: \"({prompt})\", options: {digits: 3}}\n");
+  const auto config = written(
+      "tasks:\n  - {adapter: arithmetic, weight: 3}\n  - {adapter: guess, name: games}\n"
+      "  - {adapter: arithmetic, name: secret, scored_by: learner, prompt: \"({prompt})\", options: {digits: 3}}\n");
   ASSERT_TRUE(config) << config.error().message();
   EXPECT_EQ(config->task.adapter, data_plane::kSeveral);
   ASSERT_EQ(config->task.several.size(), 3u);
@@ -166,7 +168,8 @@ TEST_F(RunFilesTest, SeveralTasksAreReadWhereTheyStand) {
   const auto both = load_run_config(folder_ / "several.yaml", {{"task.adapter", "arithmetic"}});
   ASSERT_FALSE(both);
   EXPECT_NE(both.error().detail.find("this one has `tasks`"), std::string::npos) << both.error().detail;
-  const auto turns = load_run_config("configs/quickstart.yaml", {{"task.adapter", "guess"}, {"task.options", "{}"}, {"task.scored_by", "learner"}});
+  const auto turns = load_run_config(
+      "configs/quickstart.yaml", {{"task.adapter", "guess"}, {"task.options", "{}"}, {"task.scored_by", "learner"}});
   ASSERT_FALSE(turns);
   EXPECT_NE(turns.error().detail.find("many turns"), std::string::npos) << turns.error().detail;
 }
@@ -184,23 +187,27 @@ TEST_F(RunFilesTest, AnEngineThatIsAServerIsDescribedWhole) {
     const auto config = load_run_config("configs/quickstart.yaml", overrides);
     return config ? std::string() : config.error().message();
   };
-  const std::pair<std::string, std::string> vllm{"worker.engine", "vllm"}, command{"worker.engine_command", "vllm serve {model} --port {port}"};
+  const std::pair<std::string, std::string> vllm{"worker.engine", "vllm"},
+      command{"worker.engine_command", "vllm serve {model} --port {port}"};
   EXPECT_THAT(refused({vllm}), HasSubstr("{model}"));
   EXPECT_THAT(refused({vllm, {"worker.engine_command", "vllm serve {model}"}}), HasSubstr("{port}"));
-  EXPECT_THAT(load_run_config("configs/quickstart.yaml", {{"worker.device", "cuda:1"}})->worker.arguments(), ElementsAre("--device", "cuda:1"));
+  EXPECT_THAT(load_run_config("configs/quickstart.yaml", {{"worker.device", "cuda:1"}})->worker.arguments(),
+              ElementsAre("--device", "cuda:1"));
   EXPECT_THAT(refused({{"worker.device", "gpu"}}), HasSubstr("cuda:N"));
   EXPECT_THAT(refused({vllm, command, {"worker.device", "cuda"}}), HasSubstr("built-in"));
   EXPECT_THAT(refused({command}), HasSubstr("worker.engine"));
   EXPECT_THAT(refused({vllm, command, {"rollout.top_p", "0.9"}}), HasSubstr("rollout.top_p"));
   const auto config = load_run_config("configs/quickstart.yaml", {vllm, command});
   ASSERT_TRUE(config) << config.error().message();
-  EXPECT_THAT(config->worker.arguments(), ElementsAre("--engine", "vllm", "--engine-command", command.second, "--engine-patience", "600 s"));
+  EXPECT_THAT(config->worker.arguments(),
+              ElementsAre("--engine", "vllm", "--engine-command", command.second, "--engine-patience", "600 s"));
   EXPECT_THAT(RunConfig{}.worker.arguments(), ElementsAre());
 }
 
 TEST_F(RunFilesTest, StalenessFromStrictlyOnPolicyToWide) {
   const auto with = [](const std::string& budget, const std::string& kappa) {
-    return load_run_config("configs/quickstart.yaml", {{"staleness.budget", budget}, {"staleness.publish_every", kappa}});
+    return load_run_config("configs/quickstart.yaml",
+                           {{"staleness.budget", budget}, {"staleness.publish_every", kappa}});
   };
   const auto on_policy = with("0", "1");
   ASSERT_TRUE(on_policy) << on_policy.error().detail;
@@ -220,12 +227,14 @@ TEST_F(RunFilesTest, TheLookaheadFollowsTheBudgetUnlessItIsANumber) {
     const auto config = read({{"staleness.budget", budget}, {"staleness.lookahead", "auto"}});
     ASSERT_TRUE(config) << config.error().message();
     EXPECT_EQ(std::to_string(config->staleness.lookahead_steps()), budget);
-    EXPECT_THAT(config->resolved_yaml, HasSubstr("lookahead: auto"));  // so that it follows where the file is changed again
+    EXPECT_THAT(config->resolved_yaml,
+                HasSubstr("lookahead: auto"));  // so that it follows where the file is changed again
   }
   EXPECT_EQ(read({{"staleness.budget", "11"}, {"staleness.lookahead", "2"}})->staleness.lookahead_steps(), 2u);
   const auto above = read({{"staleness.budget", "1"}, {"staleness.lookahead", "2"}});
   ASSERT_FALSE(above);
-  EXPECT_THAT(above.error().message(), HasSubstr("expected at most the budget S = 1, or `auto`, which follows it; found 2"));
+  EXPECT_THAT(above.error().message(),
+              HasSubstr("expected at most the budget S = 1, or `auto`, which follows it; found 2"));
 }
 
 TEST_F(RunFilesTest, TheLearningRateOfALoadedModelIsNotThatOfANewOne) {
@@ -234,23 +243,28 @@ TEST_F(RunFilesTest, TheLearningRateOfALoadedModelIsNotThatOfANewOne) {
   for (std::string line; std::getline(in, line);)
     if (!line.starts_with("  learning_rate:")) out << line << '\n';
   out.close();
-  const std::pair<std::string, std::string> offers{"fleet.offers", std::filesystem::absolute("configs/offers/quickstart.json").string()};
+  const std::pair<std::string, std::string> offers{
+      "fleet.offers", std::filesystem::absolute("configs/offers/quickstart.json").string()};
   const auto fresh = load_run_config(folder_ / "run.yaml", {offers});
   ASSERT_TRUE(fresh) << fresh.error().message();
   EXPECT_EQ(fresh->learner.optimizer.learning_rate, 1e-3);
   const auto loaded = load_run_config(folder_ / "run.yaml", {offers, {"model", "{path: /models/qwen3}"}});
   ASSERT_TRUE(loaded) << loaded.error().message();
   EXPECT_EQ(loaded->learner.optimizer.learning_rate, 1e-6);
-  const auto given = load_run_config(folder_ / "run.yaml", {offers, {"model", "{path: /models/qwen3}"}, {"learner.learning_rate", "3e-5"}});
+  const auto given = load_run_config(folder_ / "run.yaml",
+                                     {offers, {"model", "{path: /models/qwen3}"}, {"learner.learning_rate", "3e-5"}});
   EXPECT_EQ(given->learner.optimizer.learning_rate, 3e-5);
 }
 
 TEST_F(RunFilesTest, AnExternalTrainerIsNotFedFromAPartOfTheDistribution) {
-  for (const auto& setting : {std::pair<std::string, std::string>{"rollout.top_p", "0.5"}, {"rollout.top_k", "20"}, {"rollout.min_p", "0.1"}}) {
+  for (const auto& setting : {std::pair<std::string, std::string>{"rollout.top_p", "0.5"},
+                              {"rollout.top_k", "20"},
+                              {"rollout.min_p", "0.1"}}) {
     EXPECT_TRUE(load_run_config("configs/quickstart.yaml", {setting}));
     const auto refused = load_run_config("configs/quickstart.yaml", {setting, {"learner.trainer", "external"}});
     ASSERT_FALSE(refused) << setting.first;
-    EXPECT_THAT(refused.error().message(), HasSubstr("learner.trainer: an external trainer gets log-probabilities of the whole distribution"));
+    EXPECT_THAT(refused.error().message(),
+                HasSubstr("learner.trainer: an external trainer gets log-probabilities of the whole distribution"));
     EXPECT_THAT(refused.error().message(), HasSubstr("Set them to 1, 0 and 0"));
   }
 }
@@ -268,8 +282,8 @@ TEST_F(RunFilesTest, LeasesAreShortFirstAndMayLastHours) {
   const auto config = load_run_config("configs/quickstart.yaml");
   EXPECT_LE(config->rollout.lease_first, std::chrono::minutes(2));
   EXPECT_GE(config->rollout.lease_max, std::chrono::hours(1));
-  const auto wrong = load_run_config("configs/quickstart.yaml",
-                                     {{"rollout.lease_min", "2 h"}, {"rollout.lease_max", "1 h"}});
+  const auto wrong =
+      load_run_config("configs/quickstart.yaml", {{"rollout.lease_min", "2 h"}, {"rollout.lease_max", "1 h"}});
   ASSERT_FALSE(wrong);
   EXPECT_NE(wrong.error().detail.find("expected lease_min"), std::string::npos) << wrong.error().detail;
 }
@@ -523,7 +537,13 @@ TEST_F(RunFilesTest, TheReportSaysWhereTheTimeOfABroadcastGoes) {
     return json{{"kind", "broadcast"},
                 {"version", version},
                 {"t_b_seconds", t_b},
-                {"t_b_parts", {{"encode", encode}, {"seal", 0.0}, {"send", send}, {"verify", 0.0}, {"install", install}, {"acknowledge", 0.0}}}};
+                {"t_b_parts",
+                 {{"encode", encode},
+                  {"seal", 0.0},
+                  {"send", send},
+                  {"verify", 0.0},
+                  {"install", install},
+                  {"acknowledge", 0.0}}}};
   };
   input.figures = run_figures({row(1, 1.0, 0.1, 0.6, 0.3), row(2, 2.0, 0.2, 1.2, 0.6), row(3, 4.0, 2.0, 1.0, 1.0)});
   const json report = make_report(input);

@@ -1,4 +1,5 @@
-// Clients of the trainer API as they are: processes of the Python client, behind connections that break and beside clients that stall.
+// Clients of the trainer API as they are: processes of the Python client, behind connections that break and beside
+// clients that stall.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -52,11 +53,15 @@ bool connect_to(const Descriptor& socket, const fs::path& path) {
   return ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
 }
 
-// Forwards connections of a unix socket to another one, and cuts each after a random number of bytes, whichever way they went.
+// Forwards connections of a unix socket to another one, and cuts each after a random number of bytes, whichever way
+// they went.
 class CuttingProxy {
  public:
   CuttingProxy(fs::path listen, fs::path target, std::uint64_t seed, std::uint64_t bytes_max)
-      : target_(std::move(target)), random_(seed), bytes_max_(bytes_max), listener_(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+      : target_(std::move(target)),
+        random_(seed),
+        bytes_max_(bytes_max),
+        listener_(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     const sockaddr_un address = address_of(listen);
     EXPECT_EQ(::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
     EXPECT_EQ(::listen(listener_.get(), 16), 0);
@@ -75,7 +80,8 @@ class CuttingProxy {
     for (;;) {
       const int accepted = ::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC);
       if (accepted < 0) return;
-      threads_.emplace_back([this, accepted, left = random_.below(bytes_max_)] { forward(Descriptor(accepted), left); });
+      threads_.emplace_back(
+          [this, accepted, left = random_.below(bytes_max_)] { forward(Descriptor(accepted), left); });
     }
   }
   void forward(const Descriptor& client, std::uint64_t left) {
@@ -114,8 +120,10 @@ class CuttingProxy {
 class PythonClient {
  public:
   PythonClient(const fs::path& run, const std::string& script, std::vector<std::string> arguments = {}) {
-    const std::string all = "import struct, sys, time\nsys.path.insert(0, 'clients/python')\nimport echoline\n"
-                            "client = echoline.Client(sys.argv[1], patience=60)\narguments = sys.argv[2:]\n" + script;
+    const std::string all =
+        "import struct, sys, time\nsys.path.insert(0, 'clients/python')\nimport echoline\n"
+        "client = echoline.Client(sys.argv[1], patience=60)\narguments = sys.argv[2:]\n" +
+        script;
     arguments.insert(arguments.begin(), {kPython, "-c", all, run.string()});
     std::vector<char*> words;
     for (std::string& word : arguments) words.push_back(word.data());
@@ -138,7 +146,8 @@ class PythonClient {
   pid_t pid_ = -1;
 };
 
-// Trains without training: scores, consumes with the batch's step as a figure, publishes 500 weights that say the version.
+// Trains without training: scores, consumes with the batch's step as a figure, publishes 500 weights that say the
+// version.
 constexpr const char* kTrainer = R"(
 step_s = float(arguments[0])
 def policy(version):
@@ -176,7 +185,8 @@ class TrainerClients : public ::testing::Test {
       schema::Trajectory t;
       t.set_problem_id("p");
       t.add_prompt_tokens(1);
-      for (std::uint64_t i = 0; i < tokens; ++i) t.add_response_tokens(static_cast<std::uint32_t>(i)), t.add_logprobs(-0.5f);
+      for (std::uint64_t i = 0; i < tokens; ++i)
+        t.add_response_tokens(static_cast<std::uint32_t>(i)), t.add_logprobs(-0.5f);
       t.add_spans()->set_end(static_cast<std::uint32_t>(tokens));
       exchange_->offer(step, std::make_shared<const std::string>(*pack_batch({t})), tokens);
       const auto consumed = exchange_->wait_consumed(kPatience);
@@ -254,7 +264,8 @@ TEST_F(TrainerClients, StepsOfHalfAMinuteBesideClientsThatStall) {
   }
   std::vector<PythonClient> watching;
   for (int i = 0; i < 3; ++i)
-    watching.emplace_back(folder_, "for _ in range(300):\n    client.status()\n    assert client.metrics() == [{'a': 1}]\n");
+    watching.emplace_back(folder_,
+                          "for _ in range(300):\n    client.status()\n    assert client.metrics() == [{'a': 1}]\n");
   PythonClient trainer(folder_, kTrainer, {"30"});
   const TimePoint begun = clock_.now();
   for (PythonClient& one : watching) EXPECT_EQ(one.wait(), 0);

@@ -173,7 +173,8 @@ TEST_F(TrainerTest, MicroBatchSizeDoesNotMatter) {
 TEST_F(TrainerTest, ManyMicroBatchesHaveTheGradientOfOne) {
   std::vector<schema::Trajectory> group;
   const auto equal = [](const auto& a, const auto& b) { return a.reward() == b.reward(); };
-  for (std::uint64_t seed = 1; std::adjacent_find(group.begin(), group.end(), std::not_fn(equal)) == group.end(); ++seed)
+  for (std::uint64_t seed = 1; std::adjacent_find(group.begin(), group.end(), std::not_fn(equal)) == group.end();
+       ++seed)
     group = rollouts(*tiny_model(3), seed, 1);  // until it teaches something
   const auto gradient_norm = [&](std::uint64_t copies) {
     const auto model = std::make_shared<model::Transformer>(tiny_model(3)->config(), torch::kCPU, torch::kBFloat16);

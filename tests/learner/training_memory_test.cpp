@@ -37,14 +37,14 @@ struct Case {
 TEST(TrainingMemory, IsPredictedWithinATenth) {
   model::use_threads(1);
   const Case cases[] = {
-      {model::Family::kQwen3, 512, true, false, false, false},    // activations
-      {model::Family::kQwen3, 512, true, false, false, true},     // one layer of them
+      {model::Family::kQwen3, 512, true, false, false, false},  // activations
+      {model::Family::kQwen3, 512, true, false, false, true},   // one layer of them
       {model::Family::kQwen2, 512, false, true, true, false},
-      {model::Family::kQwen3, 20000, true, false, true, true},    // the vocabulary
+      {model::Family::kQwen3, 20000, true, false, true, true},  // the vocabulary
       {model::Family::kQwen3, 20000, true, true, true, true},
       {model::Family::kLlama, 20000, false, false, false, false},
       {model::Family::kLlama, 20000, false, true, false, true},
-      {model::Family::kQwen3, 151936, true, true, true, true},    // logits in several parts
+      {model::Family::kQwen3, 151936, true, true, true, true},  // logits in several parts
   };
   for (const Case& c : cases) {
     const model::ModelConfig config = shape(c.family, c.vocabulary, c.tied);
@@ -75,11 +75,12 @@ TEST(TrainingMemory, IsPredictedWithinATenth) {
     const model::TrainingMemory predicted =
         model::training_memory(config, {c.bf16, c.int8, false, c.recompute, 512, 256});
     EXPECT_NEAR(static_cast<double>(predicted.tensors().count) / counter->most(), 1, 0.1)
-        << model::family_name(c.family) << " vocabulary " << c.vocabulary << (c.tied ? " tied" : "") << (c.bf16 ? " bf16" : "")
-        << (c.int8 ? " int8" : "") << (c.recompute ? " recompute" : "") << ": predicted " << to_text(predicted.tensors())
-        << " (weights " << to_text(predicted.weights) << ", gradients " << to_text(predicted.gradients) << ", optimizer "
-        << to_text(predicted.optimizer) << ", activations " << to_text(predicted.activations) << ", passing "
-        << to_text(predicted.passing) << "), measured " << counter->most() / 1e6 << " MB";
+        << model::family_name(c.family) << " vocabulary " << c.vocabulary << (c.tied ? " tied" : "")
+        << (c.bf16 ? " bf16" : "") << (c.int8 ? " int8" : "") << (c.recompute ? " recompute" : "") << ": predicted "
+        << to_text(predicted.tensors()) << " (weights " << to_text(predicted.weights) << ", gradients "
+        << to_text(predicted.gradients) << ", optimizer " << to_text(predicted.optimizer) << ", activations "
+        << to_text(predicted.activations) << ", passing " << to_text(predicted.passing) << "), measured "
+        << counter->most() / 1e6 << " MB";
   }
 }
 

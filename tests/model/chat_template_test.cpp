@@ -12,10 +12,12 @@
 namespace echoline::model {
 namespace {
 
-const std::vector<ChatMessage> kTalk = {{"system", "Be brief."}, {"user", "  2+2? "}, {"assistant", "<think>\nhm\n</think>\n\n4"}, {"user", "é"}};
+const std::vector<ChatMessage> kTalk = {
+    {"system", "Be brief."}, {"user", "  2+2? "}, {"assistant", "<think>\nhm\n</think>\n\n4"}, {"user", "é"}};
 
-std::string rendered(std::string_view text, const std::vector<ChatMessage>& messages = kTalk, bool prompt = true,
-                     std::string_view variables = R"({"bos_token": "<s>", "n": 3, "d": {"b": [1, 2.5, null], "a": "é"}})") {
+std::string rendered(
+    std::string_view text, const std::vector<ChatMessage>& messages = kTalk, bool prompt = true,
+    std::string_view variables = R"({"bos_token": "<s>", "n": 3, "d": {"b": [1, 2.5, null], "a": "é"}})") {
   const auto parsed = ChatTemplate::parse(text);
   if (!parsed) return "PARSE " + parsed.error().detail;
   const auto out = parsed->render(messages, prompt, variables);
@@ -77,7 +79,8 @@ TEST(ChatTemplate, ATemplateOfHeadersAndTrimmedTexts) {
       "    {%- set system_message = messages[0]['content']|trim %}\n    {%- set messages = messages[1:] %}\n"
       "{%- else %}\n    {%- set system_message = '' %}\n{%- endif %}\n"
       "{{- '<|h|>system<|/h|>\\n\\nToday: ' + date_string + '\\n\\n' }}\n{{- system_message }}\n{{- '<|eot|>' }}\n"
-      "{%- for message in messages %}{% set content = '<|h|>' + message['role'] + '<|/h|>\\n\\n'+ message['content'] | trim "
+      "{%- for message in messages %}{% set content = '<|h|>' + message['role'] + '<|/h|>\\n\\n'+ message['content'] | "
+      "trim "
       "+ '<|eot|>' %}{% if loop.index0 == 0 %}{% set content = '[' ~ loop.length ~ ']' + content %}{% endif %}"
       "{{ content }}{% endfor %}{% if add_generation_prompt %}{{ '<|h|>assistant<|/h|>\\n\\n' }}{% endif %}\n";
   EXPECT_EQ(rendered(text),
@@ -127,10 +130,13 @@ TEST(ChatTemplate, LoopsAndScopes) {
             "12False 24True ");
   EXPECT_EQ(rendered("{% for k, v in d.items() %}{{ k }}{% else %}none{% endfor %}"), "ba");
   EXPECT_EQ(rendered("{% for i in missing %}x{% else %}none{% endfor %}"), "none");
-  EXPECT_EQ(rendered("{% for i in [1,2,3,4] %}{% if i == 2 %}{% continue %}{% elif i == 4 %}{% break %}{% endif %}{{ i }}"
-                     "{% endfor %}"),
-            "13");
-  EXPECT_EQ(rendered("{% set ns = namespace(a=1) %}{% for i in [1,2] %}{% set ns.a = ns.a + i %}{% endfor %}{{ ns.a }}"), "4");
+  EXPECT_EQ(
+      rendered("{% for i in [1,2,3,4] %}{% if i == 2 %}{% continue %}{% elif i == 4 %}{% break %}{% endif %}{{ i }}"
+               "{% endfor %}"),
+      "13");
+  EXPECT_EQ(
+      rendered("{% set ns = namespace(a=1) %}{% for i in [1,2] %}{% set ns.a = ns.a + i %}{% endfor %}{{ ns.a }}"),
+      "4");
 }
 
 TEST(ChatTemplate, WhatIsNotKnownIsNamed) {
@@ -167,7 +173,11 @@ TEST(ChatTemplate, WhatIsNotKnownIsNamed) {
 TEST(ChatTemplate, NothingGrowsWithoutBound) {
   const auto limited = [](const std::string& text) { return rendered(text).substr(0, 6); };
   EXPECT_EQ(limited("{% set ns = namespace(x='aaaaaaaaaaaaaaaa') %}" +
-                    [] { std::string s; for (int i = 0; i < 40; ++i) s += "{% set ns.x = ns.x + ns.x %}"; return s; }()),
+                    [] {
+                      std::string s;
+                      for (int i = 0; i < 40; ++i) s += "{% set ns.x = ns.x + ns.x %}";
+                      return s;
+                    }()),
             "RENDER");
   std::string loops = "{% set l = 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'|list %}", ends;
   for (int i = 0; i < 8; ++i) {
@@ -192,9 +202,11 @@ TEST(ChatTemplate, NothingGrowsWithoutBound) {
 
 TEST(ChatTemplate, AnyBytesAreHandled) {
   Random random(1, 2);
-  const std::string pieces[] = {"{% ", " %}", "{{ ", " }}", "{#", "#}", "if ",  "else ", "endif ", "for x in ", "endfor",
-                                "set ", "x",  "=",   "messages", "[", "]", ":", "(", ")", "|", "tojson", ".", "role", "'a'",
-                                "1",    "-",  "+",   "~", " in ", "not ", "namespace", "ns", ",", "{", "}", "\n", "loop", "is "};
+  const std::string pieces[] = {"{% ",    " %}",       "{{ ",    " }}",  "{#", "#}",     "if ",      "else ",
+                                "endif ", "for x in ", "endfor", "set ", "x",  "=",      "messages", "[",
+                                "]",      ":",         "(",      ")",    "|",  "tojson", ".",        "role",
+                                "'a'",    "1",         "-",      "+",    "~",  " in ",   "not ",     "namespace",
+                                "ns",     ",",         "{",      "}",    "\n", "loop",   "is "};
   std::vector<std::string> seeds = {kThinking};
   for (int round = 0; round < 3000; ++round) {
     std::string text = round % 3 == 0 ? std::string(kThinking) : "";
@@ -222,9 +234,15 @@ TEST(Phrasing, AResponseEndsWithATokenOrAStopString) {
     std::string text, answer;
     std::optional<std::size_t> end;  // characters are tokens
   };
-  for (const Case& c : std::vector<Case>{{"no", "no", std::nullopt}, {"<a>7</a>", "<a>7</a>", 8}, {"7</a>more", "7</a>", 5}, {"zzz", "zz", 2},
-                                         {"</a", "</a", std::nullopt}, {"7<|endoftext|>", "7", 2}, {"7</a><|endoftext|>", "7</a>", 5},
-                                         {"7<|endoftext|></a>", "7", 2}, {"", "", std::nullopt}}) {
+  for (const Case& c : std::vector<Case>{{"no", "no", std::nullopt},
+                                         {"<a>7</a>", "<a>7</a>", 8},
+                                         {"7</a>more", "7</a>", 5},
+                                         {"zzz", "zz", 2},
+                                         {"</a", "</a", std::nullopt},
+                                         {"7<|endoftext|>", "7", 2},
+                                         {"7</a><|endoftext|>", "7</a>", 5},
+                                         {"7<|endoftext|></a>", "7", 2},
+                                         {"", "", std::nullopt}}) {
     EXPECT_EQ(phrasing.end(tokens(c.text)), c.end) << c.text;
     EXPECT_EQ(phrasing.answer(tokens(c.text)), c.answer) << c.text;
     // Token by token, as an engine asks.
@@ -233,8 +251,11 @@ TEST(Phrasing, AResponseEndsWithATokenOrAStopString) {
     for (std::size_t n = 1; n <= all.size() && !first; ++n) first = phrasing.end(std::span(all).first(n), n - 1);
     EXPECT_EQ(first, c.end) << c.text;
   }
-  for (const char* stop : {R"([""])", R"([1])", R"("x")", R"(["01234567890123456789012345678901234567890123456789012345678901234"])"})
-    EXPECT_FALSE(Phrasing::from_parts(made.tokenizer(), made.eos(), std::string(R"({"text": "{prompt}", "stop": )") + stop + "}")) << stop;
+  for (const char* stop :
+       {R"([""])", R"([1])", R"("x")", R"(["01234567890123456789012345678901234567890123456789012345678901234"])"})
+    EXPECT_FALSE(Phrasing::from_parts(made.tokenizer(), made.eos(),
+                                      std::string(R"({"text": "{prompt}", "stop": )") + stop + "}"))
+        << stop;
 }
 
 TEST(Phrasing, FormsPromptsInOneWayEverywhere) {
@@ -246,7 +267,9 @@ TEST(Phrasing, FormsPromptsInOneWayEverywhere) {
   style.system = "Count.";
   style.chat_options_json = R"({"mark": "!"})";
   const Phrasing phrasing =
-      Phrasing::make(files("{{ eos_token }}{% for m in messages %}{{ m.role }}>{{ m.content }}|{% endfor %}{{ mark }}"), style).value();
+      Phrasing::make(files("{{ eos_token }}{% for m in messages %}{{ m.role }}>{{ m.content }}|{% endfor %}{{ mark }}"),
+                     style)
+          .value();
   EXPECT_EQ(phrasing.prompt_text("2").value(), "<|endoftext|>system>Count.|user>Q: 2\nA:|!");
   EXPECT_EQ(phrasing.prompt("2")->front(), 256) << "special tokens of a template are tokens";
   // What a worker is told makes the same prompts.
@@ -265,8 +288,9 @@ TEST(Phrasing, WhatIsToldBetweenTurnsGoesOnFromWhatIsThere) {
   EXPECT_EQ(text(Phrasing::make(files(), style).value(), "7", "no"), "\nQ: no\nA:");
   style.chat = true;
   style.system = "Count.";
-  ModelFiles with = files("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
-                          "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}");
+  ModelFiles with = files(
+      "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
+      "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}");
   with.eos = {256, 258};
   const Phrasing made = Phrasing::make(with, style).value();
   const Phrasing phrasing = Phrasing::from_parts(made.tokenizer(), made.eos(), made.prompt_json()).value();
@@ -276,7 +300,13 @@ TEST(Phrasing, WhatIsToldBetweenTurnsGoesOnFromWhatIsThere) {
   EXPECT_EQ(text(phrasing, "7<|endoftext|>", "(any response)"), "<|im_end|>" + after);
   style.turn = "nowhere";
   EXPECT_FALSE(Phrasing::make(with, style));
-  const Phrasing forgetful = Phrasing::make(files("{{ messages[-1].content }}"), [] { PromptStyle s; s.chat = true; return s; }()).value();
+  const Phrasing forgetful = Phrasing::make(files("{{ messages[-1].content }}"),
+                                            [] {
+                                              PromptStyle s;
+                                              s.chat = true;
+                                              return s;
+                                            }())
+                                 .value();
   EXPECT_FALSE(forgetful.follow_up({}, "no")) << "its template does not show what was said before";
 }
 
@@ -290,10 +320,12 @@ TEST(Phrasing, MessagesKeepTheirRoles) {
   EXPECT_EQ(plain.tokenizer().decode(*plain.follow_up({}, result)), "\nfour\n\nSure?\n");
   style.chat = true;
   style.system = "Count.";
-  const Phrasing chat = Phrasing::make(files("{% for m in messages %}{{ m.role }}>{{ m.content }}|{% endfor %}"), style).value();
+  const Phrasing chat =
+      Phrasing::make(files("{% for m in messages %}{{ m.role }}>{{ m.content }}|{% endfor %}"), style).value();
   EXPECT_EQ(chat.prompt_text(question).value(), "system>Count.|user>Hi|assistant>Yes?|user>Q: 2+2|");
   const Told own(std::vector<ChatMessage>{{"system", "Think."}, {"user", "2+2"}, {"tool", "four"}});
-  EXPECT_EQ(chat.prompt_text(own).value(), "system>Think.|user>2+2|tool>four|") << "its own system message, and nobody asks around a result";
+  EXPECT_EQ(chat.prompt_text(own).value(), "system>Think.|user>2+2|tool>four|")
+      << "its own system message, and nobody asks around a result";
   EXPECT_EQ(chat.tokenizer().decode(*chat.follow_up({}, result)), "|tool>four|user>Sure?|");
 }
 

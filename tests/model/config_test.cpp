@@ -64,7 +64,8 @@ TEST(Config, ReadsTheOtherFamilies) {
     "use_cache":true,"use_sliding_window":false,"vocab_size":151936})");
   ASSERT_TRUE(qwen) << qwen.error().message();
   EXPECT_EQ(*qwen, preset("qwen2.5-0.5b").value());
-  auto llama = nlohmann::json::parse(R"({"architectures":["LlamaForCausalLM"],"attention_bias":false,"attention_dropout":0.0,
+  auto llama =
+      nlohmann::json::parse(R"({"architectures":["LlamaForCausalLM"],"attention_bias":false,"attention_dropout":0.0,
     "bos_token_id":128000,"eos_token_id":128001,"head_dim":64,"hidden_act":"silu","hidden_size":2048,
     "initializer_range":0.02,"intermediate_size":8192,"max_position_embeddings":131072,"mlp_bias":false,
     "model_type":"llama","num_attention_heads":32,"num_hidden_layers":16,"num_key_value_heads":8,"pretraining_tp":1,
@@ -92,7 +93,10 @@ TEST(Config, ReadsTheOtherFamilies) {
   refuses("mlp_bias", true);
   refuses("rope_scaling", {{"rope_type", "linear"}, {"factor", 2.0}});
   refuses("rope_scaling", {{"rope_type", "llama3"}, {"factor", 2.0}});
-  refuses("rope_scaling", {{"rope_type", "llama3"}, {"factor", 0.0}, {"low_freq_factor", 1}, {"high_freq_factor", 4},
+  refuses("rope_scaling", {{"rope_type", "llama3"},
+                           {"factor", 0.0},
+                           {"low_freq_factor", 1},
+                           {"high_freq_factor", 4},
                            {"original_max_position_embeddings", 8192}});
 }
 

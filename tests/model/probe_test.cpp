@@ -18,14 +18,16 @@ constexpr std::uint16_t kHuge = 0x7f00;
 void fill(delta::OwnedState& policy, std::string_view ending, std::uint16_t value) {
   for (std::size_t i = 0; i < policy.size(); ++i)
     if (policy.name(i).ends_with(ending))
-      for (std::span<std::byte> bytes = policy.mutable_bytes(i); !bytes.empty(); bytes = bytes.subspan(2)) std::memcpy(bytes.data(), &value, 2);
+      for (std::span<std::byte> bytes = policy.mutable_bytes(i); !bytes.empty(); bytes = bytes.subspan(2))
+        std::memcpy(bytes.data(), &value, 2);
   policy.seal();
 }
 
 TEST(ProbePolicy, FindsLogProbabilitiesThatAreNotFinite) {
   for (const char* preset_name : {"tiny-64", "bytes-64"}) {
     const ModelConfig config = *preset(preset_name);
-    for (const double temperature : {0.0, 0.7, 1.0}) EXPECT_TRUE(probe_policy(init_policy(config, 1)->view(), config, temperature, 1)) << preset_name;
+    for (const double temperature : {0.0, 0.7, 1.0})
+      EXPECT_TRUE(probe_policy(init_policy(config, 1)->view(), config, temperature, 1)) << preset_name;
     for (const char* ending : {".mlp.up_proj.weight", "layers.0.mlp.up_proj.weight"}) {
       delta::OwnedState policy = *init_policy(config, 1);
       fill(policy, ending, kHuge);
@@ -57,7 +59,8 @@ TEST(ProbePolicy, RunsEveryFamily) {
       const Status probed = probe_policy(policy.view(), c, 1, 1);
       EXPECT_TRUE(probed) << family_name(family) << ": " << probed.error().message();
       fill(policy, "self_attn.k_proj.weight", 0x7fc0);
-      EXPECT_FALSE(probe_policy(policy.view(), c, 1, 1)) << family_name(family) << ": the weights that are there are the ones used";
+      EXPECT_FALSE(probe_policy(policy.view(), c, 1, 1))
+          << family_name(family) << ": the weights that are there are the ones used";
     }
 }
 

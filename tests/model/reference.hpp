@@ -1,4 +1,5 @@
-// The decoder once more, of each family, from its published equations: plain loops in double, no torch, no cache, no batching.
+// The decoder once more, of each family, from its published equations: plain loops in double, no torch, no cache, no
+// batching.
 #pragma once
 #include <map>
 #include <string>

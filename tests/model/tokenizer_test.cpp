@@ -150,8 +150,8 @@ TEST(Tokenizer, CasesByHandInBothMergeSyntaxes) {
   }
 }
 
-// U+180E, the Mongolian vowel separator, is no White_Space since Unicode 6.3: it stands with punctuation, neither ends a
-// piece nor is a piece of spaces.
+// U+180E, the Mongolian vowel separator, is no White_Space since Unicode 6.3: it stands with punctuation, neither ends
+// a piece nor is a piece of spaces.
 TEST(Tokenizer, TheMongolianVowelSeparatorIsNoSpace) {
   const std::string separator = "\u180e";
   // Each merge can happen only where both sides lie in one piece.
@@ -167,7 +167,7 @@ TEST(Tokenizer, TheMongolianVowelSeparatorIsNoSpace) {
     for (const Token token : tokenizer.encode(text).value()) out.push_back(tokenizer.decode({&token, 1}));
     return out;
   };
-  EXPECT_EQ(pieces(separator + "!"), (std::vector<std::string>{separator + "!"}));    // [^\s\p{L}\p{N}]+
+  EXPECT_EQ(pieces(separator + "!"), (std::vector<std::string>{separator + "!"}));        // [^\s\p{L}\p{N}]+
   EXPECT_EQ(pieces("  " + separator), (std::vector<std::string>{" ", " " + separator}));  // \s+(?!\S), then the rest
   EXPECT_EQ(pieces("\u3000!").front(), "\xe3") << "an ideographic space is one";
 }

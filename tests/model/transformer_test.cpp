@@ -13,9 +13,11 @@ class Shapes : public testing::TestWithParam<std::tuple<Family, bool>> {
   static ModelConfig config() { return small_config(std::get<0>(GetParam()), std::get<1>(GetParam())); }
 };
 INSTANTIATE_TEST_SUITE_P(Embeddings, Shapes,
-                         testing::Combine(testing::Values(Family::kQwen3, Family::kQwen2, Family::kLlama), testing::Bool()),
+                         testing::Combine(testing::Values(Family::kQwen3, Family::kQwen2, Family::kLlama),
+                                          testing::Bool()),
                          [](const auto& p) {
-                           return fmt::format("{}_{}", family_name(std::get<0>(p.param)), std::get<1>(p.param) ? "tied" : "untied");
+                           return fmt::format("{}_{}", family_name(std::get<0>(p.param)),
+                                              std::get<1>(p.param) ? "tied" : "untied");
                          });
 
 TEST_P(Shapes, LogitsMatchThePlainReference) {

@@ -119,7 +119,8 @@ TEST(Policy, LoadsWhatChangedAndTouchesNothingElse) {
     for (std::size_t i = 0; i < next.size(); ++i) {  // one tensor as a whole, of the others every seventh value
       const std::span<std::byte> bytes = next.mutable_bytes(i);
       const std::span<const std::byte> other = target.view()[i].bytes;
-      for (std::size_t at = 0; at < bytes.size(); at += i == 1 ? 2 : 14) std::memcpy(bytes.data() + at, other.data() + at, 2);
+      for (std::size_t at = 0; at < bytes.size(); at += i == 1 ? 2 : 14)
+        std::memcpy(bytes.data() + at, other.data() + at, 2);
     }
     next.seal();
     const auto patch = *delta::encode_delta(old.view(), next.view());
@@ -227,7 +228,8 @@ TEST_F(Folder, EveryFamilyComesBackFromShards) {
     if (family == Family::kLlama) config.rope_scaling = RopeScaling{};
     const auto model = random_model(config, 40);
     const fs::path folder = folder_ / family_name(family);
-    ASSERT_TRUE(save_model(folder, ModelFiles::make(config, characters()).value(), export_policy(*model)->view(), {4000}));
+    ASSERT_TRUE(
+        save_model(folder, ModelFiles::make(config, characters()).value(), export_policy(*model)->view(), {4000}));
     EXPECT_TRUE(fs::exists(folder / "model.safetensors.index.json"));
     const auto loaded = load_model(folder);
     ASSERT_TRUE(loaded) << loaded.error().message();
@@ -252,7 +254,8 @@ TEST_F(Folder, EveryIdOfBothConfigsEndsAText) {
   config.eos.clear();
   ASSERT_TRUE(write_file_atomic(folder_ / "config.json", config.to_json()));
   EXPECT_EQ(eos(), (std::vector<Token>{96})) << "the tokenizer's end of text";
-  for (const char* wrong : {R"({"eos_token_id": "96"})", R"({"eos_token_id": [99]})", R"({"eos_token_id": -1})", "[]"}) {
+  for (const char* wrong :
+       {R"({"eos_token_id": "96"})", R"({"eos_token_id": [99]})", R"({"eos_token_id": -1})", "[]"}) {
     ASSERT_TRUE(write_file_atomic(folder_ / "generation_config.json", wrong));
     EXPECT_NE(failure(folder_, Code::kInvalid).find("generation_config.json"), std::string::npos) << wrong;
   }
@@ -312,8 +315,9 @@ TEST_F(Folder, WhatAModelBroughtWithItGoesWithIt) {
   ASSERT_TRUE(write_file_atomic(copy / "chat_template.jinja", "J"));
   EXPECT_EQ(load_model(copy)->files.chat_template, "J");
   fs::remove(copy / "chat_template.jinja");
-  ASSERT_TRUE(write_file_atomic(copy / "tokenizer_config.json",
-                                R"({"chat_template": [{"name": "tool", "template": "A"}, {"name": "default", "template": "B"}],
+  ASSERT_TRUE(
+      write_file_atomic(copy / "tokenizer_config.json",
+                        R"({"chat_template": [{"name": "tool", "template": "A"}, {"name": "default", "template": "B"}],
                                     "bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": null})"));
   EXPECT_EQ(load_model(copy)->files.chat_template, "B");
   EXPECT_EQ(load_model(copy)->files.special_tokens_json, R"({"bos_token":"<s>","eos_token":"</s>"})");
@@ -381,7 +385,8 @@ TEST_F(Folder, ATinyPresetIsAModelFromTheFirstStep) {
   const auto loaded = load_model(folder_).value();
   const auto prompt = loaded.files.tokenizer.encode("12+34=").value();
   EXPECT_EQ(prompt.size(), 6u);
-  const auto got = generate(*loaded.transformer, {prompt}, {.tokens_max = 5, .eos = loaded.files.eos, .seed = 1}).value();
+  const auto got =
+      generate(*loaded.transformer, {prompt}, {.tokens_max = 5, .eos = loaded.files.eos, .seed = 1}).value();
   EXPECT_FALSE(got[0].tokens.empty());
 }
 

@@ -207,7 +207,7 @@ FAULTS = [
           "if (parent != parents_.end()", "overlay_core_test"),
     Fault("every helper gets the same time", MEMBER, "          ++calls_;", "          {}", "overlay_core_test"),
     Fault("parents that come and go put off the call for help", MEMBER, " && !std::exchange(parents_got_time_, true)", "", "overlay_core_test"),
-    Fault("a helper has no time of its own", MEMBER, "    if (stalled_since_ != kNever) stalled_since_ = now;  // it gets its time",
+    Fault("a helper has no time of its own", MEMBER, "    if (stalled_since_ != kNever)\n      stalled_since_ = now;  // it gets its time",
           "    // it gets its time", "overlay_core_test"),
     Fault("what begins after a pause is put off by it", MEMBER,
           "void MemberCore::on_closed(ConnId conn, const std::string& reason, TimePoint now) {\n  excuse_pause(now);\n",

@@ -72,7 +72,8 @@ TEST(Learner, FindsTheStoredDeltasThatLeadToTheNewest) {
   Desk desk(std::move(c));
   ASSERT_TRUE(desk.publish(make(full(0), 5000)).has_value());
   for (std::uint64_t v = 1; v <= 6; ++v) ASSERT_TRUE(desk.publish(make(delta(v, v - 1), 1000 + v)).has_value());
-  ASSERT_TRUE(desk.publish(make(delta(6, 3), 1500), true).has_value());  // made for a late worker: the others are as good
+  ASSERT_TRUE(
+      desk.publish(make(delta(6, 3), 1500), true).has_value());  // made for a late worker: the others are as good
   const auto found = desk.core.deltas_from(Version{3});
   ASSERT_TRUE(found.has_value()) << found.error().message();
   EXPECT_EQ(found->from, Version{3});
@@ -171,7 +172,8 @@ TEST(Member, SaysHowLongItTookFromTheLastByteToTheActivePolicy) {
   m.now += milliseconds(5);
   m.core.installed(Version{1}, digest_of(1), m.now);
   m.take();
-  EXPECT_EQ(m.said<Installed>(kControl).back(), (Installed{Version{1}, digest_of(1), 0, milliseconds(3), milliseconds(5)}));
+  EXPECT_EQ(m.said<Installed>(kControl).back(),
+            (Installed{Version{1}, digest_of(1), 0, milliseconds(3), milliseconds(5)}));
 }
 
 }  // namespace

@@ -71,7 +71,8 @@ TEST(BundleGate, ATokenIsGoodForAFewTimes) {
 TEST(BundleGate, AFewAtATimeAndTheOthersInTheirOrder) {
   BundleGate g = gate();
   const std::size_t all = BundleGate::kAtOnce + BundleGate::kWaitingMax;
-  for (std::uint64_t i = 0; i < all; ++i) ASSERT_TRUE(g.asked(ConnId{i}, request(token(static_cast<std::uint8_t>(i))), kNow).serve);
+  for (std::uint64_t i = 0; i < all; ++i)
+    ASSERT_TRUE(g.asked(ConnId{i}, request(token(static_cast<std::uint8_t>(i))), kNow).serve);
   const auto late = g.asked(ConnId{999}, request(token(200)), kNow);
   EXPECT_THAT(late.text, StartsWith("HTTP/1.1 503"));
   EXPECT_THAT(late.text, HasSubstr("later: "));

@@ -635,7 +635,8 @@ TEST(Budget, IsFarAboveWhatAWorkerNeedsAndEndsFloods) {
     EXPECT_EQ(budget.take(MessageBudget::Kind::kHeartbeat, now), MessageBudget::Verdict::kTake);
   int taken = 0, dropped = 0;
   auto verdict = MessageBudget::Verdict::kTake;
-  for (int i = 0; i < 16'000 && verdict != MessageBudget::Verdict::kTooMuch; ++i, now += std::chrono::microseconds(62)) {
+  for (int i = 0; i < 16'000 && verdict != MessageBudget::Verdict::kTooMuch;
+       ++i, now += std::chrono::microseconds(62)) {
     verdict = budget.take(MessageBudget::Kind::kRenew, now);
     taken += verdict == MessageBudget::Verdict::kTake;
     dropped += verdict == MessageBudget::Verdict::kDrop;
@@ -807,10 +808,13 @@ TEST(LearnerConduct, OneThatIsAloneInBeingLateSaysNothingOfABroadcast) {
   };
   const BitRate fast = BitRate::from_mbit_per_s(8);
   const auto ms = [](int n) { return milliseconds(n); };
-  for (const Case& c : {Case{"one late", 5, {5}, fast, 0.9, 4, ms(40)}, {"one late of three", 3, {3}, fast, 0.9, 2, ms(20)},
+  for (const Case& c : {Case{"one late", 5, {5}, fast, 0.9, 4, ms(40)},
+                        {"one late of three", 3, {3}, fast, 0.9, 2, ms(20)},
                         {"a slow link explains it", 5, {5}, BitRate::from_mbit_per_s(0.1), 0.9, 5, ms(540)},
-                        {"two late", 5, {4}, fast, 0.9, 5, ms(540)}, {"one late of two", 2, {2}, fast, 0.9, 2, ms(510)},
-                        {"everybody is wanted", 5, {5}, fast, 1.0, 5, ms(540)}, {"nobody late", 5, {}, fast, 0.9, 5, ms(50)}}) {
+                        {"two late", 5, {4}, fast, 0.9, 5, ms(540)},
+                        {"one late of two", 2, {2}, fast, 0.9, 2, ms(510)},
+                        {"everybody is wanted", 5, {5}, fast, 1.0, 5, ms(540)},
+                        {"nobody late", 5, {}, fast, 0.9, 5, ms(50)}}) {
     SCOPED_TRACE(c.what);
     auto config = Desk::config(8);
     config.quorum = c.quorum;

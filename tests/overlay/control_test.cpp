@@ -88,9 +88,8 @@ TEST(Control, MembershipSurvivesTheWire) {
   EXPECT_EQ(hello.up, BitRate{8e6});
   EXPECT_EQ(hello.down, std::nullopt);
   EXPECT_EQ(hello.installed, installed);
-  const Welcome welcome =
-      round_trip(Welcome{WorkerId{3}, std::chrono::seconds(1), std::chrono::seconds(9), 1'700'000'000'123, "app",
-                         std::chrono::minutes(5), Bytes{16'000'000'000}});
+  const Welcome welcome = round_trip(Welcome{WorkerId{3}, std::chrono::seconds(1), std::chrono::seconds(9),
+                                             1'700'000'000'123, "app", std::chrono::minutes(5), Bytes{16'000'000'000}});
   EXPECT_EQ(welcome.worker, WorkerId{3});
   EXPECT_EQ(welcome.heartbeat, std::chrono::seconds(1));
   EXPECT_EQ(welcome.patience, std::chrono::seconds(9));

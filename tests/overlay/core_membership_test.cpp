@@ -214,7 +214,9 @@ TEST(Edges, StripesComeFromTwoParentsAndFromOneWhenTheOtherDies) {
   HallNode* child = nullptr;
   hall.tamper = [&](HallNode& from, HallNode& to, Frame& frame) {
     if (&from != &hall.learner() || &to != child || !as<Assign>(frame)) return true;
-    Grant both{"run", child->id, static_cast<std::uint64_t>(kMadeUnix_s * 1e3), 1ull << 62, 2, {{a->id, 0b01}, {b->id, 0b10}}, {}, false};
+    Grant both{"run",      child->id, static_cast<std::uint64_t>(kMadeUnix_s * 1e3),
+               1ull << 62, 2,         {{a->id, 0b01}, {b->id, 0b10}},
+               {},         false};
     if (a->alive)
       frame = control_frame(Assign{2,
                                    {{a->id, a->endpoint, 0b01, false}, {b->id, b->endpoint, 0b10, false}},

@@ -338,8 +338,10 @@ TEST(EdgeSender, ALearnerAsksForASnapshotWhereOneDeltaCostsMore) {
 TEST(EdgeSender, AChildGoesOnOnlyFromWhatIsClosed) {
   Parent parent(true);
   for (std::uint64_t v = 1; v <= 2; ++v) parent.add(delta(v, v - 1), 1000);
-  parent.open({Version{0}, {}, {{delta(1, 0), {make(delta(1, 0), 1000).id, ChunkSet::all(1), false}},
-                                {delta(2, 1), {make(delta(2, 1), 1000).id, ChunkSet::all(1), true}}}});
+  parent.open({Version{0},
+               {},
+               {{delta(1, 0), {make(delta(1, 0), 1000).id, ChunkSet::all(1), false}},
+                {delta(2, 1), {make(delta(2, 1), 1000).id, ChunkSet::all(1), true}}}});
   const Sent sent = parent.take();
   EXPECT_THAT(sent.keys(), IsEmpty());
   EXPECT_THAT(sent.closed, ElementsAre(make(delta(1, 0), 1000).id));

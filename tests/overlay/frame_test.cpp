@@ -88,8 +88,8 @@ TEST(Frame, BytesAreAsDocumented) {
   put(8 + 95, {0x44});
   put(8 + 96 + 31, {0x55});
   EXPECT_EQ(encode_chunk_head(head), expected);
-  EXPECT_EQ(application_header(0x0201, true), (Bytes_{std::byte{0x02}, std::byte{0xEC}, std::byte{2}, std::byte{1},
-                                                      std::byte{1}, std::byte{2}, {}, {}}));
+  EXPECT_EQ(application_header(0x0201, true),
+            (Bytes_{std::byte{0x02}, std::byte{0xEC}, std::byte{2}, std::byte{1}, std::byte{1}, std::byte{2}, {}, {}}));
 }
 
 TEST(Frame, AnyCuttingOfTheStreamGivesTheSameFrames) {

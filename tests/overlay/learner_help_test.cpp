@@ -52,7 +52,8 @@ TEST(Learner, AWorkerHelpsOnlySoManyAtATime) {
   EXPECT_EQ(waiting, 11 - LearnerCore::kHelpedMax);
 }
 
-// With one uplink for all, dozens at once would all have the whole late; what it has begun to send counts, not who has it.
+// With one uplink for all, dozens at once would all have the whole late; what it has begun to send counts, not who has
+// it.
 TEST(Learner, ItselfHelpsOnlyAsManyAsItCanSendTo) {
   LearnerConfig c = Desk::config(8);
   c.catch_ups_on_demand = false;

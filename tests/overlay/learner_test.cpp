@@ -216,7 +216,8 @@ TEST(Learner, WhoHasEnrolledComesBackWithItsKey) {
   EXPECT_TRUE(valid(second));
   EXPECT_THAT(desk.goodbye(back(key, made_key("eight"))), HasSubstr("does not hold the key"));
   EXPECT_EQ(desk.said<Enrolled>(back(key, key)).at(0).certificate, second.certificate) << "asked again, signed once";
-  // Its token serves as well, though it has long been used or has expired in the meantime; and no second one is used up.
+  // Its token serves as well, though it has long been used or has expired in the meantime; and no second one is used
+  // up.
   const trust::Secret other = *trust::issue_token(authority, "vast-7", trust::Nonce{std::byte{1}},
                                                   kMadeUnix_s + echoline::seconds(desk.now.time_since_epoch()));
   const std::string more(other.reveal());
@@ -379,7 +380,8 @@ TEST(Learner, ServesItsOwnChildrenOnly) {
     desk.tell(conn, hello);
     return conn;
   };
-  const SignedGrant one = made_grant(1, 0), two = made_grant(2, 0), help = made_grant(2, 0, {.catch_up_to = Version{0}});
+  const SignedGrant one = made_grant(1, 0), two = made_grant(2, 0),
+                    help = made_grant(2, 0, {.catch_up_to = Version{0}});
   EXPECT_FALSE(desk.closed(edge(1, {"run", 0, {}, false, {}, one})));
   EXPECT_THAT(desk.goodbye(edge(2, {"run", 0, {}, false, {}, two})), HasSubstr("was assigned another parent"));
   EXPECT_THAT(desk.goodbye(edge(1, {"run", 0, {}, false, {}})), HasSubstr("it shows none"));

@@ -105,8 +105,14 @@ struct GrantOptions {
 };
 inline SignedGrant made_grant(std::uint64_t child, std::uint64_t parent, const GrantOptions& o = {}) {
   const auto ms = [](double s) { return static_cast<std::uint64_t>(s * 1e3); };
-  return sign(Grant{"run", WorkerId{child}, ms(o.issued_unix_s), ms(o.issued_unix_s + o.lifetime_s), o.stripes,
-                    {{WorkerId{parent}, o.mask}}, o.catch_up_to, o.full_only},
+  return sign(Grant{"run",
+                    WorkerId{child},
+                    ms(o.issued_unix_s),
+                    ms(o.issued_unix_s + o.lifetime_s),
+                    o.stripes,
+                    {{WorkerId{parent}, o.mask}},
+                    o.catch_up_to,
+                    o.full_only},
               made_key(o.key));
 }
 

@@ -49,8 +49,8 @@ struct Member {
     take();
   }
   void welcome(ConnId control, double learner_unix_s = kMadeUnix_s) {
-    tell(control, Welcome{kSelf, kBeat, std::chrono::seconds(9), static_cast<std::uint64_t>(learner_unix_s * 1e3), "welcome", std::chrono::seconds(90),
-                          policy});
+    tell(control, Welcome{kSelf, kBeat, std::chrono::seconds(9), static_cast<std::uint64_t>(learner_unix_s * 1e3),
+                          "welcome", std::chrono::seconds(90), policy});
   }
   void assign(std::vector<Parent> parents, std::uint32_t stripes = 1) {
     tell(kControl, Assign{stripes, std::move(parents)});

@@ -177,7 +177,8 @@ TEST(Member, AsksForWhatItLostThoughAParentGoesOnBringingALittle) {
   EXPECT_FALSE(m.closed(helper));
 }
 
-// It comes back to less than it has been at, with all that it kept: what the way from there does not need makes room for it.
+// It comes back to less than it has been at, with all that it kept: what the way from there does not need makes room
+// for it.
 TEST(Member, TheWayBackToItsFloorGetsTheRoomOfOtherWays) {
   MemberConfig c = config();
   c.store.memory_max = {10'000};
@@ -282,7 +283,8 @@ TEST(Member, ComesBackToItsFloorThoughItsDiskLostTheWayThere) {
   EXPECT_THAT(m.delivered(), ElementsAre(full(1), delta(2, 1), delta(3, 2)));
 }
 
-// What was staged is lost while its floor is being saved, and all that goes without it is here already: no chunk will come.
+// What was staged is lost while its floor is being saved, and all that goes without it is here already: no chunk will
+// come.
 TEST(Member, InstallsWhatCameWhileTheDiskLostWhatWasStaged) {
   MemberConfig c = config();
   c.store = {Bytes{5000}, Bytes{1 << 20}, true};
@@ -457,7 +459,8 @@ TEST(Member, LongListsCountByTheirLength) {
 TEST(Member, SaysNoMoreOfFailedEdgesThanTheLearnerTakes) {
   Member m;
   std::vector<Parent> parents;
-  for (std::uint64_t i = 0; i < 64; ++i) parents.push_back({WorkerId{100 + i}, {"10.0.0.5", 1}, std::uint64_t{1} << i, false});
+  for (std::uint64_t i = 0; i < 64; ++i)
+    parents.push_back({WorkerId{100 + i}, {"10.0.0.5", 1}, std::uint64_t{1} << i, false});
   m.actions.clear();
   m.assign(parents, 64);
   MessageBudget learners(kBeat);

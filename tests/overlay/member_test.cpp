@@ -1,8 +1,8 @@
 // A worker's protocol, driven by hand: what it believes, what it refuses, and when it gives up.
+#include "tests/overlay/member.hpp"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-
-#include "tests/overlay/member.hpp"
 
 namespace echoline::overlay {
 namespace {
@@ -110,8 +110,8 @@ TEST(Member, LetsGoOfAHelperAfterTheSecondBadChunk) {
   EXPECT_EQ(m.said<NeedHelp>(kControl).size(), asked + 1) << "somebody else is asked for";
 }
 
-// Where what was sent before stands seconds deep in the network, a helper that is dialled anew comes behind it. One that is
-// heard and brings nothing is another matter.
+// Where what was sent before stands seconds deep in the network, a helper that is dialled anew comes behind it. One
+// that is heard and brings nothing is another matter.
 TEST(Member, GivesEachHelperMoreTimeWhileNothingIsHeardOfIt) {
   constexpr int kPatience = MemberCore::kStallHeartbeats;
   for (const bool heard : {false, true}) {
@@ -540,12 +540,14 @@ TEST(Member, ServesWhomTheLearnerHasSent) {
   EXPECT_FALSE(served({"run", 0, {}, false, {}, made_grant(8, 7)})) << "another's";
   EXPECT_FALSE(served({"run", 0, {}, false, {}, made_grant(9, 6)})) << "for another parent";
   EXPECT_FALSE(served({"run", 0, {}, false, {}, made_grant(9, 7, {.key = "mallory"})})) << "made up";
-  EXPECT_FALSE(served({"run", 0, {}, false, {}, made_grant(9, 7, {.issued_unix_s = kMadeUnix_s - 9, .lifetime_s = 5})})) << "over";
+  EXPECT_FALSE(served({"run", 0, {}, false, {}, made_grant(9, 7, {.issued_unix_s = kMadeUnix_s - 9, .lifetime_s = 5})}))
+      << "over";
   EXPECT_FALSE(served({"run", 0, {}, false, {}, made_grant(9, 7, halves)})) << "all stripes, where one is granted";
   EXPECT_FALSE(served({"run", 1, {}, false, {}, made_grant(9, 7, halves)})) << "likewise, as a further stream";
   EXPECT_FALSE(served({"run", 0, Version{3}, false, {}, made_grant(9, 7)})) << "help, where a place is granted";
   EXPECT_FALSE(served({"run", 0, Version{3}, true, {}, made_grant(9, 7, {.catch_up_to = Version{3}})}));
-  EXPECT_FALSE(served({"run", 0, Version{3}, false, {}, made_grant(9, 6, {.catch_up_to = Version{3}})})) << "another's help";
+  EXPECT_FALSE(served({"run", 0, Version{3}, false, {}, made_grant(9, 6, {.catch_up_to = Version{3}})}))
+      << "another's help";
   EXPECT_TRUE(served({"run", 0, Version{3}, false, {}, made_grant(9, 7, {.catch_up_to = Version{3}})}));
   const ConnId child = comes({"run", 0, {}, false, half, made_grant(9, 7, halves)});
   EXPECT_FALSE(m.closed(child));
@@ -590,12 +592,13 @@ TEST(Member, AGrantThatHasEndedStaysEndedWhenTheLearnersClockGoesBack) {
   Member m;
   const auto served = [&](ConnId conn, double issued_unix_s) {
     m.core.on_accepted(conn, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{9}}}, m.now);
-    m.tell(conn, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7, {.issued_unix_s = issued_unix_s, .lifetime_s = 36'000})});
+    const auto grant = made_grant(9, 7, {.issued_unix_s = issued_unix_s, .lifetime_s = 36'000});
+    m.tell(conn, PeerHello{"run", 0, {}, false, {}, grant});
     return !m.closed(conn);
   };
   EXPECT_TRUE(served(ConnId{2}, kMadeUnix_s - 7'200)) << "its time has not come, by the clock";
   m.tell(kControl, SignedBeacon{m.beacon_now()});
-  EXPECT_FALSE(served(ConnId{4}, kMadeUnix_s - 7'200)) << "what the learner has issued since is later by more than a lifetime";
+  EXPECT_FALSE(served(ConnId{4}, kMadeUnix_s - 7'200)) << "the learner has issued grants later by more than a lifetime";
   EXPECT_TRUE(served(ConnId{6}, kMadeUnix_s));
 }
 
@@ -619,11 +622,13 @@ TEST(Member, ComesBackThoughItsCertificateHasEnded) {
                                     now_unix_s, trust::kWorkerLifetimeMax});
   };
   // It knows, by the learner's clock.
-  Member late([] {
-    MemberConfig c = config(kMadeUnix_s);
-    c.core.unix_origin_s += 2 * 3600;
-    return c;
-  }(), kMadeUnix_s, false);
+  Member late(
+      [] {
+        MemberConfig c = config(kMadeUnix_s);
+        c.core.unix_origin_s += 2 * 3600;
+        return c;
+      }(),
+      kMadeUnix_s, false);
   late.take();
   ASSERT_EQ(late.all<act::Dial>().size(), 1u);
   EXPECT_EQ(late.all<act::Dial>()[0].service, act::Service::kEnrol);
@@ -631,7 +636,8 @@ TEST(Member, ComesBackThoughItsCertificateHasEnded) {
   late.take();
   const auto wish = late.said<Return>(kControl);
   ASSERT_EQ(wish.size(), 1u);
-  EXPECT_TRUE(trust::verify(made_key("worker 7").public_key(), "return 4", made_authority().fingerprint(), wish[0].proof));
+  EXPECT_TRUE(
+      trust::verify(made_key("worker 7").public_key(), "return 4", made_authority().fingerprint(), wish[0].proof));
   late.tell(kControl, Enrolled{kSelf, certificate(kMadeUnix_s + 2 * 3600), made_authority().certificate(),
                                static_cast<std::uint64_t>((kMadeUnix_s + 2 * 3600) * 1e3)});
   ASSERT_EQ(late.all<act::Dial>().size(), 2u);

@@ -98,7 +98,8 @@ std::vector<ControlMessage> messages() {
       Installed{Version{2}, digest_of(2), 0},
       beat,
       Draining{},
-      Goodbye{"why"}, Trouble{"no room"}};
+      Goodbye{"why"},
+      Trouble{"no room"}};
   for (const Made& made : fuzz_publications()) {
     all.push_back(made.opening);
     all.push_back(made.closing);

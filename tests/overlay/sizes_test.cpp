@@ -1,9 +1,10 @@
 // What nodes have room for follows from the policy's size; and the hosts that others can dial.
+#include "overlay/sizes.hpp"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "chains/planner.hpp"
-#include "overlay/sizes.hpp"
 #include "overlay/uv/hosts.hpp"
 #include "overlay/uv/node.hpp"
 

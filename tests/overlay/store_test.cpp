@@ -350,8 +350,8 @@ TEST(PublicationStore, WhatTheDiskDidNotTakeIsWrittenWhenItIsTriedAgain) {
   EXPECT_TRUE(kept.entry(full(3)).chunks[0].on_disk);
 }
 
-// What is larger than memory is dropped while the disk has failed, and whatever the disk took of it came too late for it:
-// the disk works again all the same, and the publication finds room when it comes again.
+// What is larger than memory is dropped while the disk has failed, and whatever the disk took of it came too late for
+// it: the disk works again all the same, and the publication finds room when it comes again.
 TEST(PublicationStore, ADiskWorksAgainThoughWhatItTookWasDroppedMeanwhile) {
   Kept kept(kSmallMemory);
   const Made made = make(full(3), 40'000);
@@ -459,7 +459,8 @@ TEST(PublicationStore, KeepsToItsBudgetOfDisk) {
   EXPECT_LE(kept.store.disk().count, 5000u);
 }
 
-// One write that failed says nothing of the next: while a disk takes some things and not others, its budget holds as well.
+// One write that failed says nothing of the next: while a disk takes some things and not others, its budget holds as
+// well.
 TEST(PublicationStore, KeepsToItsBudgetOfDiskWhileThatFailsNowAndThen) {
   Kept kept({Bytes{10'000}, Bytes{5000}, true});
   ASSERT_TRUE(kept.whole(make(full(0), 3000)).has_value());

@@ -1,4 +1,5 @@
-// The kind of topology follows the fleet: compared at leisure, moved where another is so much sooner several times in a row.
+// The kind of topology follows the fleet: compared at leisure, moved where another is so much sooner several times in a
+// row.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

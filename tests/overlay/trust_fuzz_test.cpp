@@ -61,9 +61,7 @@ std::vector<Bytes> corpus() {
           tagged(4, std::as_bytes(std::span(token.reveal())))};
 }
 
-void run_target(const Bytes& input) {
-  test::fuzz_input(input);
-}
+void run_target(const Bytes& input) { test::fuzz_input(input); }
 
 TEST(TrustFuzz, MutatedCorpus) {
   const std::vector<Bytes> inputs = corpus();

@@ -202,8 +202,8 @@ FleetOptions fleet_options(const Clock& clock, const std::string& url, const std
   return options;
 }
 
-// As soon as a machine works its worker is gone for good, so that it is given back and another rented. The process is killed in
-// the middle by the test below.
+// As soon as a machine works its worker is gone for good, so that it is given back and another rented. The process is
+// killed in the middle by the test below.
 TEST(DownDriver, DISABLED_RentsAndReturnsForEver) {
   const FastClock clock;
   FleetOptions options = fleet_options(clock, std::getenv(kUrl), std::getenv(kLedger));

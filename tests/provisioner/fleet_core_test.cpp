@@ -102,8 +102,8 @@ TEST_F(Fleet, WhatThePlanChoseIsRentedOnceAndKept) {
   EXPECT_DOUBLE_EQ(core->numbers().working_rollouts_per_s, 120);
 }
 
-// What was promised is a guess for the first groups alone. A slow worker that keeps 80 % of it is taken for exactly that, or the
-// learner waits for what the fleet believes it has.
+// What was promised is a guess for the first groups alone. A slow worker that keeps 80 % of it is taken for exactly
+// that, or the learner waits for what the fleet believes it has.
 TEST_F(Fleet, APromiseDoesNotFlatterForEver) {
   rules.group_size = 8;
   make({offer("a", 1, 0.1), offer("b", 200, 0.1)}, {"a", "b"});
@@ -119,8 +119,8 @@ TEST_F(Fleet, APromiseDoesNotFlatterForEver) {
   EXPECT_NEAR(measured(), 0.8, 1e-9);
 }
 
-// What is to be let go before its provider has said that it runs may run all the same: it is looked for after a minute, however
-// long a machine may take to boot.
+// What is to be let go before its provider has said that it runs may run all the same: it is looked for after a minute,
+// however long a machine may take to boot.
 TEST_F(Fleet, WhatIsNotWantedAnyMoreIsLookedForSoonWhereNoAnswerComes) {
   rules.boot_max = minutes(10);
   rules.usd_per_hour_max = 0.25;
@@ -273,7 +273,8 @@ TEST_F(Fleet, WhatIsAboutToEndIsReplacedAtOnceAndDrained) {
   EXPECT_EQ(core->numbers().replaced, 2u);
 }
 
-// It may be taken away before it has handed in anything, or never say that it has: neither is waited for, nor lost twice.
+// It may be taken away before it has handed in anything, or never say that it has: neither is waited for, nor lost
+// twice.
 TEST_F(Fleet, DrainingEndsAfterAWhileOrWithTheMachine) {
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.2), offer("d", 60, 0.3)}, {"a", "b"});
   drains = false;
@@ -363,8 +364,8 @@ TEST_F(Fleet, ALossThatTheFleetCanBearIsNotReplaced) {
   EXPECT_EQ(rented.size(), 3u);
 }
 
-// Eight workers, three of which do 40 % less than promised; one dies and one is outbid. The learner is a fluid that takes
-// 1,000 rollouts a step of 10 s.
+// Eight workers, three of which do 40 % less than promised; one dies and one is outbid. The learner is a fluid that
+// takes 1,000 rollouts a step of 10 s.
 TEST_F(Fleet, ThreeOfEightLieOneDiesOneIsOutbidAndTheLearnerSoonWaitsNoMore) {
   rules.boot_max = seconds(60);
   rules.usd_per_hour_max = 1.6;
@@ -402,9 +403,9 @@ TEST_F(Fleet, ThreeOfEightLieOneDiesOneIsOutbidAndTheLearnerSoonWaitsNoMore) {
     if (busy == 0 && s >= 1200) waited_late += 1;
     if (s > 360 && recovered == 0 && core->numbers().working_rollouts_per_s >= 104.5) recovered = s;
   });
-  EXPECT_GT(waited, 0);                       // it was felt
+  EXPECT_GT(waited, 0);  // it was felt
   EXPECT_GT(recovered, 360);
-  EXPECT_LE(recovered, 360 + 2 * 60 + 360);   // the promise: twice the boot time and six minutes
+  EXPECT_LE(recovered, 360 + 2 * 60 + 360);  // the promise: twice the boot time and six minutes
   EXPECT_LE(waited_late / 1200, 0.05);
   EXPECT_LE(usd_most, 1.6);
   EXPECT_LE(usd, 1.6 * 40 / 60);
@@ -532,8 +533,8 @@ TEST_F(Fleet, MeasuredPaceMovesTheTarget) {
   EXPECT_THAT(notes.back().why, HasSubstr("120 rollouts/s are there or on their way, 440 are wanted"));
 }
 
-// The quickstart's learner takes a third of the time that it was planned for, and waits for its workers. Without a word on what
-// that may cost, the fleet stays what was planned.
+// The quickstart's learner takes a third of the time that it was planned for, and waits for its workers. Without a word
+// on what that may cost, the fleet stays what was planned.
 TEST_F(Fleet, AFastLearnerRentsNothingThatNobodyHasPlanned) {
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.1)}, {"a", "b"});
   pass(seconds(1));
@@ -760,7 +761,8 @@ TEST_F(Fleet, EveryDecisionCarriesItsNumbers) {
   tell(fleet::Exited{tickets["a"], "killed by signal 9"});
   pass(seconds(1));
   ASSERT_EQ(noted("replaced"), Names{"c"});
-  EXPECT_THAT(notes.back().why, HasSubstr("a machine was lost: 60 rollouts/s are there or on their way, 110 are wanted (M* 100; T 10 s"));
+  EXPECT_THAT(notes.back().why,
+              HasSubstr("a machine was lost: 60 rollouts/s are there or on their way, 110 are wanted (M* 100; T 10 s"));
   EXPECT_THAT(notes.back().why, HasSubstr("an hour"));
 }
 

@@ -151,8 +151,8 @@ TEST_F(DriverOfFleet, RentsBooksReplacesAndGivesBack) {
   EXPECT_THAT(decided, testing::IsSupersetOf({"planned", "lost", "replaced"}));
 }
 
-// What came and went in the heartbeats of a worker, and what others say came from it, is what its host's links can do at
-// least; later plans know it.
+// What came and went in the heartbeats of a worker, and what others say came from it, is what its host's links can do
+// at least; later plans know it.
 TEST_F(DriverOfFleet, NotesWhatLinksHaveShown) {
   auto fleet = FleetDriver::start(options({offer("a"), offer("b")}));
   ASSERT_TRUE(fleet) << fleet.error().message();

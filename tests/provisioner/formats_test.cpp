@@ -1,4 +1,5 @@
-// Offers as others write them: replies of vast.ai, catalogues of SkyPilot, YAML; and what they will do, by profile and ledger.
+// Offers as others write them: replies of vast.ai, catalogues of SkyPilot, YAML; and what they will do, by profile and
+// ledger.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -25,7 +26,9 @@ constexpr std::string_view kReply = R"({"success": true, "offers": [
   {"id": "x1", "gpu_name": "H100 SXM", "num_gpus": 1, "machine_id": null, "dph_base": null, "inet_up": 0, "rented": true}
 ]})";
 
-Result<OfferList> parsed(std::string_view text, OfferReading reading = {}) { return parse_offers(text, "market", reading); }
+Result<OfferList> parsed(std::string_view text, OfferReading reading = {}) {
+  return parse_offers(text, "market", reading);
+}
 std::string problems(std::string_view text, OfferReading reading = {}) {
   const auto list = parsed(text, reading);
   if (list) return "";
@@ -85,16 +88,19 @@ TEST(VastReply, WhatIsWrongIsSaidOfEveryOffer) {
     {"gpu_name": "L4"}, {"id": 7}, {"id": 8, "gpu_name": "L4", "gpu_ids": [-1]}, {"id": 9, "gpu_name": "L4", "num_gpus": 1.5},
     {"id": 10, "gpu_name": 7, "rentable": "yes"}]})");
   for (const char* text :
-       {"offers[0] (id 1): dph_base: expected 0 to", "found -0.2", "offers[1] (id 2): dph_base: expected a number, found 'cheap'",
+       {"offers[0] (id 1): dph_base: expected 0 to", "found -0.2",
+        "offers[1] (id 2): dph_base: expected a number, found 'cheap'",
         "inet_up: expected 0 to 1000000, found 1000000000000", "offers[4] (id 3): id: another offer has it as well",
-        "offers[5]: id: it is missing", "gpu_name: it is missing", "gpu_ids: expected numbers", "num_gpus: expected a whole number",
-        "gpu_name: expected a text", "rentable: expected true or false"})
+        "offers[5]: id: it is missing", "gpu_name: it is missing", "gpu_ids: expected numbers",
+        "num_gpus: expected a whole number", "gpu_name: expected a text", "rentable: expected true or false"})
     EXPECT_THAT(all, HasSubstr(text));
 }
 
 TEST(VastReply, NumbersThatAreNoneLongTextsAndErrorsAreRefused) {
-  EXPECT_THAT(problems(R"({"offers": [{"id": 1, "machine_id": 1, "gpu_name": "L4", "dph_base": NaN}]})"), HasSubstr("not JSON"));
-  EXPECT_THAT(problems(R"({"offers": [{"id": 1, "machine_id": 1, "gpu_name": "L4", "dph_base": 1e999}]})"), HasSubstr("no computer"));
+  EXPECT_THAT(problems(R"({"offers": [{"id": 1, "machine_id": 1, "gpu_name": "L4", "dph_base": NaN}]})"),
+              HasSubstr("not JSON"));
+  EXPECT_THAT(problems(R"({"offers": [{"id": 1, "machine_id": 1, "gpu_name": "L4", "dph_base": 1e999}]})"),
+              HasSubstr("no computer"));
   const std::string long_name(10'000'000, 'x');
   EXPECT_THAT(problems(R"({"offers": [{"id": 1, "machine_id": 1, "gpu_name": ")" + long_name + R"("}]})"),
               HasSubstr("at most 512 bytes, found 10000000"));
@@ -112,7 +118,8 @@ TEST(VastReply, NumbersThatAreNoneLongTextsAndErrorsAreRefused) {
 
 constexpr std::string_view kCatalogue =
     "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,GpuInfo,Price,SpotPrice,Region,AvailabilityZone\r\n"
-    "p3.2xlarge,V100,1.0,8.0,61.0,\"{'Gpus': [{'Name': 'V100', 'MemoryInfo': {'SizeInMiB': 16384}}], 'T\"\"x': 1}\",3.06,0.918,us-east-1,us-east-1a\r\n"
+    "p3.2xlarge,V100,1.0,8.0,61.0,\"{'Gpus': [{'Name': 'V100', 'MemoryInfo': {'SizeInMiB': 16384}}], 'T\"\"x': "
+    "1}\",3.06,0.918,us-east-1,us-east-1a\r\n"
     "m5.large,,,2.0,8.0,,0.096,,us-east-1,us-east-1a\n"
     "g5.xlarge,A10G,1.0,4.0,16.0,,,0.4,eu-north-1,\n"
     "part,A10,0.25,4.0,16.0,,1,,eu-north-1,\n";
@@ -142,7 +149,8 @@ TEST(SkyPilotCatalogue, StatesPricesByRegionAndNeitherLinksNorTraffic) {
 TEST(SkyPilotCatalogue, MistakesHaveTheirLine) {
   const std::string head = "InstanceType,AcceleratorName,AcceleratorCount,Price,Region\n";
   EXPECT_THAT(problems(head + "a,L4,1,-3,x\nb,L4,nan,1,x\nc,L4,1,1\n"),
-              testing::AllOf(HasSubstr("line 2: price"), HasSubstr("line 3: acceleratorcount"), HasSubstr("line 4: expected 5 fields, found 4")));
+              testing::AllOf(HasSubstr("line 2: price"), HasSubstr("line 3: acceleratorcount"),
+                             HasSubstr("line 4: expected 5 fields, found 4")));
   EXPECT_THAT(problems(head + "a,L4,1,inf,x\n"), HasSubstr("price: expected a number"));
   EXPECT_THAT(problems(head + "a,\"L4,1,1,x\n"), HasSubstr("does not end"));
   EXPECT_THAT(problems(head + "a,\"L4\"x,1,1,x\n"), HasSubstr("comma after a quoted field"));
@@ -154,15 +162,18 @@ TEST(SkyPilotCatalogue, MistakesHaveTheirLine) {
 TEST(Formats, OurOwnIsYamlOrJsonOfAnySizeAndAnOptionOverrides) {
   std::string yaml = "schema_version: 1\noffers:\n";
   for (int i = 0; i < 6000; ++i)  // 1.3 MB and 108,000 values: more than a run file may have
-    yaml += fmt::format("  - {{id: o{}, provider: local, host: h{}, gpu: L4, gpu_count: 1, vram_gb: 24, place: SE, up_mbit_per_s: 9, "
-                        "down_mbit_per_s: 9, reliability: 0.9, duration_days_max: 3, rollouts_per_s: 1.5, rollouts_source: measured, "
-                        "gpu_usd_per_hour: 0.2, storage_usd_per_hour: 0}}\n", i, i);
+    yaml += fmt::format(
+        "  - {{id: o{}, provider: local, host: h{}, gpu: L4, gpu_count: 1, vram_gb: 24, place: SE, up_mbit_per_s: 9, "
+        "down_mbit_per_s: 9, reliability: 0.9, duration_days_max: 3, rollouts_per_s: 1.5, rollouts_source: measured, "
+        "gpu_usd_per_hour: 0.2, storage_usd_per_hour: 0}}\n",
+        i, i);
   const auto list = parsed(yaml);
   ASSERT_TRUE(list) << list.error().message().substr(0, 300);
   EXPECT_EQ(list->format, OfferFormat::kOwn);
   EXPECT_EQ(list->offers.size(), 6000u);
   EXPECT_EQ(list->offers.back().rollouts_per_s, 1.5);
-  EXPECT_THAT(problems(yaml + "  - {id: bad, provider: local, gpu: L4, gpu_usd_per_hour: .nan}\n"), HasSubstr("market:6003:"));
+  EXPECT_THAT(problems(yaml + "  - {id: bad, provider: local, gpu: L4, gpu_usd_per_hour: .nan}\n"),
+              HasSubstr("market:6003:"));
   EXPECT_THAT(problems(kReply, {.format = OfferFormat::kOwn}), HasSubstr("market:1:"));
   EXPECT_THAT(problems(kReply, {.format = OfferFormat::kSkyPilot}), HasSubstr("column"));
 }
@@ -177,10 +188,17 @@ TEST(Formats, MutatedFilesAreReadOrRefused) {
       for (std::uint64_t k = random.below(6); k > 0; --k) {
         const std::size_t at = random.below(text.size());
         switch (random.below(4)) {
-          case 0: text[at] = static_cast<char>(random.below(256)); break;
-          case 1: text.erase(at, random.below(40)); break;
-          case 2: text.insert(at, text.substr(random.below(text.size()), random.below(60))); break;
-          default: text.insert(at, std::array{"-", "1e999", "null", "\"", "[", "{", "}", "\n", ","}[random.below(9)]);
+          case 0:
+            text[at] = static_cast<char>(random.below(256));
+            break;
+          case 1:
+            text.erase(at, random.below(40));
+            break;
+          case 2:
+            text.insert(at, text.substr(random.below(text.size()), random.below(60)));
+            break;
+          default:
+            text.insert(at, std::array{"-", "1e999", "null", "\"", "[", "{", "}", "\n", ","}[random.below(9)]);
         }
         if (text.empty()) text = "x";
       }
@@ -208,10 +226,12 @@ ThroughputProfile small_profile() {
   return std::move(*profile);
 }
 
-// Every figure comes with who has measured it, and how far off it may be: more so for a model of a size that nobody has measured.
+// Every figure comes with who has measured it, and how far off it may be: more so for a model of a size that nobody has
+// measured.
 TEST(Throughput, AProfileIsReadBetweenItsSizesAndCarefullyBeyond) {
   const ThroughputProfile p = small_profile();
-  const auto expect = [](const std::optional<TokenRate>& rate, double tokens, double uncertainty, const std::string& from) {
+  const auto expect = [](const std::optional<TokenRate>& rate, double tokens, double uncertainty,
+                         const std::string& from) {
     ASSERT_TRUE(rate);
     EXPECT_NEAR(rate->tokens_per_s, tokens, 1e-6);
     EXPECT_EQ(rate->uncertainty, uncertainty);
@@ -258,7 +278,8 @@ TEST(Throughput, MeasuredBeforeProfileBeforeDlperfAndOtherwiseUnknown) {
   offers[5].gpu = "A";
   offers[5].rollouts_per_s = 7;
   offers[5].rollouts_source = RateSource::kProfile;
-  std::vector<MeasuredRate> measured{{"r2", "vast", "liar", "A", 1, 10, 8}, {"r1", "vast", "liar", "A", 1, 10, 2},
+  std::vector<MeasuredRate> measured{{"r2", "vast", "liar", "A", 1, 10, 8},
+                                     {"r1", "vast", "liar", "A", 1, 10, 2},
                                      {"r1", "vast", "m", "A", 1, 1, 1e6}};
   for (const char* host : {"1", "2", "3"}) measured.push_back({"r1", "vast", host, "b", 1, 10, 5});
   predict_throughput(offers, work, &p, measured);
@@ -291,7 +312,8 @@ TEST(Throughput, MeasuredBeforeProfileBeforeDlperfAndOtherwiseUnknown) {
 TEST(Throughput, OfEveryGpuOfTheProfileThatComesWithTheProgramSomebodyHasPublishedAFigure) {
   const auto profile = ThroughputProfile::load("configs/profiles/gpus.yaml");
   ASSERT_TRUE(profile) << profile.error().message();
-  for (const char* gpu : {"RTX 3090", "RTX 4090", "RTX 5090", "A40", "RTX A6000", "A100 SXM4", "H100 PCIE", "H100 SXM", "H200"}) {
+  for (const char* gpu :
+       {"RTX 3090", "RTX 4090", "RTX 5090", "A40", "RTX A6000", "A100 SXM4", "H100 PCIE", "H100 SXM", "H200"}) {
     double last = 1e9;
     for (const double billions : {8.0, 14.0, 32.0}) {
       const auto rate = profile->of_gpu(gpu, billions * 1e9);

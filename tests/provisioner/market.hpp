@@ -1,5 +1,5 @@
-// A market with a realistic spread, the same for the same seed: GPUs of many kinds, prices that vary with host and place,
-// links and traffic prices that have little to do with either, machines that are offered whole and in parts.
+// A market with a realistic spread, the same for the same seed: GPUs of many kinds, prices that vary with host and
+// place, links and traffic prices that have little to do with either, machines that are offered whole and in parts.
 #pragma once
 #include <string>
 #include <vector>
@@ -14,11 +14,13 @@ inline std::vector<Offer> seeded_market(std::uint64_t seed, std::size_t count) {
     const char* gpu;
     double vram_gb, rollouts_per_s, usd_per_hour;  // of one GPU
   };
-  static constexpr Kind kKinds[] = {{"RTX 3060", 12, 0.033, 0.06},  {"RTX 3080", 10, 0.070, 0.11}, {"RTX 3090", 24, 0.087, 0.14},
-                                    {"RTX 4070", 12, 0.047, 0.10},  {"RTX 4080", 16, 0.066, 0.19}, {"RTX 4090", 24, 0.093, 0.32},
-                                    {"RTX 5090", 32, 0.166, 0.48},  {"L40S", 48, 0.080, 0.55},     {"RTX A6000", 48, 0.071, 0.42},
-                                    {"A100 SXM4", 80, 0.180, 0.85}, {"H100 SXM", 80, 0.310, 1.90}, {"H200", 141, 0.445, 2.40}};
-  static constexpr const char* kPlaces[] = {"Oregon, US", "Texas, US", "Quebec, CA", "Sweden, SE", "Poland, PL", "Taiwan, TW", "India, IN"};
+  static constexpr Kind kKinds[] = {
+      {"RTX 3060", 12, 0.033, 0.06},  {"RTX 3080", 10, 0.070, 0.11}, {"RTX 3090", 24, 0.087, 0.14},
+      {"RTX 4070", 12, 0.047, 0.10},  {"RTX 4080", 16, 0.066, 0.19}, {"RTX 4090", 24, 0.093, 0.32},
+      {"RTX 5090", 32, 0.166, 0.48},  {"L40S", 48, 0.080, 0.55},     {"RTX A6000", 48, 0.071, 0.42},
+      {"A100 SXM4", 80, 0.180, 0.85}, {"H100 SXM", 80, 0.310, 1.90}, {"H200", 141, 0.445, 2.40}};
+  static constexpr const char* kPlaces[] = {"Oregon, US", "Texas, US",  "Quebec, CA", "Sweden, SE",
+                                            "Poland, PL", "Taiwan, TW", "India, IN"};
   Random random(seed);
   std::vector<Offer> offers;
   const auto spread = [&](double middle, double factor) {  // log-uniform around it
@@ -44,8 +46,8 @@ inline std::vector<Offer> seeded_market(std::uint64_t seed, std::size_t count) {
     o.download_usd_per_gb = random.below(3) == 0 ? 0 : spread(0.003, 4);
     // One GPU, or a machine of four offered whole and in parts.
     const bool parts = random.below(5) == 0;
-    const std::vector<std::vector<int>> slices = parts ? std::vector<std::vector<int>>{{0}, {1}, {2, 3}, {0, 1, 2, 3}}
-                                                       : std::vector<std::vector<int>>{{0}};
+    const std::vector<std::vector<int>> slices =
+        parts ? std::vector<std::vector<int>>{{0}, {1}, {2, 3}, {0, 1, 2, 3}} : std::vector<std::vector<int>>{{0}};
     for (const auto& gpus : slices) {
       if (offers.size() == count) break;
       o.id = fmt::format("a{}", offers.size() + 1);

@@ -1,19 +1,19 @@
-// What a plan is worth: a market of 400 offers, against the optimum, the plain greedy set and random activation. The table in
-// docs/provisioning.md is what this prints.
-#include "provisioner/renewal.hpp"
+// What a plan is worth: a market of 400 offers, against the optimum, the plain greedy set and random activation. The
+// table in docs/provisioning.md is what this prints.
+#include "market.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <fstream>
-#include <numeric>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <sstream>
 
-#include "market.hpp"
 #include "provisioner/allocation.hpp"
 #include "provisioner/eligibility.hpp"
 #include "provisioner/plan_study.hpp"
+#include "provisioner/renewal.hpp"
 
 namespace echoline::provisioner {
 namespace {
@@ -100,7 +100,8 @@ TEST(Market, WithinAHundredthOfTheOptimumAndNeverAboveThePlainGreedySet) {
   EXPECT_GT(below_prefix, 50);
   EXPECT_GT(drawn_sum / kPools, prefix_sum / kPools);
   fmt::print("| set | above the optimum, mean | worst | optimal |\n|---|---|---|---|\n");
-  fmt::print("| greedy and improved | {:.2f} % | {:.2f} % | {} of {} |\n", 100 * sum / kPools, 100 * worst, optimal, kPools);
+  fmt::print("| greedy and improved | {:.2f} % | {:.2f} % | {} of {} |\n", 100 * sum / kPools, 100 * worst, optimal,
+             kPools);
   fmt::print("| plain greedy prefix | {:.1f} % | {:.1f} % | |\n", 100 * prefix_sum / kPools, 100 * prefix_worst);
   fmt::print("| at random | {:.0f} % | | |\n", 100 * drawn_sum / kPools);
 }
@@ -219,7 +220,8 @@ TEST(Renew, KeepsWhatIsLeftAndReplacesWhatHasGoneOrBecomeDear) {
   EXPECT_TRUE(same->changes.empty());
   EXPECT_NEAR(same->plan.usd_per_hour.expected, plan->usd_per_hour.expected, 1e-9);
 
-  const std::string gone = plan->chosen()[0]->offer.id, dear = plan->chosen()[1]->offer.id, dearer = plan->chosen()[2]->offer.id;
+  const std::string gone = plan->chosen()[0]->offer.id, dear = plan->chosen()[1]->offer.id,
+                    dearer = plan->chosen()[2]->offer.id;
   std::erase_if(market, [&](const Offer& o) { return o.id == gone; });
   for (Offer& o : market) {
     if (o.id == dear) *o.gpu_usd_per_hour *= 3;

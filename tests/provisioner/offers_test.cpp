@@ -74,9 +74,10 @@ TEST(ParseOffers, UnknownStaysUnknownAndZeroIsZero) {
 }
 
 TEST(ParseOffers, ReportsEveryProblemAtOnceWithItsPlace) {
-  const std::string text = file(offer("a", R"(, "vram_gb": -5)") + "," + offer("b", R"(, "gpu_usd_per_hour": 0.1, "reliabilty": 0.9)") +
-                                "," + offer("a", R"(, "gpu_usd_per_hour": -1)") + "," +
-                                offer("d", R"(, "gpu_usd_per_hour": "cheap", "reliability": 1.5)"));
+  const std::string text =
+      file(offer("a", R"(, "vram_gb": -5)") + "," + offer("b", R"(, "gpu_usd_per_hour": 0.1, "reliabilty": 0.9)") +
+           "," + offer("a", R"(, "gpu_usd_per_hour": -1)") + "," +
+           offer("d", R"(, "gpu_usd_per_hour": "cheap", "reliability": 1.5)"));
   const std::string all = problems(text);
   EXPECT_THAT(all, HasSubstr("offers.json:2:67: offers[0].vram_gb"));
   EXPECT_THAT(all, HasSubstr("gpu_usd_per_hour"));
@@ -121,22 +122,26 @@ TEST(ParseOffers, AWholeMarketIsReadAndPlacesStayRight) {
   std::string text = "{\"schema_version\": 1,\n \"offers\": [\n";
   constexpr int kOffers = 12'000;  // more than a run file may be large
   for (int i = 0; i < kOffers; ++i)
-    text += (i > 0 ? ",\n" : "") + offer("o" + std::to_string(i), R"(, "gpu_usd_per_hour": 0.1, "place": "K\u00f8benhavn")");
+    text += (i > 0 ? ",\n" : "") +
+            offer("o" + std::to_string(i), R"(, "gpu_usd_per_hour": 0.1, "place": "K\u00f8benhavn")");
   const auto offers = parse_own(text + "]}", "offers.json");
   ASSERT_TRUE(offers) << offers.error().message().substr(0, 200);
   EXPECT_EQ(offers->size(), static_cast<std::size_t>(kOffers));
-  EXPECT_EQ(offers->back().place, "K\xc3\xb8" "benhavn");
+  EXPECT_EQ(offers->back().place,
+            "K\xc3\xb8"
+            "benhavn");
   const std::string bad = problems(text + ",\n  " + offer("last", R"(, "gpu_usd_per_hour": -2)") + "]}");
   EXPECT_THAT(bad, HasSubstr("offers[12000].gpu_usd_per_hour"));
   EXPECT_THAT(bad, HasSubstr(fmt::format("offers.json:{}:", 2 * kOffers + 4)));
 }
 
 TEST(ParseOffers, OnlyJsonIsJson) {
-  for (const char* text : {"{\"schema_version\": 1, \"offers\": [],}", "{schema_version: 1}", "{\"a\": 1} 2", "{\"a\": 01}",
-                           "{\"a\": \"\\ud800\"}", "{\"a\": \"\x01\"}", "{\"a\": \"\xff\"}", "{\"a\""})
+  for (const char* text : {"{\"schema_version\": 1, \"offers\": [],}", "{schema_version: 1}", "{\"a\": 1} 2",
+                           "{\"a\": 01}", "{\"a\": \"\\ud800\"}", "{\"a\": \"\x01\"}", "{\"a\": \"\xff\"}", "{\"a\""})
     EXPECT_THAT(problems(text), HasSubstr("offers.json:1:")) << text;
   EXPECT_THAT(problems("{\"schema_version\": 1,\n  \"offers\": [tru]}"), HasSubstr("offers.json:2:"));
-  EXPECT_THAT(problems(R"({"schema_version": 1, "offers": [{"id": "a", "gpu_usd_per_hour": 1e999}]})"), HasSubstr("too large"));
+  EXPECT_THAT(problems(R"({"schema_version": 1, "offers": [{"id": "a", "gpu_usd_per_hour": 1e999}]})"),
+              HasSubstr("too large"));
   EXPECT_LT(problems(R"({"schema_version": 1, "offers": [{"id": ")" + std::string(10'000'000, 'x')).size(), 1000u);
   EXPECT_THAT(problems("{\"a\": " + std::string(100, '[') + std::string(100, ']') + "}"), HasSubstr("nested deeper"));
 }

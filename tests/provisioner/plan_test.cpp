@@ -202,7 +202,8 @@ TEST(MakePlan, WhatIsMissingIsUnknownAndLeftOutOrAssumedButNeverZero) {
   offers[5].gpu_usd_per_hour.reset();
   offers[6].rollouts_per_s = 0;
   offers[6].rollouts_source = RateSource::kUnknown;
-  for (int i = 0; i < 7; ++i) offers[static_cast<std::size_t>(i)].gpu_usd_per_hour = i == 5 ? std::nullopt : std::optional(0.001);
+  for (int i = 0; i < 7; ++i)
+    offers[static_cast<std::size_t>(i)].gpu_usd_per_hour = i == 5 ? std::nullopt : std::optional(0.001);
   auto r = request();
   const Plan plan = planned(r, offers);
   const std::pair<const char*, const char*> unknown[] = {
@@ -215,7 +216,8 @@ TEST(MakePlan, WhatIsMissingIsUnknownAndLeftOutOrAssumedButNeverZero) {
   }
   const auto json = plan.to_json();
   const auto entry = [&](const std::string& id) {
-    const auto it = std::find_if(json["offers"].begin(), json["offers"].end(), [&](const auto& e) { return e["offer"] == id; });
+    const auto it =
+        std::find_if(json["offers"].begin(), json["offers"].end(), [&](const auto& e) { return e["offer"] == id; });
     EXPECT_NE(it, json["offers"].end());
     return *it;
   };
@@ -232,9 +234,10 @@ TEST(MakePlan, WhatIsMissingIsUnknownAndLeftOutOrAssumedButNeverZero) {
   r.assume.down = BitRate::from_mbit_per_s(100);
   const Plan assumed = planned(r, offers);
   EXPECT_NEAR(*row(assumed, "o0").cost.usd_per_hour(), 0.001 + 0.15, 1e-12);
-  EXPECT_NEAR(*row(assumed, "o1").cost.bandwidth, row(assumed, "o1").chosen
-                  ? assumed.topology.copies_sent_by(*row(assumed, "o1").worker) * 1.08 * 0.02
-                  : 1.08 * 0.02, 1e-12);
+  EXPECT_NEAR(*row(assumed, "o1").cost.bandwidth,
+              row(assumed, "o1").chosen ? assumed.topology.copies_sent_by(*row(assumed, "o1").worker) * 1.08 * 0.02
+                                        : 1.08 * 0.02,
+              1e-12);
   EXPECT_THAT(row(assumed, "o0").assumed, ElementsAre("storage_usd_per_hour"));
   EXPECT_TRUE(row(assumed, "o4").chosen);
   EXPECT_THAT(assumed.notes, testing::Contains(HasSubstr("down is assumed for o4")));
@@ -263,9 +266,11 @@ TEST(MakePlan, TheSpendHasARangeByHowSureTheThroughputIs) {
   }
   plan = planned(r, offers);
   EXPECT_NEAR(plan.usd_per_hour.high, usd / 0.75, 1e-9);
-  EXPECT_THAT(plan.notes, testing::Contains("throughput of RTX 3090, perhaps 25 % more or less: somebody who has tried"));
-  EXPECT_THAT(plan.to_table(), HasSubstr(fmt::format("rented: {:.4g} rollouts/s ({:.4g} to {:.4g}) from", plan.rollouts_per_s,
-                                                     plan.rollouts_per_s * 0.75, plan.rollouts_per_s * 1.25)));
+  EXPECT_THAT(plan.notes,
+              testing::Contains("throughput of RTX 3090, perhaps 25 % more or less: somebody who has tried"));
+  EXPECT_THAT(plan.to_table(),
+              HasSubstr(fmt::format("rented: {:.4g} rollouts/s ({:.4g} to {:.4g}) from", plan.rollouts_per_s,
+                                    plan.rollouts_per_s * 0.75, plan.rollouts_per_s * 1.25)));
   for (Offer& o : offers) o.rollouts_uncertainty.reset();
   for (Offer& o : offers) o.rollouts_source = RateSource::kMeasured;
   plan = planned(r, offers);
@@ -295,11 +300,13 @@ TEST(MakePlan, MachinesThatAreLostArePaidForWhileOthersBoot) {
   EXPECT_NEAR(plan.replacing.usd.expected, losses * (join + hour * 0.05), 1e-9);
   EXPECT_NEAR(plan.replacing.usd.low, (losses - 2 * std::sqrt(losses)) * join, 1e-9);
   EXPECT_NEAR(plan.replacing.usd.high, (losses + 2 * std::sqrt(losses)) * (join + hour * 0.1), 1e-9);
-  EXPECT_NEAR(plan.usd_fleet()->expected, 240 * plan.usd_per_hour.expected + machines * join + plan.replacing.usd.expected, 1e-9);
+  EXPECT_NEAR(plan.usd_fleet()->expected,
+              240 * plan.usd_per_hour.expected + machines * join + plan.replacing.usd.expected, 1e-9);
   EXPECT_NEAR(plan.usd_fleet()->low, 240 * plan.usd_per_hour.low + machines * join + plan.replacing.usd.low, 1e-9);
   EXPECT_THAT(plan.to_table(), HasSubstr(fmt::format("{:.2g} machines lost and replaced: $", losses)));
   // What ledgers have seen counts with so many hours, a host's own before its provider's.
-  const std::vector<SeenMachine> seen{{"local", "h0", 100, true}, {"cloud", "h1", 60, true}, {"cloud", "h1", 12, true}, {"cloud", "h2", 400, false}};
+  const std::vector<SeenMachine> seen{
+      {"local", "h0", 100, true}, {"cloud", "h1", 60, true}, {"cloud", "h1", 12, true}, {"cloud", "h2", 400, false}};
   for (std::size_t i = 0; i < offers.size(); ++i) {
     offers[i].provider = i == 0 ? "local" : "cloud";
     offers[i].host = fmt::format("h{}", i);
@@ -320,7 +327,8 @@ TEST(MakePlan, MachinesThatAreLostArePaidForWhileOthersBoot) {
   plan = planned(r, offers);
   EXPECT_TRUE(row(plan, "o0").chosen);
   EXPECT_TRUE(plan.to_json()["offers"][0]["losses_per_hour"].is_null());
-  EXPECT_THAT(plan.notes, testing::Contains("how often these are lost is not known, and nothing is counted for it: o0"));
+  EXPECT_THAT(plan.notes,
+              testing::Contains("how often these are lost is not known, and nothing is counted for it: o0"));
   r.assume.reliability = 0.9;
   EXPECT_NEAR(*losses_per_hour(r, offers[0]), 0.1 / 0.9, 1e-12);
 }
@@ -748,7 +756,8 @@ TEST(Output, TheTableIsAlignedAsciiWithEveryOffer) {
 TEST(Output, TheTableFitsANarrowTerminal) {
   auto offers = quickstart_offers();
   ASSERT_TRUE(offers);
-  for (Offer& o : *offers) o.rollouts_from = "somebody whose name is long and who has published it in a paper about many things";
+  for (Offer& o : *offers)
+    o.rollouts_from = "somebody whose name is long and who has published it in a paper about many things";
   const Plan plan = planned(quickstart(), *offers);
   for (const std::size_t columns : {40u, 60u, 80u, 200u}) {
     std::istringstream lines(plan.to_table({}, columns));
@@ -775,7 +784,8 @@ TEST(Output, ALargeMarketIsSummedUp) {
 TEST(Output, APlanReadsBackToTheSame) {
   const auto offers = quickstart_offers();
   ASSERT_TRUE(offers);
-  for (const auto policy : {chains::TopologyPolicy::kTrees, chains::TopologyPolicy::kStripes, chains::TopologyPolicy::kStar}) {
+  for (const auto policy :
+       {chains::TopologyPolicy::kTrees, chains::TopologyPolicy::kStripes, chains::TopologyPolicy::kStar}) {
     auto r = quickstart();
     r.topology = policy;
     r.learner_up = BitRate::from_mbit_per_s(200);

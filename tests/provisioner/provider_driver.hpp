@@ -25,7 +25,8 @@ class ProviderDriver {
           return found;
         }
       if (std::chrono::steady_clock::now() > deadline) return std::nullopt;
-      for (ProviderEvent& event : provider_.poll(begin_ + (clock_.now() - begin_) * speed_)) seen_.push_back(std::move(event));
+      for (ProviderEvent& event : provider_.poll(begin_ + (clock_.now() - begin_) * speed_))
+        seen_.push_back(std::move(event));
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
   }

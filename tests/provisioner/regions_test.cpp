@@ -12,11 +12,22 @@ namespace echoline::provisioner {
 namespace {
 
 TEST(Regions, APlaceContainsWholeWords) {
-  for (const auto& [place, part] : {std::pair("Sweden, SE", "SE"), {"Sweden, SE", "sweden"}, {"eu-west-1b", "eu-west"}, {"eu-west-1b", "EU"},
-                                    {"Ohio, US", ", us"}, {"us", "US"}, {"New York, US", "new york"}})
+  for (const auto& [place, part] : {std::pair("Sweden, SE", "SE"),
+                                    {"Sweden, SE", "sweden"},
+                                    {"eu-west-1b", "eu-west"},
+                                    {"eu-west-1b", "EU"},
+                                    {"Ohio, US", ", us"},
+                                    {"us", "US"},
+                                    {"New York, US", "new york"}})
     EXPECT_TRUE(contains_place(place, part)) << part << " in " << place;
-  for (const auto& [place, part] : {std::pair("Sweden, SE", "DE"), {"Delaware, US", "DE"}, {"there", "here"}, {"eu-west-1b", "west-1"}, {"", "US"},
-                                    {"US", ""}, {"US", "USA"}, {"Belarus, BY", "us"}})
+  for (const auto& [place, part] : {std::pair("Sweden, SE", "DE"),
+                                    {"Delaware, US", "DE"},
+                                    {"there", "here"},
+                                    {"eu-west-1b", "west-1"},
+                                    {"", "US"},
+                                    {"US", ""},
+                                    {"US", "USA"},
+                                    {"Belarus, BY", "us"}})
     EXPECT_FALSE(contains_place(place, part)) << part << " in " << place;
 }
 
@@ -74,7 +85,8 @@ TEST(Regions, APlanSendsOverEachWayOnce) {
   for (const PlanRow* row : plan->chosen()) far[*row->worker] = row->offer.place == "Stockholm, SE";
   double crossed = 0;
   for (const auto& [id, parents] : plan->topology.parents())
-    for (const WorkerId parent : parents) crossed += (far.at(id) && !far.at(parent)) / static_cast<double>(plan->topology.stripes());
+    for (const WorkerId parent : parents)
+      crossed += (far.at(id) && !far.at(parent)) / static_cast<double>(plan->topology.stripes());
   EXPECT_NEAR(crossed, 1, 1e-9) << plan->topology.to_text();
   EXPECT_GE(seconds(plan->broadcast_lower_bound), 0.4 - 1e-9);  // 8 Mbit over 20 Mbit/s
   EXPECT_GT(plan->broadcast_time, near->broadcast_time);

@@ -81,7 +81,8 @@ class SshTest : public testing::Test {
   std::unique_ptr<Provider> make(const std::string& more_hosts = "") {
     std::ofstream(folder / "hosts.yaml") << fmt::format(
         "hosts:\n  - {{name: here, address: 127.0.0.1, port: {0}, identity: {1}/key, folder: {1}/remote}}\n{2}"
-        "options: [StrictHostKeyChecking=no, UserKnownHostsFile={1}/known, LogLevel=ERROR, KexAlgorithms=curve25519-sha256]\nwatch_every: 200 ms\n",
+        "options: [StrictHostKeyChecking=no, UserKnownHostsFile={1}/known, LogLevel=ERROR, "
+        "KexAlgorithms=curve25519-sha256]\nwatch_every: 200 ms\n",
         port, folder.string(), more_hosts);
     auto made = SshProvider::make(folder / "hosts.yaml");
     EXPECT_TRUE(made) << made.error().message();
@@ -107,7 +108,8 @@ class SshTest : public testing::Test {
 
   std::filesystem::path remote_program() const {
     for (const auto& entry : std::filesystem::directory_iterator(folder / "remote"))
-      if (entry.path().filename().string().starts_with("program-") && entry.path().extension() != ".so") return entry.path();
+      if (entry.path().filename().string().starts_with("program-") && entry.path().extension() != ".so")
+        return entry.path();
     return {};
   }
 
@@ -208,7 +210,8 @@ TEST_F(SshTest, ABrokenConnectionIsTriedAgain) {
   const std::string path = std::getenv("PATH");
   const auto ssh_that = [&](const std::string& does) {
     std::ofstream(folder / "bin/ssh") << fmt::format(
-        "#!/bin/sh\necho x >> {0}/calls; n=$(grep -c x {0}/calls)\n{1}\nexec /usr/bin/ssh \"$@\"\n", folder.string(), does);
+        "#!/bin/sh\necho x >> {0}/calls; n=$(grep -c x {0}/calls)\n{1}\nexec /usr/bin/ssh \"$@\"\n", folder.string(),
+        does);
     std::filesystem::permissions(folder / "bin/ssh", std::filesystem::perms::owner_all);
     std::filesystem::remove(folder / "calls");
   };
@@ -222,8 +225,9 @@ TEST_F(SshTest, ABrokenConnectionIsTriedAgain) {
   ASSERT_TRUE(started);
   // The connection breaks after the instance has started: it is found, and no second one is.
   EXPECT_GE(read_file(folder / "calls")->size(), 2 * 9u);
-  ssh_that("in=$(cat)\ncase $in in *setsid*) echo \"$in\" | /usr/bin/ssh \"$@\" > /dev/null; exit 255;; esac\n"
-           "echo \"$in\" | /usr/bin/ssh \"$@\"; exit $?");
+  ssh_that(
+      "in=$(cat)\ncase $in in *setsid*) echo \"$in\" | /usr/bin/ssh \"$@\" > /dev/null; exit 255;; esac\n"
+      "echo \"$in\" | /usr/bin/ssh \"$@\"; exit $?");
   provider->start(2, spec("run.1234abcd/2"));
   const auto second = driver.next<Started>();
   ASSERT_TRUE(second);

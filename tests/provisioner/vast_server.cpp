@@ -169,7 +169,8 @@ struct VastServer::Impl {
   void show_charges(const Request& request, Response& response) {
     serve("charges", false, request, response, [&] {
       const json filters = json::parse(request.get_param_value("select_filters"), nullptr, false);
-      if (!filters.is_object() || !filters.contains("day")) return answer(response, 400, {{"success", false}, {"error", "invalid_args"}});
+      if (!filters.is_object() || !filters.contains("day"))
+        return answer(response, 400, {{"success", false}, {"error", "invalid_args"}});
       json rows = json::array();
       std::size_t at = request.has_param("after_token") ? std::stoul(request.get_param_value("after_token")) : 0;
       for (; at < charges.size() && rows.size() < 2; ++at) {
@@ -178,12 +179,20 @@ struct VastServer::Impl {
         json items = json::array();
         for (const auto& [type, amount] : {std::pair{"gpu", c.gpu}, {"disk", c.disk}, {"bwd", c.bwd}, {"bwu", c.bwu}})
           items.push_back({{"type", type}, {"amount", amount}, {"source", nullptr}, {"items", json::array()}});
-        rows.push_back({{"start", c.start}, {"end", c.start}, {"type", c.instance > 0 ? "instance" : "volume"},
+        rows.push_back({{"start", c.start},
+                        {"end", c.start},
+                        {"type", c.instance > 0 ? "instance" : "volume"},
                         {"source", fmt::format("{}-{}", c.instance > 0 ? "instance" : "volume", c.instance)},
-                        {"amount", fmt::format("{}", c.gpu + c.disk + c.bwd + c.bwu)}, {"items", items}});
+                        {"amount", fmt::format("{}", c.gpu + c.disk + c.bwd + c.bwu)},
+                        {"items", items}});
       }
       const json next = at < charges.size() ? json(std::to_string(at)) : json();
-      answer(response, 200, {{"success", true}, {"count", rows.size()}, {"total", charges.size()}, {"next_token", next}, {"results", rows}});
+      answer(response, 200,
+             {{"success", true},
+              {"count", rows.size()},
+              {"total", charges.size()},
+              {"next_token", next},
+              {"results", rows}});
     });
   }
 

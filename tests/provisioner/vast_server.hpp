@@ -24,7 +24,8 @@ struct VastCharge {
   double start = 0, gpu = 0, disk = 0, bwd = 0, bwu = 0;
 };
 
-// The next `times` requests of a kind ("create", "destroy", "show", "list", "bid", "state", "charges", "user") are answered like this.
+// The next `times` requests of a kind ("create", "destroy", "show", "list", "bid", "state", "charges", "user") are
+// answered like this.
 struct VastFault {
   std::string kind;
   int status = 500;

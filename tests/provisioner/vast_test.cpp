@@ -133,8 +133,8 @@ TEST_F(VastTest, TheScriptThatFetchesTheProgramFits) {
   LaunchSpec far = spec();
   const std::string learner = "[2001:0db8:85a3:0000:0000:8a2e:0370:7334]:65535", offer(40, 'o');
   far.argv = host_command({learner, std::string(64, 'f'), "sha256//" + std::string(44, 'p'), std::string(480, 'A')},
-                          {"worker", "--join", learner, "--name", offer, "--folder", "/var/tmp/echoline-" + offer, "--bind",
-                           "::", "--port", "7070"});
+                          {"worker", "--join", learner, "--name", offer, "--folder", "/var/tmp/echoline-" + offer,
+                           "--bind", "::", "--port", "7070"});
   provider.start(1, far);
   ASSERT_TRUE(next<Started>(provider));
   const json body = json::parse(server.bodies().at(0));
@@ -486,7 +486,10 @@ TEST_F(VastBidTest, ARaiseThatIsRefusedOrDoesNotHelpEndsIt) {
   options.bid_raise_max = 1;
   VastProvider provider(options);
   const std::int64_t id = bid_for(provider, 0.4);
-  server.fault({.kind = "bid", .status = 400, .body = R"({"success": false, "error": "invalid_price"})", .type = "application/json"});
+  server.fault({.kind = "bid",
+                .status = 400,
+                .body = R"({"success": false, "error": "invalid_price"})",
+                .type = "application/json"});
   server.change(id, [](VastInstance& i) { i.min_bid = 0.5, i.state = "stopped"; });
   ASSERT_TRUE(next<Exited>(provider));
   LaunchSpec other = spec("run.1234/2");
@@ -536,11 +539,12 @@ TEST_F(VastTest, WhatItChargedIsReadToTheEndOrNotAtAll) {
   EXPECT_THAT(refused.error().message(), HasSubstr("auth_error"));
   EXPECT_THAT(refused.error().message(), Not(HasSubstr(VastServer::kKey)));
   std::vector<LedgerCharge> none;
-  for (const char* bad : {"<html>", "[]", "{}", R"({"results": 1})", R"({"results": [1]})", R"({"results": [{"amount": 1}]})",
-                          R"({"results": [{"source": "instance-x", "amount": 1, "start": 1}]})",
-                          R"({"results": [{"source": "instance-1", "amount": "0.5 USD", "start": 1}]})",
-                          R"({"results": [{"source": "instance-1", "amount": 1e300, "start": 1}]})",
-                          R"({"results": [{"source": "instance-1", "start": 1}]})"})
+  for (const char* bad :
+       {"<html>", "[]", "{}", R"({"results": 1})", R"({"results": [1]})", R"({"results": [{"amount": 1}]})",
+        R"({"results": [{"source": "instance-x", "amount": 1, "start": 1}]})",
+        R"({"results": [{"source": "instance-1", "amount": "0.5 USD", "start": 1}]})",
+        R"({"results": [{"source": "instance-1", "amount": 1e300, "start": 1}]})",
+        R"({"results": [{"source": "instance-1", "start": 1}]})"})
     EXPECT_EQ(read_vast_charges(bad, none).error().code, Code::kCorrupt) << bad;
 }
 

@@ -1,5 +1,5 @@
-// What the buffer costs over SQLite itself: add() in group commits of 64 against bare inserts of the same bytes. And what a lease costs, by
-// the number of workers.
+// What the buffer costs over SQLite itself: add() in group commits of 64 against bare inserts of the same bytes. And
+// what a lease costs, by the number of workers.
 #include <sqlite3.h>
 
 #include <algorithm>
@@ -112,7 +112,8 @@ TEST(AddBench, CostsLittleOverRawSqlite) {
   EXPECT_GT(raw / ours, 0.1) << "add() costs more than ten times the bare inserts";
 }
 
-// Every worker asks for one group and hands it in, turn by turn of 256 workers, and the learner takes its steps. Seconds for a grant.
+// Every worker asks for one group and hands it in, turn by turn of 256 workers, and the learner takes its steps.
+// Seconds for a grant.
 double grant_s(std::uint64_t workers, bool durable) {
   constexpr std::uint64_t kTurn = 256;
   constexpr std::uint64_t kRounds = 3;
@@ -131,11 +132,14 @@ double grant_s(std::uint64_t workers, bool durable) {
     for (std::uint64_t first = 1; first <= workers; first += kTurn) {
       now += 0.01;
       const auto ask = [&](auto&& grant) {
-        for (std::uint64_t w = first; w < first + kTurn && w <= workers; ++w) grant(GrantRequest{WorkerId{w}, Version{round}, "digest", 1, 10.0});
+        for (std::uint64_t w = first; w < first + kTurn && w <= workers; ++w)
+          grant(GrantRequest{WorkerId{w}, Version{round}, "digest", 1, 10.0});
       };
       took += timed_s([&] {
         if (durable)
-          must(ledger->together([&] { ask([&](const GrantRequest& r) { leases.push_back(must(ledger->grant(r, round, now)).at(0)); }); }));
+          must(ledger->together([&] {
+            ask([&](const GrantRequest& r) { leases.push_back(must(ledger->grant(r, round, now)).at(0)); });
+          }));
         else
           ask([&](const GrantRequest& r) { leases.push_back(core.grant(r, round, now).at(0).record); });
       });
@@ -157,8 +161,8 @@ double grant_s(std::uint64_t workers, bool durable) {
 
 TEST(AddBench, AGrantCostsTheSameInALargeFleet) {
   for (const std::uint64_t workers : {100, 1000, 10'000})
-    fmt::print("{:>6} workers: {:>7.0f} durable grants/s in turns of 256; the decision alone {:.2f} us\n", workers, 1 / grant_s(workers, true),
-               1e6 * grant_s(workers, false));
+    fmt::print("{:>6} workers: {:>7.0f} durable grants/s in turns of 256; the decision alone {:.2f} us\n", workers,
+               1 / grant_s(workers, true), 1e6 * grant_s(workers, false));
 }
 
 }  // namespace

@@ -21,12 +21,11 @@ enum class Hoarder {
   kDawdles      // hands in as late as it can without being late
 };
 
-
 struct Scenario {
   std::uint32_t group_size, groups_per_step, staleness_budget, lookahead_steps, publish_every, steps;
   bool waits_for_stranded;    // the learner asks stranded_by_next_step() before it trains
   bool short_leases = false;  // that live by progress; otherwise they are long and cannot be renewed
-  bool steady = false;        // nobody is away, nothing is lost, and together the workers are a tenth faster than needed
+  bool steady = false;  // nobody is away, nothing is lost, and together the workers are a tenth faster than needed
   Hoarder hoarder = Hoarder::kNone;
   bool as_shipped = false;  // leases as runs have them, and the learner tells how long its steps take
 };
@@ -35,10 +34,10 @@ constexpr double kLeaseMax = 40;
 
 struct Outcome {
   std::uint64_t steps = 0, accepted = 0, too_stale = 0, dropped = 0, expired = 0, duplicates = 0;
-  std::uint64_t starved = 0;  // leases that ended while their worker was at work
+  std::uint64_t starved = 0;                    // leases that ended while their worker was at work
   std::map<std::uint64_t, std::uint64_t> ages;  // trained groups by staleness
   double idle_s = 0, finished_s = 0;
-  std::optional<double> expelled_s;  // when the hoarder was
+  std::optional<double> expelled_s;                     // when the hoarder was
   std::uint64_t honest_expelled = 0, held_at_most = 0;  // groups by the hoarder
 };
 
@@ -49,7 +48,7 @@ struct SimWorker {
   std::vector<LeaseRecord> leases;  // in hand, generated one after the other
   double next_done_s = 0, away_until_s = 0;
   std::uint64_t progress = 0;
-  double report_s = 0;  // when it says next that it makes progress
+  double report_s = 0;    // when it says next that it makes progress
   bool was_away = false;  // since it took its leases
   bool hoards = false, expelled = false;
   std::uint64_t batches = 0;
@@ -207,8 +206,8 @@ class Simulation {
     }
     for (const auto& [at_s, version] : published_) worker.version = std::max(worker.version, version);
     if ((sprints || dawdles) && !worker.leases.empty()) return;
-    for (LeaseRecord& lease : must(ledger_->grant({worker.id, Version{worker.version}, "digest", 1'000'000, step_time()},
-                                                  outcome_.steps, unix_s())))
+    for (LeaseRecord& lease : must(ledger_->grant(
+             {worker.id, Version{worker.version}, "digest", 1'000'000, step_time()}, outcome_.steps, unix_s())))
       worker.leases.push_back(std::move(lease));
     outcome_.held_at_most = std::max<std::uint64_t>(outcome_.held_at_most, worker.leases.size());
   }
@@ -262,7 +261,8 @@ std::string described(const Scenario& s, std::uint64_t seed) {
                      s.staleness_budget, s.lookahead_steps, s.publish_every);
 }
 
-// Nearly nothing: newcomers far slower than the others, and workers that were just lost with their work, are not waited for.
+// Nearly nothing: newcomers far slower than the others, and workers that were just lost with their work, are not waited
+// for.
 TEST(LedgerSim, NothingWithinItsLeaseIsTooStale) {
   Outcome all;
   for (std::uint64_t seed = 1; seed <= 60; ++seed) {
@@ -320,8 +320,8 @@ TEST(LedgerSim, AWorkerThatMakesProgressKeepsItsLeases) {
   EXPECT_LT(15 * all.dropped, all.accepted);
 }
 
-// One worker asks for everything, before anybody else, and returns little or nothing of it: the others keep the learner as
-// busy as without it. Who returns nothing is told to go, and nobody else.
+// One worker asks for everything, before anybody else, and returns little or nothing of it: the others keep the learner
+// as busy as without it. Who returns nothing is told to go, and nobody else.
 TEST(LedgerSim, AHoarderDoesNotStarveTheLearner) {
   const auto run = [](Hoarder hoarder) {
     Outcome all;
@@ -374,8 +374,8 @@ TEST(LedgerSim, StrictlyOnPolicy) {
   EXPECT_LT(20 * dropped, accepted);
 }
 
-// A fleet that is just fast enough keeps the learner as busy with a lookahead of 2 as with S = 11 batches in stock, and the
-// data is as old as the lookahead allows instead of S.
+// A fleet that is just fast enough keeps the learner as busy with a lookahead of 2 as with S = 11 batches in stock, and
+// the data is as old as the lookahead allows instead of S.
 TEST(LedgerSim, ALookaheadOfTwoFeedsTheLearner) {
   const auto run = [](std::uint32_t lookahead) {
     Outcome all;

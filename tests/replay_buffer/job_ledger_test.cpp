@@ -70,7 +70,8 @@ TEST_F(Ledger, StepsInWhichWorkersCouldHaveTakenMoreAreCountedByTheBound) {
   EXPECT_EQ(bound(Bound::kBudget), 0u) << "since the ledger was opened";
 }
 
-// A call that a full disk ends has changed nothing, in memory either: no worker is blamed for it, however often it is tried.
+// A call that a full disk ends has changed nothing, in memory either: no worker is blamed for it, however often it is
+// tried.
 TEST(LedgerOnAFullDisk, NothingHappensUntilThereIsRoom) {
   const TemporaryFolder folder;
   RefusingDisk disk;
@@ -430,12 +431,13 @@ TEST_F(Ledger, NobodyHoardsAndNobodyGetsWorkItCannotDoInTime) {
   EXPECT_EQ(ask(4.0), 1u);
 }
 
-// Whoever holds nothing because all that may be asked for is with others is not to blame; who comes with a policy that is
-// of use no more, while there is work for the newest, is.
+// Whoever holds nothing because all that may be asked for is with others is not to blame; who comes with a policy that
+// is of use no more, while there is work for the newest, is.
 TEST_F(Ledger, ItIsSaidWhoIsTurnedAwayBecauseNobodyCouldBeGivenAnything) {
   options_.pacing = {2, 0, 4};  // one batch in stock
   reopen();
-  const auto ask = [&](WorkerId worker, std::uint64_t version, std::uint64_t newest, std::uint64_t step, std::uint32_t groups = 1) {
+  const auto ask = [&](WorkerId worker, std::uint64_t version, std::uint64_t newest, std::uint64_t step,
+                       std::uint32_t groups = 1) {
     const GrantRequest request{worker, Version{version}, "digest", groups, {}, Version{newest}};
     return must(ledger_->grant(request, step, 1000)).size();
   };

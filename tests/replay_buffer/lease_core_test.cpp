@@ -1,9 +1,10 @@
-// The decisions of the job ledger: the same over a database, however often its disk refuses, as without one; and the same after the file
-// was read again.
+// The decisions of the job ledger: the same over a database, however often its disk refuses, as without one; and the
+// same after the file was read again.
+#include "replay_buffer/lease_core.hpp"
+
 #include <random>
 
 #include "replay_buffer/fleet_paces.hpp"
-#include "replay_buffer/lease_core.hpp"
 #include "replay_buffer/step_pace.hpp"
 #include "tests/replay_buffer/fixtures.hpp"
 #include "tests/replay_buffer/refusing_disk.hpp"
@@ -79,11 +80,12 @@ LeaseOptions small_options() {
 }
 
 std::string text_of(const LeaseRecord& lease) {
-  return fmt::format("{}:{}:{}:{}:{}:{} ", lease.id, lease.group, lease.worker, lease.version, lease.expires_unix_s, lease.lease_s);
+  return fmt::format("{}:{}:{}:{}:{}:{} ", lease.id, lease.group, lease.worker, lease.version, lease.expires_unix_s,
+                     lease.lease_s);
 }
 
-// What happens to a fleet at random: each event goes to the ledger, whose disk refuses now and then, and to a core without a file. What
-// they decide is the same.
+// What happens to a fleet at random: each event goes to the ledger, whose disk refuses now and then, and to a core
+// without a file. What they decide is the same.
 class Twins {
  public:
   explicit Twins(std::uint64_t seed)
@@ -96,7 +98,8 @@ class Twins {
       now_ += random_.up_to(random_.chance(0.05) ? 200 : 3);
       one();
       core_.check();
-      ASSERT_EQ(must(ledger_->stranded_by_next_step(step_, now_)), core_.stranded_by_next_step(step_, now_)) << "event " << i;
+      ASSERT_EQ(must(ledger_->stranded_by_next_step(step_, now_)), core_.stranded_by_next_step(step_, now_))
+          << "event " << i;
       compare();
     }
   }
@@ -133,13 +136,23 @@ class Twins {
     const std::uint64_t kind = held_.empty() ? 0 : random_.below(12);
     kinds_.insert(kind);
     switch (kind) {
-      default: return ask();
-      case 3: case 4: case 5: case 6: return hand_in();
-      case 7: return renew();
-      case 8: return fail_one();
-      case 9: return lose();
-      case 10: return steps();
-      case 11: return rest();
+      default:
+        return ask();
+      case 3:
+      case 4:
+      case 5:
+      case 6:
+        return hand_in();
+      case 7:
+        return renew();
+      case 8:
+        return fail_one();
+      case 9:
+        return lose();
+      case 10:
+        return steps();
+      case 11:
+        return rest();
     }
   }
   void ask() {
@@ -270,12 +283,14 @@ TEST(LeaseCore, IsTheSameWhenItsJournalIsReadAgain) {
     for (int i = 0; i < 8; ++i) {
       now += random.up_to(5);
       const WorkerId worker{1 + random.below(5)};
-      for (const LeaseRecord& lease : must(ledger->grant({worker, Version{0}, "digest", 3}, 0, now))) leases.push_back(lease);
+      for (const LeaseRecord& lease : must(ledger->grant({worker, Version{0}, "digest", 3}, 0, now)))
+        leases.push_back(lease);
       if (leases.empty()) continue;
       const LeaseRecord lease = leases[random.below(leases.size())];
       if (random.chance(0.3)) must(ledger->failed({lease.worker, lease.id, "memory", ""}));
       if (random.chance(0.2)) must(ledger->release_worker(lease.worker, now));
-      if (random.chance(0.3)) must(ledger->renew(lease.worker, {&lease.id, 1}, static_cast<std::uint64_t>(round + 1), now));
+      if (random.chance(0.3))
+        must(ledger->renew(lease.worker, {&lease.id, 1}, static_cast<std::uint64_t>(round + 1), now));
       must(ledger->expire(now));
     }
     const LedgerCounts before = must(ledger->counts());
@@ -317,7 +332,9 @@ TEST(StepPace, LeavesOutTheWaitingForSlowWorkersAndPauses) {
 TEST(LeaseTable, AWorkerThatLetALeaseBecomeOverdueIsLeftOutForAWhile) {
   LeaseTable table;
   const auto lease = [](std::uint64_t id, std::uint64_t worker, double granted_s, double due_s) {
-    return LiveLease{{LeaseId{id}, GroupId{id}, WorkerId{worker}, Version{0}, "", 8, granted_s, 1000, LeaseState::kLive, 100}, due_s};
+    return LiveLease{
+        {LeaseId{id}, GroupId{id}, WorkerId{worker}, Version{0}, "", 8, granted_s, 1000, LeaseState::kLive, 100},
+        due_s};
   };
   table.add(lease(1, 1, 0, 10));
   table.add(lease(2, 1, 0, 50));

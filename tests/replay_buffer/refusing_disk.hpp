@@ -45,9 +45,11 @@ class RefusingDisk {
   struct File {
     sqlite3_file base;  // the real file follows
   };
-  static sqlite3_file* real(sqlite3_file* file) { return reinterpret_cast<sqlite3_file*>(reinterpret_cast<File*>(file) + 1); }
-  static int answer(int code, int (*go_on)(sqlite3_file*, const void*, int, sqlite3_int64), sqlite3_file* file, const void* bytes, int amount,
-                    sqlite3_int64 offset) {
+  static sqlite3_file* real(sqlite3_file* file) {
+    return reinterpret_cast<sqlite3_file*>(reinterpret_cast<File*>(file) + 1);
+  }
+  static int answer(int code, int (*go_on)(sqlite3_file*, const void*, int, sqlite3_int64), sqlite3_file* file,
+                    const void* bytes, int amount, sqlite3_int64 offset) {
     if (code == SQLITE_OK) return go_on(real(file), bytes, amount, offset);
     ++refused_;
     errno = errno_;
@@ -61,7 +63,9 @@ class RefusingDisk {
       1,
       [](sqlite3_file* f) { return real(f)->pMethods->xClose(real(f)); },
       [](sqlite3_file* f, void* out, int n, sqlite3_int64 at) { return real(f)->pMethods->xRead(real(f), out, n, at); },
-      [](sqlite3_file* f, const void* bytes, int n, sqlite3_int64 at) { return answer(write_, real(f)->pMethods->xWrite, f, bytes, n, at); },
+      [](sqlite3_file* f, const void* bytes, int n, sqlite3_int64 at) {
+        return answer(write_, real(f)->pMethods->xWrite, f, bytes, n, at);
+      },
       [](sqlite3_file* f, sqlite3_int64 size) { return real(f)->pMethods->xTruncate(real(f), size); },
       [](sqlite3_file* f, int flags) {
         if (sync_ == SQLITE_OK) return real(f)->pMethods->xSync(real(f), flags);

@@ -235,15 +235,16 @@ TEST(BroadcastSim, TheTopologyFollowsTheFleet) {
     s.chooses_topology = true;
     const BroadcastResult moves = run(s);
     const auto last = [](const BroadcastResult& r) { return seconds(r.publications.back().t_b.value()); };
-    std::printf("%s: T_b %.3f s at first, %.3f s at last, %.3f s without\n",
-                std::string(to_string(s.topology)).c_str(), seconds(moves.publications[1].t_b.value()), last(moves), last(stays));
+    std::printf("%s: T_b %.3f s at first, %.3f s at last, %.3f s without\n", std::string(to_string(s.topology)).c_str(),
+                seconds(moves.publications[1].t_b.value()), last(moves), last(stays));
     EXPECT_LT(last(moves), 0.5 * last(stays));
     EXPECT_EQ(moves.publications[1].t_b, stays.publications[1].t_b);
     EXPECT_EQ(moves.chunks_duplicate, 0u);
   }
 }
 
-// Three regions with narrow ways between them. Who knows of them sends every payload over each way once, by the cores themselves.
+// Three regions with narrow ways between them. Who knows of them sends every payload over each way once, by the cores
+// themselves.
 TEST(BroadcastSim, OverRegionsAPayloadGoesByRelays) {
   BroadcastScenario s = homogeneous(18, 200, 60);
   s.topology = chains::TopologyPolicy::kTrees;
@@ -263,8 +264,9 @@ TEST(BroadcastSim, OverRegionsAPayloadGoesByRelays) {
   const BroadcastResult knows_not = run(s);
   const double published = 3.0 * 6'000'000;
   const auto last = [](const BroadcastResult& r) { return seconds(r.publications.back().t_b.value()); };
-  std::printf("T_b %.2f s, predicted %.2f, bound %.2f; crossed %.2f times; without: %.2f s, %.2f times\n", last(knows), seconds(knows.predicted),
-              seconds(knows.lower_bound), static_cast<double>(knows.crossed.count) / published, last(knows_not),
+  std::printf("T_b %.2f s, predicted %.2f, bound %.2f; crossed %.2f times; without: %.2f s, %.2f times\n", last(knows),
+              seconds(knows.predicted), seconds(knows.lower_bound),
+              static_cast<double>(knows.crossed.count) / published, last(knows_not),
               static_cast<double>(knows_not.crossed.count) / published);
   EXPECT_LT(static_cast<double>(knows.crossed.count) / published, 2.2);  // to two regions, and what is said besides
   EXPECT_GT(static_cast<double>(knows_not.crossed.count) / published, 6);

@@ -266,7 +266,8 @@ TEST_F(Watched, AnIntruderAsksEverybodyAndGetsNothing) {
   ASSERT_THAT(broken(), testing::IsEmpty());
   PublicationId id{};
   const SealedChunk& chunk = published(Version{0}, id).chunks[0];
-  invariants_.on_frame(fleet_.worker(0).host, fleet_.intruder_host(), {}, {FrameType::kChunk, chunk.data, {}, chunk.head});
+  invariants_.on_frame(fleet_.worker(0).host, fleet_.intruder_host(), {},
+                       {FrameType::kChunk, chunk.data, {}, chunk.head});
   EXPECT_EQ(broken(), std::set<std::string>{Invariants::kGranted});
 }
 

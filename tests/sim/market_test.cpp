@@ -22,14 +22,15 @@ TEST(Market, NothingIsForgottenOrOverspentInTwoThousandMarkets) {
   // And nearly everybody had what it takes in the end; others had used up their markets or their money.
   EXPECT_GT(s.restored, s.seeds * 3 / 4);
   EXPECT_GT(s.closed, 20u);
-  std::printf("%lu actions, %lu rentals, %lu losses, %lu restarts; %lu restored, %lu exhausted, %lu out of money\n", s.actions,
-              s.rentals, s.losses, s.restarts, s.restored, s.exhausted, s.closed);
+  std::printf("%lu actions, %lu rentals, %lu losses, %lu restarts; %lu restored, %lu exhausted, %lu out of money\n",
+              s.actions, s.rentals, s.losses, s.restarts, s.restored, s.exhausted, s.closed);
 }
 
 // Little headroom, and hosts that do almost what they promised: what was believed of them was never quite there.
 TEST(Market, CapacityComesBackWhereHostsAreALittleSlow) {
   for (const std::uint64_t seed : {2046, 7309, 12364})
-    for (const MarketViolation& v : simulate_market(seed).violations) ADD_FAILURE() << seed << " (" << v.rule << "): " << v.text;
+    for (const MarketViolation& v : simulate_market(seed).violations)
+      ADD_FAILURE() << seed << " (" << v.rule << "): " << v.text;
 }
 
 // Hosts that deceive one after the other: each is found out and replaced, and capacity is back after the last.
@@ -41,7 +42,8 @@ TEST(Market, CapacityComesBackAfterTheLastDeceit) {
 // A start that nobody answers, of a machine that is too dear by then.
 TEST(Market, WhatIsTooDearIsGivenBackThoughItsStartWasNeverAnswered) {
   for (const std::uint64_t seed : {147288, 174813, 416061, 420358})
-    for (const MarketViolation& v : simulate_market(seed).violations) ADD_FAILURE() << seed << " (" << v.rule << "): " << v.text;
+    for (const MarketViolation& v : simulate_market(seed).violations)
+      ADD_FAILURE() << seed << " (" << v.rule << "): " << v.text;
 }
 
 TEST(Market, TheSameSeedDoesTheSame) {

@@ -1,4 +1,5 @@
-// Whole runs under virtual time: what must hold of them whatever the scenario, and what a researcher would expect of them.
+// Whole runs under virtual time: what must hold of them whatever the scenario, and what a researcher would expect of
+// them.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -69,7 +70,8 @@ RunResult simulated(const RunScenario& s) {
 // Of the steps after the first few, which wait for machines to boot.
 double idle(const RunResult& r, std::size_t from = 5) {
   double waits = 0, all = 0;
-  for (std::size_t i = from; i < r.by_step.size(); ++i) waits += r.by_step[i].wait_s, all += r.by_step[i].wait_s + r.by_step[i].train_s;
+  for (std::size_t i = from; i < r.by_step.size(); ++i)
+    waits += r.by_step[i].wait_s, all += r.by_step[i].wait_s + r.by_step[i].train_s;
   return all > 0 ? waits / all : 1;
 }
 
@@ -82,10 +84,14 @@ std::uint64_t oldest(const RunResult& r) {
 
 // Everything that is told of a run, to the last bit.
 std::string fingerprint(const RunResult& r) {
-  std::string text = fmt::format("{} {} {} {} {} {}\n", r.ended, r.wall_s, r.usd_fleet, r.events, r.learner_bytes_sent, r.topology);
-  for (const SimStep& s : r.by_step) text += fmt::format("{} {} {} {} {} {}\n", s.step, s.at_s, s.wait_s, s.tokens, s.usd, s.working);
-  for (const SimPublication& p : r.publications) text += fmt::format("{} {} {}\n", p.version, p.at_s, p.t_b_s.value_or(-1));
-  for (const SimMachine& m : r.machines) text += fmt::format("{} {} {} {} {}\n", m.offer, m.from_s, m.to_s, m.rollouts, m.bytes_in);
+  std::string text =
+      fmt::format("{} {} {} {} {} {}\n", r.ended, r.wall_s, r.usd_fleet, r.events, r.learner_bytes_sent, r.topology);
+  for (const SimStep& s : r.by_step)
+    text += fmt::format("{} {} {} {} {} {}\n", s.step, s.at_s, s.wait_s, s.tokens, s.usd, s.working);
+  for (const SimPublication& p : r.publications)
+    text += fmt::format("{} {} {}\n", p.version, p.at_s, p.t_b_s.value_or(-1));
+  for (const SimMachine& m : r.machines)
+    text += fmt::format("{} {} {} {} {}\n", m.offer, m.from_s, m.to_s, m.rollouts, m.bytes_in);
   for (const SimDecision& d : r.decisions) text += fmt::format("{} {} {} {}\n", d.at_s, d.what, d.offer, d.why);
   return text;
 }
@@ -100,11 +106,13 @@ TEST(RunSim, WhatTurnsOutOtherwiseThanPlanned) {
   const RunResult plain = simulated(scenario());
   RunScenario s = scenario();
   s.install_time = seconds(4);
-  EXPECT_NEAR(*simulated(s).publications.at(10).t_b_s - *plain.publications.at(10).t_b_s, 3.5, 1e-6) << "of which the plan knows 0.5";
+  EXPECT_NEAR(*simulated(s).publications.at(10).t_b_s - *plain.publications.at(10).t_b_s, 3.5, 1e-6)
+      << "of which the plan knows 0.5";
   s = scenario();
   s.wire_overhead = 0.25;
   const double transfer = *plain.publications.at(10).t_b_s - 0.5;
-  EXPECT_NEAR((*simulated(s).publications.at(10).t_b_s - 0.5) / transfer, 1.25, 0.05) << "but for the way and the last chunk";
+  EXPECT_NEAR((*simulated(s).publications.at(10).t_b_s - 0.5) / transfer, 1.25, 0.05)
+      << "but for the way and the last chunk";
   EXPECT_EQ(simulated(s).publications.at(10).bytes, plain.publications.at(10).bytes);
   s = scenario();
   s.step_seconds = {10, 30};
@@ -283,7 +291,8 @@ TEST(RunSim, BytesAreConserved) {
   const RunResult r = simulated(s);
   double in = 0, forwarded = 0, joined = 0;
   for (const SimMachine& m : r.machines) in += m.bytes_in, forwarded += m.bytes_forwarded;
-  for (const SimPublication& p : r.publications) joined += static_cast<double>(p.workers) * static_cast<double>(p.bytes.count);
+  for (const SimPublication& p : r.publications)
+    joined += static_cast<double>(p.workers) * static_cast<double>(p.bytes.count);
   EXPECT_NEAR(in, joined, 1);
   EXPECT_NEAR(in, forwarded + r.learner_bytes_sent, 1);
 }
@@ -298,7 +307,8 @@ TEST(RunSim, WhatIsTakenAwayIsReplacedAndCapacityComesBack) {
   // What is missing within the deadband is not missing, and what is rented may be faster than what was lost.
   EXPECT_GE(r.replaced, r.lost / 2);
   ASSERT_FALSE(r.recoveries_s.empty());
-  for (const double took : r.recoveries_s) EXPECT_LT(took, 400);  // noticed, booted and sent the policy, some of them twice
+  for (const double took : r.recoveries_s)
+    EXPECT_LT(took, 400);  // noticed, booted and sent the policy, some of them twice
   EXPECT_GT(r.unfinished.at("worker lost"), 0u);
 
   s.churn.per_hour = 0;
@@ -341,16 +351,20 @@ TEST(RunSim, AStarAndWholePoliciesTakeLonger) {
 
 TEST(RunSim, WhoRentsAtRandomPaysMore) {
   RunScenario s = scenario(60);
-  for (std::size_t i = 0; i < s.offers.size(); ++i) s.offers[i].offer.gpu_usd_per_hour = 0.1 + 0.01 * static_cast<double>(i);
+  for (std::size_t i = 0; i < s.offers.size(); ++i)
+    s.offers[i].offer.gpu_usd_per_hour = 0.1 + 0.01 * static_cast<double>(i);
   const RunResult cheapest = simulated(s);
   s.activation = Activation::kRandom;
   const RunResult random = simulated(s);
   EXPECT_GT(random.usd_rent, 1.5 * cheapest.usd_rent);
-  EXPECT_NEAR(random.usd_rent, [&] {
-    double usd = 0;
-    for (const SimMachine& m : random.machines) usd += m.usd_per_hour * (m.to_s - m.from_s) / 3600;
-    return usd;
-  }(), 1e-6);
+  EXPECT_NEAR(
+      random.usd_rent,
+      [&] {
+        double usd = 0;
+        for (const SimMachine& m : random.machines) usd += m.usd_per_hour * (m.to_s - m.from_s) / 3600;
+        return usd;
+      }(),
+      1e-6);
 }
 
 TEST(RunSim, TheBudgetEndsTheRunAndIsKept) {
@@ -383,8 +397,8 @@ TEST(RunSim, HungWorkersAreGivenUpAndReplaced) {
   EXPECT_LT(idle(r), 0.3);
 }
 
-// With four times the capacity that is used, a machine waits for several steps until it is given anything; none of them has done anything
-// wrong, and nothing is rented in their place.
+// With four times the capacity that is used, a machine waits for several steps until it is given anything; none of them
+// has done anything wrong, and nothing is rented in their place.
 TEST(RunSim, WhoFindsNothingToDoIsNotTakenForStalled) {
   RunScenario s = scenario(80);
   s.steps = s.pacing.steps_total.emplace(80);
@@ -399,7 +413,8 @@ TEST(RunSim, WhoFindsNothingToDoIsNotTakenForStalled) {
   EXPECT_EQ(r.ended, "completed");
   EXPECT_EQ(r.lost, 0u);
   ASSERT_GT(r.machines.size(), 2 * s.prompts_per_step) << "or it says nothing";
-  for (const auto& machine : r.machines) EXPECT_LT(machine.rollouts, s.group_size * s.steps / 2) << "or it says nothing";
+  for (const auto& machine : r.machines)
+    EXPECT_LT(machine.rollouts, s.group_size * s.steps / 2) << "or it says nothing";
 }
 
 TEST(RunSim, EveryPolicyForNewPoliciesFinishes) {
@@ -477,9 +492,10 @@ TEST(RunSim, BroadcastTimesAreThoseOfTheProtocol) {
     double up, down;
     chains::TopologyPolicy topology;
   };
-  for (const Fleet& f : {Fleet{4, 50, 100, chains::TopologyPolicy::kTrees}, Fleet{12, 80, 80, chains::TopologyPolicy::kTrees},
-                         Fleet{12, 80, 80, chains::TopologyPolicy::kEcho2}, Fleet{12, 80, 80, chains::TopologyPolicy::kStar},
-                         Fleet{30, 40, 200, chains::TopologyPolicy::kTrees}, Fleet{24, 40, 60, chains::TopologyPolicy::kStripes}}) {
+  for (const Fleet& f :
+       {Fleet{4, 50, 100, chains::TopologyPolicy::kTrees}, Fleet{12, 80, 80, chains::TopologyPolicy::kTrees},
+        Fleet{12, 80, 80, chains::TopologyPolicy::kEcho2}, Fleet{12, 80, 80, chains::TopologyPolicy::kStar},
+        Fleet{30, 40, 200, chains::TopologyPolicy::kTrees}, Fleet{24, 40, 60, chains::TopologyPolicy::kStripes}}) {
     BroadcastScenario real;
     real.workers = f.workers;
     real.learner_up = BitRate::from_mbit_per_s(400);
@@ -518,7 +534,8 @@ TEST(RunSim, BroadcastTimesAreThoseOfTheProtocol) {
     ASSERT_EQ(simulation.publications[1].workers, f.workers);
     ASSERT_TRUE(simulation.publications[1].t_b_s && protocol->publications[1].t_b);
     const double model = *simulation.publications[1].t_b_s, cores = echoline::seconds(*protocol->publications[1].t_b);
-    std::printf("%zu workers, %s: model %.3f s, protocol %.3f s\n", f.workers, std::string(chains::to_string(f.topology)).c_str(), model, cores);
+    std::printf("%zu workers, %s: model %.3f s, protocol %.3f s\n", f.workers,
+                std::string(chains::to_string(f.topology)).c_str(), model, cores);
     EXPECT_NEAR(model / cores, 1, 0.15) << f.workers << " workers, " << chains::to_string(f.topology);
   }
 }

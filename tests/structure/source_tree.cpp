@@ -143,7 +143,8 @@ std::vector<std::string> check_torch(const std::vector<SourceFile>& files, const
     if (file.folder != "tests" && std::none_of(places.begin(), places.end(), is_here))
       violations.push_back(fmt::format("{}: includes {}, where libtorch must not be known", file.path, knows->second));
     else if (!file.is_header && !torch_sources.contains(file.path))
-      violations.push_back(fmt::format("{}: includes {}, and is not among the TORCH sources", file.path, knows->second));
+      violations.push_back(
+          fmt::format("{}: includes {}, and is not among the TORCH sources", file.path, knows->second));
   }
   return violations;
 }

@@ -30,9 +30,9 @@ std::vector<SourceFile> read_tree(const std::filesystem::path& root, const Layer
 // or of a test from the product.
 std::vector<std::string> check_includes(const std::vector<SourceFile>& files, const Layers& layers);
 
-// Every file of the product that includes libtorch, directly or through others, though its path begins with none of `places`; and
-// every source, tests but benchmarks included, that does so and is not in `torch_sources`, those that are left out where there
-// is no libtorch.
+// Every file of the product that includes libtorch, directly or through others, though its path begins with none of
+// `places`; and every source, tests but benchmarks included, that does so and is not in `torch_sources`, those that are
+// left out where there is no libtorch.
 std::vector<std::string> check_torch(const std::vector<SourceFile>& files, const std::vector<std::string>& places,
                                      const std::set<std::string>& torch_sources);
 
@@ -40,7 +40,8 @@ std::vector<std::string> check_torch(const std::vector<SourceFile>& files, const
 std::vector<std::string> split(std::string_view text, char separator);
 
 // Headers begin with a comment and then #pragma once; no file is longer than 1,000 lines; nothing uses std::format or
-// coroutines, which g++ 12 does not have or miscompiles, or at::parallel_for, which stays on one thread here (model/parallel.hpp).
+// coroutines, which g++ 12 does not have or miscompiles, or at::parallel_for, which stays on one thread here
+// (model/parallel.hpp).
 std::vector<std::string> check_style(const std::vector<SourceFile>& files);
 
 // The headers of a folder that other folders may include.

@@ -28,7 +28,8 @@ TEST(Tree, FoldersIncludeOnlyWhatTheyMayUse) {
 
 TEST(Tree, WhatIsBuiltWithoutLibtorchDoesNotIncludeIt) {
   const auto sources = split(ECHOLINE_TORCH_SOURCES, '|');
-  EXPECT_EQ(joined(check_torch(read_tree(kRoot, kLayers), split(ECHOLINE_TORCH_PLACES, '|'), {sources.begin(), sources.end()})),
+  EXPECT_EQ(joined(check_torch(read_tree(kRoot, kLayers), split(ECHOLINE_TORCH_PLACES, '|'),
+                               {sources.begin(), sources.end()})),
             "");
 }
 

@@ -1,5 +1,5 @@
-// Reads any bytes as a scenario of `echoline sim run`, and as the tables that one can name. libFuzzer calls it when ECHOLINE_FUZZ is
-// on; run_scenario_test calls it on mutated scenarios in every ordinary test run.
+// Reads any bytes as a scenario of `echoline sim run`, and as the tables that one can name. libFuzzer calls it when
+// ECHOLINE_FUZZ is on; run_scenario_test calls it on mutated scenarios in every ordinary test run.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -20,9 +20,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const sim::RunScenario& s = run->scenario;
     expect(!s.offers.empty() && s.offers.size() <= 1'000'000, "offers");
     expect(s.request.regions.ways.ways.size() == s.request.regions.regions.size(), "ways");
-    for (const sim::RunOffer& o : s.offers) expect(o.region < s.regions.size() && o.rate_share > 0, "a region", o.offer.id);
+    for (const sim::RunOffer& o : s.offers)
+      expect(o.region < s.regions.size() && o.rate_share > 0, "a region", o.offer.id);
     expect(!s.delta_bytes.empty() && s.request.delta_bytes.count > 0 && s.full_bytes.count > 0, "bytes");
-    if (s.offers.size() <= 64 && s.prompts_per_step * std::uint64_t{s.group_size} <= 4096) {  // the beginning of the run itself
+    if (s.offers.size() <= 64 &&
+        s.prompts_per_step * std::uint64_t{s.group_size} <= 4096) {  // the beginning of the run itself
       sim::RunScenario few = s;
       few.time_max = std::min<Duration>(few.time_max, std::chrono::minutes(12));
       few.steps = std::min<std::uint64_t>(few.steps, 8);
@@ -33,9 +35,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     expect(!run.error().message().empty(), "a reason");
   }
   const std::vector<std::string> regions{"here", "there"};
-  const auto placed = [&](const Error& error) { return error.code == Code::kInvalid && error.detail.starts_with("fuzz:"); };
+  const auto placed = [&](const Error& error) {
+    return error.code == Code::kInvalid && error.detail.starts_with("fuzz:");
+  };
   if (const auto lengths = sim::parse_lengths(text, "fuzz")) {
-    expect(!lengths->values.empty() && lengths->values.size() == lengths->until.size() && lengths->until.back() > 0, "weights");
+    expect(!lengths->values.empty() && lengths->values.size() == lengths->until.size() && lengths->until.back() > 0,
+           "weights");
   } else {
     expect(placed(lengths.error()), "a place", lengths.error().detail);
   }

@@ -70,8 +70,10 @@ TEST(SimRunConfig, PlansWithWhatIsExpectedAndSimulatesWhatIsSo) {
   ASSERT_TRUE(plain.has_value());
   EXPECT_EQ(plain->scenario.step_time, std::chrono::seconds(20));
   EXPECT_FALSE(plain->scenario.install_time);
-  std::string text = with(kScenario, "headroom: 0.2", "headroom: 0.2, install_time_expected: 1 s, delta_ratio_expected: 4");
-  text = with(text, "  density: 0.05", "  density: 0.05\n  step_time: 5 s\n  install_time: 2 s\n  work_ahead: 3 s\n  wire_overhead: 0.05");
+  std::string text =
+      with(kScenario, "headroom: 0.2", "headroom: 0.2, install_time_expected: 1 s, delta_ratio_expected: 4");
+  text = with(text, "  density: 0.05",
+              "  density: 0.05\n  step_time: 5 s\n  install_time: 2 s\n  work_ahead: 3 s\n  wire_overhead: 0.05");
   const auto run = load_sim_run(ConfigFile::parse(text, "s.yaml"));
   ASSERT_TRUE(run.has_value()) << run.error().message();
   const sim::RunScenario& s = run->scenario;
@@ -90,7 +92,8 @@ TEST(SimRunConfig, SaysWhereAndWhatIsWrong) {
     const std::string found = problem(text);
     EXPECT_NE(found.find(what), std::string::npos) << "expected: " << what << "\nfound: " << found;
   };
-  says(with(kScenario, "density: 0.05", "desnity: 0.05"), "s.yaml:8:3: unknown key 'simulation.desnity'; did you mean 'density'?");
+  says(with(kScenario, "density: 0.05", "desnity: 0.05"),
+       "s.yaml:8:3: unknown key 'simulation.desnity'; did you mean 'density'?");
   says(with(kScenario, "density: 0.05", "density: 2"), "s.yaml:8:12:");
   says(with(kScenario, "  parameters: 1e8\n", ""), "needed where there is no section `model`");
   says(with(kScenario, "budget: 3", "budget: -1"), "s.yaml:3:21:");
@@ -103,10 +106,12 @@ TEST(SimRunConfig, SaysWhereAndWhatIsWrong) {
   says(with(kScenario, "{median: 100, p95: 400}", "{histogram: /nowhere/lengths.csv}"), "/nowhere/lengths.csv");
   says(with(kScenario, "to: here", "to: hre"), "no region 'hre' in network.regions; did you mean 'here'?");
   says(with(kScenario, "region: there, c", "region: thre, c"), "none of network.regions has the place 'thre'");
-  says(with(kScenario, "headroom: 0.2", "headroom: 0.2, offers: o.json"), "exactly one of fleet.offers (a file) and simulation.market");
+  says(with(kScenario, "headroom: 0.2", "headroom: 0.2, offers: o.json"),
+       "exactly one of fleet.offers (a file) and simulation.market");
   says(with(kScenario, "headroom: 0.2", "headroom: 0.2, search: true"), "a simulated market is not searched");
   says(with(kScenario, "steps: 20", "steps: 2000000"), "at most 1000000 steps");
-  says(with(with(kScenario, "density: 0.05", "activation: random"), "headroom: 0.2", "headroom: 0.2, usd_max: 5"), "leave them out");
+  says(with(with(kScenario, "density: 0.05", "activation: random"), "headroom: 0.2", "headroom: 0.2, usd_max: 5"),
+       "leave them out");
   says(with(kScenario, "simulation:", "simulaton:"), "unknown key 'simulaton'");
   says(with(kScenario, "simulation:", "simulaton:"), "expected a section `simulation`");
 }
@@ -135,11 +140,16 @@ TEST(SimRunTables, SaysWhichLineIsWrong) {
   const std::vector<std::string> regions{"here", "there"};
   EXPECT_EQ(sim::parse_lengths("", "l.csv").error().message(), "l.csv:0: no rows; expected tokens,weight");
   EXPECT_EQ(sim::parse_lengths("1,1\n2\n", "l.csv").error().message(), "l.csv:2: expected tokens,weight");
-  EXPECT_EQ(sim::parse_lengths("1,1\n0,1\n", "l.csv").error().message(), "l.csv:2: tokens: expected a number from 1 to 10000000, found '0'");
-  EXPECT_EQ(sim::parse_lengths("1,nan\n", "l.csv").error().message(), "l.csv:1: weight: expected a number from 0 to 1000000000000, found 'nan'\nl.csv:1: no row has a weight above 0");
+  EXPECT_EQ(sim::parse_lengths("1,1\n0,1\n", "l.csv").error().message(),
+            "l.csv:2: tokens: expected a number from 1 to 10000000, found '0'");
+  EXPECT_EQ(
+      sim::parse_lengths("1,nan\n", "l.csv").error().message(),
+      "l.csv:1: weight: expected a number from 0 to 1000000000000, found 'nan'\nl.csv:1: no row has a weight above 0");
   EXPECT_EQ(sim::parse_lengths("1,0\n", "l.csv").error().message(), "l.csv:1: no row has a weight above 0");
-  EXPECT_EQ(sim::parse_preemptions("9,0.5\n8,0.5\n", "p.csv", regions).error().message(), "p.csv:2: rows are in order of time: 8 comes after 9");
-  EXPECT_EQ(sim::parse_preemptions("9,0.5,ther\n", "p.csv", regions).error().message(), "p.csv:1: no region 'ther'; did you mean 'there'?");
+  EXPECT_EQ(sim::parse_preemptions("9,0.5\n8,0.5\n", "p.csv", regions).error().message(),
+            "p.csv:2: rows are in order of time: 8 comes after 9");
+  EXPECT_EQ(sim::parse_preemptions("9,0.5,ther\n", "p.csv", regions).error().message(),
+            "p.csv:1: no region 'ther'; did you mean 'there'?");
   EXPECT_EQ(sim::parse_slowdowns("9,1,0.5\n", "s.csv", regions).error().message(),
             "s.csv:1: expected seconds,share,tokens,links,lasts or seconds,share,tokens,links,lasts,region");
   EXPECT_EQ(sim::parse_slowdowns("9,1,0,1,5\n", "s.csv", regions).error().message(),
@@ -157,7 +167,8 @@ TEST(SimRunConfig, TheDrawnFollowTheirDistribution) {
   EXPECT_NEAR(sum / 50'000, 7, 0.15);
   for (const double x : {1e-300, 1e-3, 0.5, 1.0, 2.718281828459045, 12345.678, 1e300})
     EXPECT_NEAR(sim::exact_log(x), std::log(x), 1e-13 * std::max(1.0, std::abs(std::log(x)))) << x;
-  for (const double x : {-600.0, -1.0, 0.0, 1.0, 0.3, 25.0, 600.0}) EXPECT_NEAR(sim::exact_exp(x) / std::exp(x), 1, 1e-13) << x;
+  for (const double x : {-600.0, -1.0, 0.0, 1.0, 0.3, 25.0, 600.0})
+    EXPECT_NEAR(sim::exact_exp(x) / std::exp(x), 1, 1e-13) << x;
 }
 
 TEST(SimRunConfig, EveryKeyIsDocumented) {
@@ -167,7 +178,8 @@ TEST(SimRunConfig, EveryKeyIsDocumented) {
   for (const ConfigKey& key : simulation_keys()) {
     if (!key.path.starts_with("simulation.")) continue;
     ++keys;
-    EXPECT_NE(page->find("| `" + key.path.substr(11) + "` | " + std::string(key.meaning)), std::string::npos) << key.path;
+    EXPECT_NE(page->find("| `" + key.path.substr(11) + "` | " + std::string(key.meaning)), std::string::npos)
+        << key.path;
   }
   EXPECT_GT(keys, 40u);
 }
@@ -181,15 +193,22 @@ TEST(SimRunConfig, AnyBytesAreReadOrRefused) {
     seeds.push_back(*text);
   }
   Random random(3);
-  const std::string_view kPieces[] = {"-1", "1e309", "0", "nan", ":", "\n", "  ", "[", "{", "}", "]", ",", "#", "\"", "simulation", "null", "1e-320", "9999999999999"};
+  const std::string_view kPieces[] = {"-1", "1e309", "0", "nan", ":",  "\n",         "  ",   "[",      "{",
+                                      "}",  "]",     ",", "#",   "\"", "simulation", "null", "1e-320", "9999999999999"};
   for (int round = 0; round < 1500; ++round) {
     std::string text = seeds[random.below(seeds.size())];
     for (std::uint64_t changes = random.below(4); changes-- > 0 && !text.empty();) {
       const std::size_t at = random.below(text.size());
       switch (random.below(4)) {
-        case 0: text[at] = static_cast<char>(random.below(256)); break;
-        case 1: text.erase(at, random.below(20)); break;
-        case 2: text.insert(at, kPieces[random.below(std::size(kPieces))]); break;
+        case 0:
+          text[at] = static_cast<char>(random.below(256));
+          break;
+        case 1:
+          text.erase(at, random.below(20));
+          break;
+        case 2:
+          text.insert(at, kPieces[random.below(std::size(kPieces))]);
+          break;
         default: {  // another number
           const std::size_t digit = text.find_first_of("0123456789", at);
           if (digit != std::string::npos) text.replace(digit, 1, kPieces[random.below(std::size(kPieces))]);

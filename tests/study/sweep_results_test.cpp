@@ -35,7 +35,9 @@ TEST(Estimates, AreStudents) {
   EXPECT_NEAR(three->interval->high - 2, 4.30265 / std::sqrt(3), 1e-4);  // t of 2 degrees of freedom at 0.975
   EXPECT_NEAR(2 - three->interval->low, 4.30265 / std::sqrt(3), 1e-4);
   EXPECT_EQ(estimate_text({1, 0.12345, {}}), "0.123");
-  const auto around = [](double mean, double half) { return estimate_text({3, mean, Interval{mean - half, mean + half}}); };
+  const auto around = [](double mean, double half) {
+    return estimate_text({3, mean, Interval{mean - half, mean + half}});
+  };
   EXPECT_EQ(around(0.12345, 0.0123), "0.123 ± 0.012");
   EXPECT_EQ(around(1234.5, 20.0), "1234 ± 20");
   EXPECT_EQ(around(0, 0), "0 ± 0");
@@ -55,8 +57,8 @@ TEST(Estimates, SayNothingImpossible) {
   EXPECT_LT(estimate({-0.9, 0.1}, range_of("reward.last"))->interval->low, -1);
   EXPECT_EQ(estimate({0.7, 0.7}, range_of("learner.idle_fraction"))->interval->high, 0.7);
   EXPECT_EQ(estimate({-3, -1}, range_of("wall_seconds"))->interval->low, -2);  // the mean stays inside
-  for (const char* share : {"learner.idle_fraction", "learning.clip_fraction_mean", "eval.by_task.maths.before", "regrading.share",
-                            "broadcast.density_mean"})
+  for (const char* share : {"learner.idle_fraction", "learning.clip_fraction_mean", "eval.by_task.maths.before",
+                            "regrading.share", "broadcast.density_mean"})
     EXPECT_EQ(range_of(share).max, 1) << share;
   for (const char* more : {"steps_per_s", "eval.problems", "cost.usd_total", "staleness.mean"}) {
     EXPECT_EQ(range_of(more).min, 0) << more;
@@ -148,7 +150,8 @@ TEST_F(Results, CsvQuotesWhatItMust) {
   plan_.cells[0].values[1].second = "=HYPERLINK(\"x\"),1";
   fill();
   const std::string csv = to_csv(collect(plan_, outcomes_));
-  EXPECT_THAT(csv, HasSubstr("staleness.budget,network.topology,runs,runs_done,steps_per_s,steps_per_s.low,steps_per_s.high,"));
+  EXPECT_THAT(
+      csv, HasSubstr("staleness.budget,network.topology,runs,runs_done,steps_per_s,steps_per_s.low,steps_per_s.high,"));
   EXPECT_THAT(csv, HasSubstr("1,\"'=HYPERLINK(\"\"x\"\"),1\",2,2,"));
   EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 5);
 }

@@ -123,7 +123,8 @@ TEST_F(BuiltinTest, APolicyThatDivergedIsSaidToBeTheReason) {
   for (std::size_t i = 0; i < policy.size(); ++i) {
     if (!policy.name(i).ends_with("up_proj.weight")) continue;
     const std::uint16_t huge = 0x7f00;
-    for (std::span<std::byte> bytes = policy.mutable_bytes(i); !bytes.empty(); bytes = bytes.subspan(2)) std::memcpy(bytes.data(), &huge, 2);
+    for (std::span<std::byte> bytes = policy.mutable_bytes(i); !bytes.empty(); bytes = bytes.subspan(2))
+      std::memcpy(bytes.data(), &huge, 2);
   }
   policy.seal();
   overlay::Publication p;

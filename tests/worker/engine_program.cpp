@@ -1,5 +1,5 @@
-// An inference server as a process: loads a Hugging Face directory with echoline's own model and speaks the interface of SGLang or
-// vLLM.  engine_program sglang|vllm MODEL PORT [--hash] [--die-once FILE]
+// An inference server as a process: loads a Hugging Face directory with echoline's own model and speaks the interface
+// of SGLang or vLLM.  engine_program sglang|vllm MODEL PORT [--hash] [--die-once FILE]
 #include <unistd.h>
 
 #include <cstdio>
@@ -32,7 +32,8 @@ class Policy final : public ServedModel {
       model_ = must(model::create(files.config, torch::kCPU, torch::kBFloat16));
       batch_.emplace(model_, model::BatchLimits{.rows_max = 256, .cache_max = Bytes{std::uint64_t{1} << 30}});
     }
-    if (const Status loaded = model::load_policy(*model_, checkpoint.view()); !loaded) throw std::runtime_error(loaded.error().message());
+    if (const Status loaded = model::load_policy(*model_, checkpoint.view()); !loaded)
+      throw std::runtime_error(loaded.error().message());
     batch_->weights_are(++loads_);
   }
   void add(std::uint64_t id, ServedRequest request) override {
@@ -41,7 +42,8 @@ class Policy final : public ServedModel {
     sampling.tokens_max = request.tokens_max;
     sampling.eos = request.ends;
     sampling.seed = request.seed;
-    if (const Status added = batch_->add({id, request.prompt, sampling}); !added) throw std::runtime_error(added.error().message());
+    if (const Status added = batch_->add({id, request.prompt, sampling}); !added)
+      throw std::runtime_error(added.error().message());
   }
   std::map<std::uint64_t, ServedResponse> step() override { return responses(batch_->step()); }
   std::map<std::uint64_t, ServedResponse> interrupt() override { return responses(batch_->interrupt()); }
@@ -62,7 +64,8 @@ class Policy final : public ServedModel {
     std::map<std::uint64_t, ServedResponse> ended;
     for (model::Ended& one : all) {
       const model::Generation generation = must(std::move(one.generation));
-      ended[one.id] = {generation.tokens, {generation.logprobs.begin(), generation.logprobs.end()},
+      ended[one.id] = {generation.tokens,
+                       {generation.logprobs.begin(), generation.logprobs.end()},
                        generation.finish == model::Finish::kEos};
     }
     return ended;
@@ -89,8 +92,8 @@ int main(int argc, char** argv) {
   echoline::model::use_threads(1);
   try {
     const bool dies = !die_once.empty() && !std::ifstream(die_once);
-    const EngineServer server(speaks, hash ? hashing_model(96) : std::make_unique<Policy>(), std::atoi(argv[3]), argv[2],
-                              [&](const std::string& path, int count) {
+    const EngineServer server(speaks, hash ? hashing_model(96) : std::make_unique<Policy>(), std::atoi(argv[3]),
+                              argv[2], [&](const std::string& path, int count) {
                                 if (!dies || count < 8 || (path != "/generate" && path != "/v1/completions")) return;
                                 std::ofstream{die_once} << "once";
                                 ::_exit(9);

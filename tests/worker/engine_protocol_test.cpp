@@ -48,10 +48,14 @@ TEST(EngineMaker, OptionsThatDoNotGoTogetherAreRefused) {
   EXPECT_NE(refused([](auto& o) { o.kind = EngineKind::kVllm; }), "");
   EXPECT_NE(refused([](auto& o) { o.kind = EngineKind::kVllm, o.url = "x"; }), "");
   EXPECT_NE(refused([](auto& o) { o.kind = EngineKind::kVllm, o.command = "vllm serve {model}"; }), "");
-  EXPECT_EQ(refused([](auto& o) { o.kind = EngineKind::kVllm, o.command = "vllm serve {model} --port {port}", o.builtin = {}; }), "");
+  EXPECT_EQ(refused([](auto& o) {
+              o.kind = EngineKind::kVllm, o.command = "vllm serve {model} --port {port}", o.builtin = {};
+            }),
+            "");
   EXPECT_EQ(refused([](auto& o) { o.kind = EngineKind::kSglang, o.url = "http://127.0.0.1:30000"; }), "");
   EXPECT_EQ(refused([](auto& o) { o.device = "cuda"; }), "");
-  EXPECT_NE(refused([](auto& o) { o.device = "cuda", o.kind = EngineKind::kSglang, o.url = "http://127.0.0.1:30000"; }), "");
+  EXPECT_NE(refused([](auto& o) { o.device = "cuda", o.kind = EngineKind::kSglang, o.url = "http://127.0.0.1:30000"; }),
+            "");
 }
 
 // As the documentation of both has them.
@@ -101,13 +105,17 @@ TEST(EngineAnswers, OfAnyBytesDoNoHarm) {
       for (const Step& step : protocol->load("/x", Version{1}))
         if (step.accepts) (void)step.accepts(body);
     };
-    for (const char* body : {"", "{}", "[]", "null", "{\"choices\":[]}", "{\"choices\":[null]}", "{\"meta_info\":[]}", "\xff\xfe"}) read(body);
+    for (const char* body :
+         {"", "{}", "[]", "null", "{\"choices\":[]}", "{\"choices\":[null]}", "{\"meta_info\":[]}", "\xff\xfe"})
+      read(body);
     for (int i = 0; i < 20000; ++i) {
       std::string body = good;
       for (std::uint64_t n = 1 + random.below(4); n > 0; --n) {
         const std::size_t at = random.below(body.size());
-        if (random.below(2) == 0) body[at] = "0123456789[]{},:\"-.en x"[random.below(23)];
-        else body.erase(at, 1 + random.below(8));
+        if (random.below(2) == 0)
+          body[at] = "0123456789[]{},:\"-.en x"[random.below(23)];
+        else
+          body.erase(at, 1 + random.below(8));
       }
       read(body);
     }

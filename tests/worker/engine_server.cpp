@@ -130,15 +130,18 @@ struct EngineServer::Impl {
           put(response, {{"error", {{"message", e.what()}}}}, 400);
         }
       };
-      if (std::string(method) == "GET") server.Get(path, handler);
-      else server.Post(path, handler);
+      if (std::string(method) == "GET")
+        server.Get(path, handler);
+      else
+        server.Post(path, handler);
     };
     on("GET", "/health", [this](const Request&, Response& response, std::unique_lock<std::mutex>& lock) {
       if (spoilt(take_fault("health"), response, lock)) return;
       if (!ready) put(response, json::object(), 503);
     });
     if (speaks == Speaks::kSglang) {
-      on("POST", "/generate", [this](const Request& q, Response& r, auto& lock) { sglang(json::parse(q.body), r, lock); });
+      on("POST", "/generate",
+         [this](const Request& q, Response& r, auto& lock) { sglang(json::parse(q.body), r, lock); });
       on("POST", "/pause_generation", [this](const Request& q, Response& r, auto& lock) {
         if (spoilt(take_fault("pause"), r, lock)) return;
         if (json::parse(q.body).at("mode") != "abort") throw std::runtime_error("mode");
@@ -162,14 +165,17 @@ struct EngineServer::Impl {
         if (spoilt(fault, r, lock)) return;
         const json body = json::parse(q.body);
         if (fault && fault->what == "fails")
-          return put(r, {{"success", false}, {"message", "Failed to get weights iterator"}, {"num_paused_requests", 0}}, 400);
-        if (!running.empty()) return put(r, {{"success", false}, {"message", "requests are running"}, {"num_paused_requests", 0}}, 400);
+          return put(r, {{"success", false}, {"message", "Failed to get weights iterator"}, {"num_paused_requests", 0}},
+                     400);
+        if (!running.empty())
+          return put(r, {{"success", false}, {"message", "requests are running"}, {"num_paused_requests", 0}}, 400);
         if (!fault || fault->what != "stale") load(body.at("model_path").get<std::string>());
         if (!fault || fault->what != "unnamed") version = body.at("weight_version");
         put(r, {{"success", true}, {"message", "Succeeded to update model weights."}, {"num_paused_requests", 0}});
       });
     } else {
-      on("POST", "/v1/completions", [this](const Request& q, Response& r, auto& lock) { vllm(json::parse(q.body), r, lock); });
+      on("POST", "/v1/completions",
+         [this](const Request& q, Response& r, auto& lock) { vllm(json::parse(q.body), r, lock); });
       on("POST", "/pause", [this](const Request& q, Response& r, auto& lock) {
         if (spoilt(take_fault("pause"), r, lock)) return;
         if (q.get_param_value("mode") != "abort") throw std::runtime_error("mode");
@@ -227,7 +233,8 @@ struct EngineServer::Impl {
 
   void sglang(const json& body, Response& r, std::unique_lock<std::mutex>& lock) {
     const json& params = body.at("sampling_params");
-    ServedRequest request{body.at("input_ids"), params.at("max_new_tokens"), params.at("temperature"), params.value("sampling_seed", 0u),
+    ServedRequest request{body.at("input_ids"), params.at("max_new_tokens"), params.at("temperature"),
+                          params.value("sampling_seed", 0u),
                           params.value("stop_token_ids", std::vector<std::int32_t>{})};
     if (!body.at("return_logprob").get<bool>()) throw std::runtime_error("no log-probabilities were asked for");
     const auto scored = [](const std::vector<std::int32_t>& tokens, const std::vector<double>& logprobs) {
@@ -236,7 +243,9 @@ struct EngineServer::Impl {
         list.push_back({i < logprobs.size() ? number(logprobs[i]) : json(), tokens[i], nullptr});
       return list;
     };
-    json meta = {{"id", "x"}, {"finish_reason", {{"type", "length"}, {"length", 1}}}, {"prompt_tokens", request.prompt.size()},
+    json meta = {{"id", "x"},
+                 {"finish_reason", {{"type", "length"}, {"length", 1}}},
+                 {"prompt_tokens", request.prompt.size()},
                  {"weight_version", version}};
     const auto prompt = request.prompt;
     if (body.value("logprob_start_len", -1) == 0) {
@@ -258,8 +267,10 @@ struct EngineServer::Impl {
     const auto [response, aborted] = draw(request, lock, fault ? &*fault : nullptr);
     meta["weight_version"] = version;
     meta["completion_tokens"] = response.tokens.size();
-    if (aborted) meta["finish_reason"] = {{"type", "abort"}, {"message", "Abort in waiting queue"}};
-    else if (response.ended) meta["finish_reason"] = {{"type", "stop"}, {"matched", response.tokens.back()}};
+    if (aborted)
+      meta["finish_reason"] = {{"type", "abort"}, {"message", "Abort in waiting queue"}};
+    else if (response.ended)
+      meta["finish_reason"] = {{"type", "stop"}, {"matched", response.tokens.back()}};
     json list = scored(response.tokens, response.logprobs);
     if (response.logprobs.size() < response.tokens.size()) list.erase(list.size() - 1);
     if (fault && fault->what == "nan") list[0][0] = nullptr;
@@ -273,10 +284,20 @@ struct EngineServer::Impl {
                           body.value("stop_token_ids", std::vector<std::int32_t>{})};
     if (!body.at("return_token_ids").get<bool>()) throw std::runtime_error("no token ids were asked for");
     const auto prompt = request.prompt;
-    json choice = {{"index", 0}, {"text", ""}, {"finish_reason", "length"}, {"stop_reason", nullptr}, {"logprobs", nullptr},
-                   {"prompt_token_ids", prompt}, {"token_ids", {1}}, {"prompt_logprobs", nullptr}};
+    json choice = {{"index", 0},
+                   {"text", ""},
+                   {"finish_reason", "length"},
+                   {"stop_reason", nullptr},
+                   {"logprobs", nullptr},
+                   {"prompt_token_ids", prompt},
+                   {"token_ids", {1}},
+                   {"prompt_logprobs", nullptr}};
     const auto answer = [&](const json& choices) {
-      put(r, {{"id", "cmpl-1"}, {"object", "text_completion"}, {"model", "m"}, {"choices", choices}, {"usage", json::object()}});
+      put(r, {{"id", "cmpl-1"},
+              {"object", "text_completion"},
+              {"model", "m"},
+              {"choices", choices},
+              {"usage", json::object()}});
     };
     if (body.contains("prompt_logprobs")) {
       if (spoilt(take_fault("probe"), r, lock)) return;
@@ -284,14 +305,16 @@ struct EngineServer::Impl {
       json list = json::array({nullptr});
       const std::vector<double> logprobs = model->score(prompt);
       for (std::size_t i = 1; i < prompt.size(); ++i)
-        list.push_back({{std::to_string(prompt[i]), {{"logprob", logprobs[i - 1]}, {"rank", 1}, {"decoded_token", ""}}}});
+        list.push_back(
+            {{std::to_string(prompt[i]), {{"logprob", logprobs[i - 1]}, {"rank", 1}, {"decoded_token", ""}}}});
       choice["prompt_logprobs"] = list;
       return answer(json::array({choice}));
     }
     if (body.at("logprobs") == 5) {
       json top = json::object();
       int token = 0;
-      for (const double logprob : model->top5(prompt, raw ? 1.0 : request.temperature)) top[fmt::format("token_id:{}", ++token)] = logprob;
+      for (const double logprob : model->top5(prompt, raw ? 1.0 : request.temperature))
+        top[fmt::format("token_id:{}", ++token)] = logprob;
       choice["logprobs"] = {{"token_logprobs", {-1.0}}, {"top_logprobs", json::array({top})}};
       return answer(json::array({choice}));
     }
@@ -304,7 +327,8 @@ struct EngineServer::Impl {
     for (const double logprob : response.logprobs) logprobs.push_back(number(logprob));
     if (fault && fault->what == "nan") logprobs[0] = nullptr;
     if (fault && fault->what == "foreign") choice["prompt_token_ids"] = {1, 2};
-    if (!fault || fault->what != "no_logprobs") choice["logprobs"] = {{"token_logprobs", logprobs}, {"tokens", json::array()}};
+    if (!fault || fault->what != "no_logprobs")
+      choice["logprobs"] = {{"token_logprobs", logprobs}, {"tokens", json::array()}};
     if (!fault || fault->what != "reordered") return answer(json::array({choice}));
     json other = choice;
     other["index"] = 1;
@@ -314,8 +338,8 @@ struct EngineServer::Impl {
   bool raw = false;
 };
 
-EngineServer::EngineServer(Speaks speaks, std::unique_ptr<ServedModel> model, int port, const std::filesystem::path& folder,
-                           std::function<void(const std::string&, int)> seen)
+EngineServer::EngineServer(Speaks speaks, std::unique_ptr<ServedModel> model, int port,
+                           const std::filesystem::path& folder, std::function<void(const std::string&, int)> seen)
     : impl_(std::make_unique<Impl>()) {
   impl_->speaks = speaks;
   impl_->model = std::move(model);
@@ -326,7 +350,9 @@ EngineServer::EngineServer(Speaks speaks, std::unique_ptr<ServedModel> model, in
   impl_->server.set_keep_alive_max_count(1'000'000);
   int listening = -1;
   impl_->server.set_socket_options([&](int socket) { listening = socket; });
-  impl_->port = port == 0 ? impl_->server.bind_to_any_port("127.0.0.1") : impl_->server.bind_to_port("127.0.0.1", port) ? port : -1;
+  impl_->port = port == 0                                       ? impl_->server.bind_to_any_port("127.0.0.1")
+                : impl_->server.bind_to_port("127.0.0.1", port) ? port
+                                                                : -1;
   if (impl_->port <= 0) throw std::runtime_error("the port is taken");
   ::listen(listening, 1024);  // as these servers do; the library's 5 lose connections
   impl_->listener = std::thread([this] { impl_->server.listen_after_bind(); });
@@ -353,8 +379,10 @@ std::string EngineServer::url() const { return fmt::format("http://127.0.0.1:{}"
 
 void EngineServer::fault(Fault fault) {
   const std::lock_guard lock(impl_->mutex);
-  if (fault.what == "raw") impl_->raw = true;
-  else impl_->faults.push_back(std::move(fault));
+  if (fault.what == "raw")
+    impl_->raw = true;
+  else
+    impl_->faults.push_back(std::move(fault));
 }
 
 int EngineServer::count(const std::string& path) const {
@@ -435,7 +463,9 @@ class Hashing final : public ServedModel {
 
  private:
   double value(std::int32_t token, std::uint64_t position) const {
-    return -0.1 - static_cast<double>(mix64(weights_ ^ mix64(position ^ (static_cast<std::uint64_t>(token) << 20))) >> 44) * 1e-5;
+    return -0.1 -
+           static_cast<double>(mix64(weights_ ^ mix64(position ^ (static_cast<std::uint64_t>(token) << 20))) >> 44) *
+               1e-5;
   }
   std::int32_t vocabulary_;
   std::shared_ptr<Hold> hold_;

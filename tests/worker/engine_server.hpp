@@ -1,5 +1,5 @@
-// An inference server on loopback that speaks the interface of SGLang or of vLLM as far as workers use it, and misbehaves on
-// request. What draws tokens is given to it.
+// An inference server on loopback that speaks the interface of SGLang or of vLLM as far as workers use it, and
+// misbehaves on request. What draws tokens is given to it.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -38,7 +38,7 @@ class ServedModel {
   virtual std::map<std::uint64_t, ServedResponse> step() = 0;
   // All end with the tokens they have.
   virtual std::map<std::uint64_t, ServedResponse> interrupt() = 0;
-  virtual std::vector<double> score(const std::vector<std::int32_t>& text) = 0;             // of all but the first
+  virtual std::vector<double> score(const std::vector<std::int32_t>& text) = 0;  // of all but the first
   virtual std::vector<double> top5(const std::vector<std::int32_t>& text, double temperature) = 0;  // descending
 };
 
@@ -48,10 +48,11 @@ enum class Speaks { kSglang, kVllm };
 struct Fault {
   // "draw", "load", "health", "probe", "pause"
   std::string at;
-  // "status": answers `status` | "hang": for `hangs`, and acts then | "disconnect": in the middle of the body | "stale": says that it
-  // has loaded and has not | "fails": says that it could not | "unnamed": loads, but keeps its version | "no_logprobs" | "few_logprobs" |
-  // "nan" | "positive" | "reordered": two choices, the other first | "foreign": of another prompt | "token": beyond the
-  // vocabulary | "long": more than was asked for | "short": ends at no ending token | "raw": log-probabilities of temperature 1 | "html"
+  // "status": answers `status` | "hang": for `hangs`, and acts then | "disconnect": in the middle of the body |
+  // "stale": says that it has loaded and has not | "fails": says that it could not | "unnamed": loads, but keeps its
+  // version | "no_logprobs" | "few_logprobs" | "nan" | "positive" | "reordered": two choices, the other first |
+  // "foreign": of another prompt | "token": beyond the vocabulary | "long": more than was asked for | "short": ends at
+  // no ending token | "raw": log-probabilities of temperature 1 | "html"
   std::string what;
   int times = 1;
   int status = 503;
@@ -62,12 +63,13 @@ class EngineServer {
  public:
   // Listens on `port`, 0: any; `folder`: loaded before it is healthy (as a process does that has just begun).
   // `seen` is told of every request before it is served: its path, and how many of these there were.
-  EngineServer(Speaks speaks, std::unique_ptr<ServedModel> model, int port = 0, const std::filesystem::path& folder = {},
+  EngineServer(Speaks speaks, std::unique_ptr<ServedModel> model, int port = 0,
+               const std::filesystem::path& folder = {},
                std::function<void(const std::string& path, int count)> seen = {});
   ~EngineServer();
   std::string url() const;
   void fault(Fault fault);
-  int count(const std::string& path) const;  // requests so far
+  int count(const std::string& path) const;         // requests so far
   std::string last(const std::string& path) const;  // body of the last
   // Another process answers at this address: it has the weights of `folder`, and no version.
   void replace(const std::filesystem::path& folder);
@@ -77,8 +79,8 @@ class EngineServer {
   std::unique_ptr<Impl> impl_;
 };
 
-// Draws by a hash of the weights, without a model: log-probabilities follow from digest, token and position. No response goes on
-// that has as many tokens as `held_at` says, where that is given; `drawn` counts all.
+// Draws by a hash of the weights, without a model: log-probabilities follow from digest, token and position. No
+// response goes on that has as many tokens as `held_at` says, where that is given; `drawn` counts all.
 struct Hold {
   std::atomic<std::int64_t> held_at = std::numeric_limits<std::int64_t>::max(), drawn = 0;
 };

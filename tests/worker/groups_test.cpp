@@ -179,7 +179,8 @@ TEST_F(GroupsTest, OneBadGroupDoesNotTakeTheOthersWithIt) {
   EXPECT_EQ(failure(broken[3].id, Code::kCorrupt), schema::WORK_FAILURE_UNKNOWN);
   EXPECT_EQ(failure(too_long[0].id, Code::kInvalid), schema::WORK_FAILURE_PROMPT);
   const auto diverged = begin(lease(8, "6"));
-  EXPECT_EQ(std::get<schema::WorkFailed>(take({diverged[0].id, fail(Code::kCorrupt, "generate", "why"), true})->what).failure(),
+  EXPECT_EQ(std::get<schema::WorkFailed>(take({diverged[0].id, fail(Code::kCorrupt, "generate", "why"), true})->what)
+                .failure(),
             schema::WORK_FAILURE_GENERATION);
   EXPECT_FALSE(take(answered(memory[2].id))) << "what is abandoned may still come";
   std::optional<Groups::Ended> ended;

@@ -88,11 +88,14 @@ class RemoteTest : public ::testing::TestWithParam<Speaks> {
     options_.folder = folder_.path() / "policy";
     options_.patience = seconds(20);
     options_.retry_first = milliseconds(5);
-    host_ = {&stop_, [this] { if (while_waiting_) while_waiting_(); }};
+    host_ = {&stop_, [this] {
+               if (while_waiting_) while_waiting_();
+             }};
   }
   // A server that others run, which has read the folder of the first policy, as they would let it.
   void attach() {
-    server_ = std::make_unique<EngineServer>(GetParam(), hashing_model(static_cast<std::int32_t>(task_.model.vocab_size) - 1, hold_));
+    server_ = std::make_unique<EngineServer>(
+        GetParam(), hashing_model(static_cast<std::int32_t>(task_.model.vocab_size) - 1, hold_));
     options_.url = server_->url();
     make();
     if (GetParam() == Speaks::kVllm) while_waiting_ = [this] { name_folder(); };
@@ -125,7 +128,9 @@ class RemoteTest : public ::testing::TestWithParam<Speaks> {
     name_folder();
     return named_;
   }
-  void submit(std::uint64_t id, std::int64_t tokens_max = 20) { engine_->submit({id, {1, 2, 3}, tokens_max, id * 7 + 1}); }
+  void submit(std::uint64_t id, std::int64_t tokens_max = 20) {
+    engine_->submit({id, {1, 2, 3}, tokens_max, id * 7 + 1});
+  }
   std::map<std::uint64_t, Result<Response>> finish(seconds limit = seconds(30)) {
     std::map<std::uint64_t, Result<Response>> all;
     const auto end = std::chrono::steady_clock::now() + limit;
@@ -139,7 +144,9 @@ class RemoteTest : public ::testing::TestWithParam<Speaks> {
     task_.phrasing = *model::Phrasing::from_parts(task_.phrasing->tokenizer(), {last}, R"({"text": "{prompt}"})");
   }
   std::string draw_path() const { return GetParam() == Speaks::kSglang ? "/generate" : "/v1/completions"; }
-  std::string load_path() const { return GetParam() == Speaks::kSglang ? "/update_weights_from_disk" : "/collective_rpc"; }
+  std::string load_path() const {
+    return GetParam() == Speaks::kSglang ? "/update_weights_from_disk" : "/collective_rpc";
+  }
   static void expect_whole(const Result<Response>& r, std::uint64_t version, std::int64_t tokens_max = 20) {
     ASSERT_TRUE(r) << r.error().message();
     EXPECT_TRUE(r->ended || std::ssize(r->tokens) == tokens_max) << r->tokens.size();
@@ -181,8 +188,12 @@ TEST_P(RemoteTest, AnswersAreTakenOverAsTheyAre) {
   EXPECT_EQ(again.at(3)->logprobs, all.at(3)->logprobs);
   const nlohmann::json asked = nlohmann::json::parse(server_->last(draw_path()));
   const nlohmann::json& sampling = GetParam() == Speaks::kSglang ? asked.at("sampling_params") : asked;
-  for (const auto& [name, value] : std::map<std::string, double>{{"top_p", 1}, {"top_k", -1}, {"min_p", 0}, {"temperature", 1},
-                                                                 {"repetition_penalty", 1}, {"presence_penalty", 0}})
+  for (const auto& [name, value] : std::map<std::string, double>{{"top_p", 1},
+                                                                 {"top_k", -1},
+                                                                 {"min_p", 0},
+                                                                 {"temperature", 1},
+                                                                 {"repetition_penalty", 1},
+                                                                 {"presence_penalty", 0}})
     EXPECT_EQ(sampling.at(name), value) << "or a default of the model's would hold: " << name;
   EXPECT_EQ(sampling.at("stop_token_ids"), nlohmann::json(task_.phrasing->eos()));
 }
@@ -323,7 +334,8 @@ TEST_P(RemoteTest, NothingIsLostWhileItIsLoadingOrConnectionsBreak) {
 TEST_P(RemoteTest, AnswersThatCannotBeRightAreRefused) {
   attach();
   install(policies_.snapshot(1));
-  std::vector<std::string> faults{"no_logprobs", "few_logprobs", "nan", "positive", "reordered", "token", "long", "short", "html"};
+  std::vector<std::string> faults{"no_logprobs", "few_logprobs", "nan",   "positive", "reordered",
+                                  "token",       "long",         "short", "html"};
   if (GetParam() == Speaks::kVllm) faults.push_back("foreign");
   std::uint64_t id = 0;
   for (const std::string& what : faults) {
@@ -426,7 +438,8 @@ TEST_P(RemoteTest, StopEndsEveryWait) {
 class ChildTest : public RemoteTest {
  protected:
   std::string command(const std::string& more) const {
-    return std::string(ECHOLINE_ENGINE_PROGRAM) + (GetParam() == Speaks::kSglang ? " sglang" : " vllm") + " {model} {port} --hash " + more;
+    return std::string(ECHOLINE_ENGINE_PROGRAM) + (GetParam() == Speaks::kSglang ? " sglang" : " vllm") +
+           " {model} {port} --hash " + more;
   }
 };
 INSTANTIATE_TEST_SUITE_P(Engines, ChildTest, ::testing::Values(Speaks::kSglang, Speaks::kVllm),
@@ -486,8 +499,9 @@ bool ends(pid_t pid) {
 
 TEST(Child, EndsWithAllThatItStarted) {
   TemporaryFolder folder;
-  const std::string command = fmt::format("sleep 1000 & echo $! > {0}/a; trap '' TERM; echo $$ > {0}/b; while :; do sleep 0.01; done",
-                                          folder.path().string());
+  const std::string command =
+      fmt::format("sleep 1000 & echo $! > {0}/a; trap '' TERM; echo $$ > {0}/b; while :; do sleep 0.01; done",
+                  folder.path().string());
   auto child = *Child::start(command, {{"X", "1"}}, {});
   const pid_t a = pid_in(folder.path() / "a"), b = pid_in(folder.path() / "b");
   ASSERT_TRUE(alive(a) && alive(b));
@@ -569,7 +583,8 @@ TEST(PolicyFolder, ADeltaIsResolvedWhileItArrives) {
   ASSERT_TRUE(folder->install(begun));
   EXPECT_EQ(in_files(), policies.digest(2));
   // Another policy than was announced.
-  EXPECT_EQ(folder->install(publication(3, 2, bytes_of(policies.delta(2, 3)), policies.digest(1))).error().code, Code::kCorrupt);
+  EXPECT_EQ(folder->install(publication(3, 2, bytes_of(policies.delta(2, 3)), policies.digest(1))).error().code,
+            Code::kCorrupt);
   EXPECT_EQ(in_files(), policies.digest(2));
   ASSERT_TRUE(folder->install(policies.delta(2, 3)));
   EXPECT_EQ(in_files(), policies.digest(3));

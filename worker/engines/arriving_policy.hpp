@@ -18,10 +18,11 @@ class ArrivingPolicy {
   explicit ArrivingPolicy(BeginDelta begin_delta, const delta::DecodeOptions& options = {})
       : begin_delta_(std::move(begin_delta)), options_(options) {}
 
-  // Decodes what has come of a snapshot, or of a delta on the `installed` version; of anything else nothing. Of each kind, one.
+  // Decodes what has come of a snapshot, or of a delta on the `installed` version; of anything else nothing. Of each
+  // kind, one.
   void add(const overlay::PublicationPart& part, std::optional<Version> installed);
-  // These decode the rest of `publication`. kCorrupt: its bytes are wrong, or lead to another policy than was announced.
-  // What came of others is forgotten, but for a newer snapshot where a delta is applied.
+  // These decode the rest of `publication`. kCorrupt: its bytes are wrong, or lead to another policy than was
+  // announced. What came of others is forgotten, but for a newer snapshot where a delta is applied.
   Result<delta::OwnedState> snapshot(const overlay::Publication& publication);
   // And applies it (delta::IncomingDelta::apply). kStale: the delta needs another base.
   Result<std::vector<delta::TensorWrite>> apply_delta(const overlay::Publication& publication,

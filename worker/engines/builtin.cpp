@@ -60,8 +60,11 @@ class Builtin final : public Engine {
       const bool of_policy = ended.generation.error().code == Code::kCorrupt;
       return {ended.id, std::move(ended.generation).error(), of_policy};
     }
-    Response response{std::move(ended.generation->tokens), std::move(ended.generation->logprobs), {},
-                      ended.generation->finish == model::Finish::kEos || ended.generation->finish == model::Finish::kStopped};
+    Response response{
+        std::move(ended.generation->tokens),
+        std::move(ended.generation->logprobs),
+        {},
+        ended.generation->finish == model::Finish::kEos || ended.generation->finish == model::Finish::kStopped};
     for (const model::Span& span : ended.spans) response.spans.push_back({Version{span.version}, span.end});
     return {ended.id, std::move(response)};
   }
@@ -72,7 +75,7 @@ class Builtin final : public Engine {
   model::RunningBatch batch_;
   Installer installer_;
   const std::atomic<bool>* news_;  // may be null
-  std::vector<Outcome> refused_;  // by add(), to be told by poll()
+  std::vector<Outcome> refused_;   // by add(), to be told by poll()
   std::uint64_t progress_ = 0;
 };
 

@@ -43,7 +43,8 @@ class Installer {
   delta::OwnedState state_;  // the policy as published, bf16; the model holds the same values in its compute type
   std::optional<Version> version_;
   overlay::Digest digest_{};
-  ArrivingPolicy arriving_{[this] { return delta::IncomingDelta(state_, {.threads = threads_}); }, {.threads = threads_}};
+  ArrivingPolicy arriving_{[this] { return delta::IncomingDelta(state_, {.threads = threads_}); },
+                           {.threads = threads_}};
 };
 
 }  // namespace echoline::worker

@@ -37,8 +37,8 @@ struct Launch {
   ::_exit(127);
 }
 
-// Until the engine ends, or the other end of the pipe closes: that happens however this program ends. A byte before it says that
-// it ended in order.
+// Until the engine ends, or the other end of the pipe closes: that happens however this program ends. A byte before it
+// says that it ended in order.
 [[noreturn]] void guard(const Launch& launch) {
   ::setpgid(0, 0);
   for (const int s : {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGCHLD}) ::signal(s, SIG_DFL);

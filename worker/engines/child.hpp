@@ -11,8 +11,8 @@
 
 namespace echoline::worker {
 
-// A small process stands between: it waits for the end of either, then ends the other with its process group, politely first, and
-// where this process was the one that died, removes a folder that it left.
+// A small process stands between: it waits for the end of either, then ends the other with its process group, politely
+// first, and where this process was the one that died, removes a folder that it left.
 class Child {
  public:
   // Runs `command` by the shell, with its output on our standard error. `environment` is added to ours.

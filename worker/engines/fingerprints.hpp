@@ -1,5 +1,5 @@
-// Whether an engine has the weights that it says it has, by the log-probabilities that it gives to the tokens of one fixed text.
-// Pure. Private to worker/.
+// Whether an engine has the weights that it says it has, by the log-probabilities that it gives to the tokens of one
+// fixed text. Pure. Private to worker/.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -12,8 +12,8 @@
 
 namespace echoline::worker {
 
-// What it proves: weights changed where they had to, and the same weights are there again after a restart. What it does not: that
-// changed weights are the right ones; nobody can say without running the model.
+// What it proves: weights changed where they had to, and the same weights are there again after a restart. What it does
+// not: that changed weights are the right ones; nobody can say without running the model.
 class Fingerprints {
  public:
   using Values = std::vector<double>;  // nats
@@ -32,10 +32,13 @@ class Fingerprints {
     double own = -1, nearest = std::numeric_limits<double>::infinity();
     for (const auto& [known, seen] : seen_) {
       const double apart = distance(seen, values);
-      if (known == digest) own = apart;
-      else nearest = std::min(nearest, apart);
+      if (known == digest)
+        own = apart;
+      else
+        nearest = std::min(nearest, apart);
     }
-    if (own >= 0) return own <= std::max(noise, kSameMax) && own <= std::max(noise, nearest) ? Verdict::kSame : Verdict::kOther;
+    if (own >= 0)
+      return own <= std::max(noise, kSameMax) && own <= std::max(noise, nearest) ? Verdict::kSame : Verdict::kOther;
     return nearest <= noise ? Verdict::kStale : Verdict::kNew;
   }
 

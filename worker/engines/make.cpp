@@ -32,24 +32,31 @@ Result<EngineMaker> engine_maker(EngineOptions options) {
   constexpr std::string_view kOperation = "engine";
   const bool served = options.kind != EngineKind::kBuiltin;
   if (!served && (!options.command.empty() || !options.url.empty() || !options.folder.empty()))
-    return fail(Code::kInvalid, kOperation, "a command, an address or a folder is for an engine that is a server: name it, sglang or vllm");
-  if (served && options.device != "cpu")
-    return fail(Code::kInvalid, kOperation, "a device is for the built-in engine: the command that starts a server says where it computes");
-  if (!served && !options.builtin)
     return fail(Code::kInvalid, kOperation,
-                "this echoline was built without libtorch, and so without the built-in engine: use --engine sglang or vllm, or "
-                "build it with -DECHOLINE_TORCH=ON (the default)");
+                "a command, an address or a folder is for an engine that is a server: name it, sglang or vllm");
+  if (served && options.device != "cpu")
+    return fail(Code::kInvalid, kOperation,
+                "a device is for the built-in engine: the command that starts a server says where it computes");
+  if (!served && !options.builtin)
+    return fail(
+        Code::kInvalid, kOperation,
+        "this echoline was built without libtorch, and so without the built-in engine: use --engine sglang or vllm, or "
+        "build it with -DECHOLINE_TORCH=ON (the default)");
   if (served && options.command.empty() == options.url.empty())
-    return fail(Code::kInvalid, kOperation, "expected exactly one of the command that starts it and the address of one that runs");
+    return fail(Code::kInvalid, kOperation,
+                "expected exactly one of the command that starts it and the address of one that runs");
   if (!options.command.empty())
     for (const char* place : {"{model}", "{port}"})
       if (options.command.find(place) == std::string::npos)
-        return fail(Code::kInvalid, kOperation, "expected a command with {{model}} and {{port}}, which it is to load and to listen on; {} "
-                    "is missing in '{}'", place, options.command);
+        return fail(Code::kInvalid, kOperation,
+                    "expected a command with {{model}} and {{port}}, which it is to load and to listen on; {} "
+                    "is missing in '{}'",
+                    place, options.command);
   if (!options.url.empty() && options.url.find("://") == std::string::npos)
     return fail(Code::kInvalid, kOperation, "expected an address like http://127.0.0.1:30000, found '{}'", options.url);
   return EngineMaker([options = std::move(options)](const Task& task, const EngineHost& host) {
-    return options.kind == EngineKind::kBuiltin ? builtin(options, task, host) : make_remote_engine(options, task, host);
+    return options.kind == EngineKind::kBuiltin ? builtin(options, task, host)
+                                                : make_remote_engine(options, task, host);
   });
 }
 

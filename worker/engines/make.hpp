@@ -24,12 +24,12 @@ struct EngineOptions {
   int threads = 1;                 // of libtorch
   std::optional<Bytes> cache_max;  // for keys and values; absent: as many as the engine takes
 
-  // A server of its own. Exactly one of the two: a shell command that starts it, in which {model} and {port} stand for the
-  // folder of the policy and the port to listen on, or the address of one that runs already and reads that folder.
+  // A server of its own. Exactly one of the two: a shell command that starts it, in which {model} and {port} stand for
+  // the folder of the policy and the port to listen on, or the address of one that runs already and reads that folder.
   std::string command, url;
-  std::filesystem::path folder;  // of the policy; empty: a new one in memory
+  std::filesystem::path folder;                  // of the policy; empty: a new one in memory
   Duration patience = std::chrono::minutes(10);  // with its start, with the loading of a policy, with an answer
-  Duration retry_first = std::chrono::milliseconds(250);         // doubled from one attempt to the next
+  Duration retry_first = std::chrono::milliseconds(250);  // doubled from one attempt to the next
 };
 
 // kInvalid: options that do not go together.

@@ -22,7 +22,8 @@ constexpr std::uint64_t kBesides = 16 << 20;  // headers, and other files
 
 // Held as long as the descriptor is open, by this process alone.
 std::unique_ptr<Descriptor> take_lock(const fs::path& folder, bool create) {
-  auto lock = std::make_unique<Descriptor>(::open((folder / kLock).c_str(), O_RDWR | O_CLOEXEC | (create ? O_CREAT : 0), 0600));
+  auto lock =
+      std::make_unique<Descriptor>(::open((folder / kLock).c_str(), O_RDWR | O_CLOEXEC | (create ? O_CREAT : 0), 0600));
   if (lock->get() < 0 || ::flock(lock->get(), LOCK_EX | LOCK_NB) != 0) return nullptr;
   return lock;
 }
@@ -50,8 +51,8 @@ void sweep(const fs::path& memory) {
 
 }  // namespace
 
-Result<std::unique_ptr<PolicyFolder>> PolicyFolder::make(const std::map<std::string, std::string>& files, const fs::path& where,
-                                                         const fs::path& memory) {
+Result<std::unique_ptr<PolicyFolder>> PolicyFolder::make(const std::map<std::string, std::string>& files,
+                                                         const fs::path& where, const fs::path& memory) {
   std::unique_ptr<PolicyFolder> made(new PolicyFolder());
   std::error_code ec;
   if (where.empty()) {
@@ -71,13 +72,15 @@ Result<std::unique_ptr<PolicyFolder>> PolicyFolder::make(const std::map<std::str
     ECHO_TRY(make_folders(made->path_));
     if (!fs::is_empty(made->path_, ec) && !fs::exists(made->path_ / kLock, ec)) {
       const fs::path taken = std::exchange(made->path_, {});
-      return fail(Code::kInvalid, kOperation, "{}: expected an empty folder, found files that no worker has put there; choose another",
+      return fail(Code::kInvalid, kOperation,
+                  "{}: expected an empty folder, found files that no worker has put there; choose another",
                   taken.string());
     }
     made->lock_ = take_lock(made->path_, true);
     if (!made->lock_) {
       const fs::path taken = std::exchange(made->path_, {});
-      return fail(Code::kUnavailable, kOperation, "{}: another worker has it; each needs a folder of its own", taken.string());
+      return fail(Code::kUnavailable, kOperation, "{}: another worker has it; each needs a folder of its own",
+                  taken.string());
     }
     empty(made->path_);
   }
@@ -111,8 +114,8 @@ Status PolicyFolder::install(const overlay::Publication& publication) {
   return ok();
 }
 
-// Over the tensors that are there, where they are the same ones. Nothing is written before the digest of all is proven, and a
-// crash on the way leaves a folder that is removed.
+// Over the tensors that are there, where they are the same ones. Nothing is written before the digest of all is proven,
+// and a crash on the way leaves a folder that is removed.
 Status PolicyFolder::install_snapshot(const overlay::Publication& publication) {
   ECHO_ASSIGN(const delta::OwnedState state, arriving_.snapshot(publication));
   const delta::StateView tensors = state.view();
@@ -128,7 +131,8 @@ Status PolicyFolder::install_snapshot(const overlay::Publication& publication) {
     return fail(Code::kInvalid, "install policy", "its tensors are not those of the policy before");
   version_.reset();
   for (std::size_t i = 0; i < tensors.size(); ++i)
-    std::ranges::copy(tensors[i].bytes, files_[there_->place(i).file].mutable_bytes().subspan(there_->place(i).first_byte).begin());
+    std::ranges::copy(tensors[i].bytes,
+                      files_[there_->place(i).file].mutable_bytes().subspan(there_->place(i).first_byte).begin());
   return ok();
 }
 

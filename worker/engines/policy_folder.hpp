@@ -1,4 +1,5 @@
-// The installed policy as a Hugging Face directory in memory, for an engine that reads it from there. Private to worker/.
+// The installed policy as a Hugging Face directory in memory, for an engine that reads it from there. Private to
+// worker/.
 #pragma once
 #include <filesystem>
 #include <map>
@@ -20,13 +21,13 @@ namespace echoline::worker {
 // Where folders are made that nobody has chosen.
 inline constexpr const char* kMemoryFolder = "/dev/shm";
 
-// One thread. The folder is this object's alone, and goes with it; what a process left that was killed, the next one removes.
-// Its size is that of the policy. A snapshot takes as much memory again while it is decoded, a delta 6 bytes for every value
-// that changes.
+// One thread. The folder is this object's alone, and goes with it; what a process left that was killed, the next one
+// removes. Its size is that of the policy. A snapshot takes as much memory again while it is decoded, a delta 6 bytes
+// for every value that changes.
 class PolicyFolder {
  public:
-  // `files`: configuration and tokenizer, by name. `where`: a folder that is empty, absent or one of these; empty: a new one in
-  // `memory`. kInvalid: it holds files of somebody else; kUnavailable: another worker has it.
+  // `files`: configuration and tokenizer, by name. `where`: a folder that is empty, absent or one of these; empty: a
+  // new one in `memory`. kInvalid: it holds files of somebody else; kUnavailable: another worker has it.
   static Result<std::unique_ptr<PolicyFolder>> make(const std::map<std::string, std::string>& files,
                                                     const std::filesystem::path& where = {},
                                                     const std::filesystem::path& memory = kMemoryFolder);
@@ -54,7 +55,7 @@ class PolicyFolder {
   bool is_new_ = false;
   std::unique_ptr<Descriptor> lock_;
   std::optional<delta::Checkpoint> there_;  // once there is a policy
-  std::vector<delta::MappedFile> files_;  // its own
+  std::vector<delta::MappedFile> files_;    // its own
   std::optional<Version> version_;
   overlay::Digest digest_{};
   ArrivingPolicy arriving_{[this] { return delta::IncomingDelta(there_->view()); }};

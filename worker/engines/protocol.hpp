@@ -53,7 +53,7 @@ class Protocol {
   virtual ~Protocol() = default;
   virtual std::string_view name() const = 0;
   virtual std::vector<std::pair<std::string, std::string>> environment() const { return {}; }  // of a child
-  virtual Call health() const = 0;  // 200: it can be asked
+  virtual Call health() const = 0;                                                             // 200: it can be asked
 
   virtual Call draw(const Draw& draw) const = 0;
   // Form only: as many log-probabilities as tokens, for the context that was asked about where the server repeats it.
@@ -68,7 +68,8 @@ class Protocol {
   virtual Result<double> spread_of(std::string_view body) const = 0;
   virtual std::string_view temper_how() const = 0;  // what to do where they are not those of the temperature
 
-  // In this order: no response goes on, those under way come back with what they have; other weights; responses are taken again.
+  // In this order: no response goes on, those under way come back with what they have; other weights; responses are
+  // taken again.
   virtual Step pause() const = 0;
   virtual std::vector<Step> load(const std::filesystem::path& folder, Version version) const = 0;
   virtual Step resume() const = 0;

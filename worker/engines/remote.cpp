@@ -24,13 +24,15 @@ namespace echoline::worker {
 namespace {
 
 constexpr std::string_view kOperation = "engine";
-constexpr std::int64_t kPieceTokens = 512;  // asked for at a time: what is lost with a connection, and how often progress is seen
+constexpr std::int64_t kPieceTokens =
+    512;  // asked for at a time: what is lost with a connection, and how often progress is seen
 constexpr std::int64_t kProbeTokens = 64;
 constexpr int kTriesMax = 5;   // in a row, to get the engine to work
 constexpr int kLossesMax = 3;  // of one sequence, before it is taken for the cause
 constexpr Duration kSlice = std::chrono::milliseconds(50), kHealthEvery = std::chrono::milliseconds(200);
 constexpr Duration kHealthPatience = std::chrono::seconds(5);
-// For those that were aborted to come back: as long as some do. One that arrived when it was paused already waits there.
+// For those that were aborted to come back: as long as some do. One that arrived when it was paused already waits
+// there.
 constexpr Duration kDrainMax = std::chrono::seconds(5), kDrainQuiet = std::chrono::milliseconds(150);
 constexpr Duration kBackoffMax = std::chrono::seconds(30);
 constexpr Duration kForever = std::chrono::hours(24);
@@ -46,7 +48,8 @@ std::string quoted(const std::string& text) {
 }
 
 std::string replaced(std::string text, std::string_view what, const std::string& by) {
-  for (std::size_t at = 0; (at = text.find(what, at)) != std::string::npos; at += by.size()) text.replace(at, what.size(), by);
+  for (std::size_t at = 0; (at = text.find(what, at)) != std::string::npos; at += by.size())
+    text.replace(at, what.size(), by);
   return text;
 }
 
@@ -75,7 +78,8 @@ class Remote final : public Engine {
         url_(service_url(options.url)) {
     const std::int64_t count = std::max<std::int64_t>(2, std::min(kProbeTokens, task.model.positions_max / 2));
     for (std::int64_t i = 0; i < count; ++i)
-      probe_.push_back(static_cast<model::Token>(mix64(static_cast<std::uint64_t>(i)) % static_cast<std::uint64_t>(task.model.vocab_size)));
+      probe_.push_back(static_cast<model::Token>(mix64(static_cast<std::uint64_t>(i)) %
+                                                 static_cast<std::uint64_t>(task.model.vocab_size)));
   }
 
   std::size_t capacity() const override { return options_.rollouts_at_once; }
@@ -113,8 +117,10 @@ class Remote final : public Engine {
     if (phase_ == Phase::kWaking || phase_ == Phase::kLoading) rest();  // it may be reading the files
     ECHO_TRY(folder_->install(publication));
     if (!publication.activate) return ok();
-    if (phase_ == Phase::kReady) load();
-    else if (phase_ == Phase::kEmpty) phase_ = Phase::kDown;
+    if (phase_ == Phase::kReady)
+      load();
+    else if (phase_ == Phase::kEmpty)
+      phase_ = Phase::kDown;
     while (phase_ != Phase::kReady && !broken_) {
       if (host_.stop && *host_.stop) return fail(Code::kCancelled, "install policy", "asked to stop");
       pump(kSlice);
@@ -139,7 +145,7 @@ class Remote final : public Engine {
   };
   struct Live {
     Sequence sequence;
-    Response response;         // so far
+    Response response;          // so far
     std::uint64_t request = 0;  // 0: in the queue
     int losses = 0;
   };
@@ -154,11 +160,13 @@ class Remote final : public Engine {
   Status check(const Sequence& s) const {
     const std::int64_t vocabulary = task_.model.vocab_size;
     if (s.prompt.empty() || s.tokens_max < 1 || std::ssize(s.prompt) + s.tokens_max > task_.model.positions_max)
-      return fail(Code::kInvalid, "generate", "expected a prompt and room for {} tokens in {} positions, found a prompt of {}", s.tokens_max,
+      return fail(Code::kInvalid, "generate",
+                  "expected a prompt and room for {} tokens in {} positions, found a prompt of {}", s.tokens_max,
                   task_.model.positions_max, s.prompt.size());
     for (const model::Token token : s.prompt)
       if (token < 0 || token >= vocabulary)
-        return fail(Code::kInvalid, "generate", "token {} of the prompt, the vocabulary ends at {}", token, vocabulary - 1);
+        return fail(Code::kInvalid, "generate", "token {} of the prompt, the vocabulary ends at {}", token,
+                    vocabulary - 1);
     return ok();
   }
 
@@ -182,8 +190,10 @@ class Remote final : public Engine {
     for (const HttpAnswer& answer : http_.poll(wait)) {
       if (answer.request == control_) {
         control_ = 0;
-        if (phase_ == Phase::kWaking) healthy(answer);
-        else answered(answer);
+        if (phase_ == Phase::kWaking)
+          healthy(answer);
+        else
+          answered(answer);
       } else if (const auto it = sent_.find(answer.request); it != sent_.end()) {
         const std::uint64_t id = it->second;
         sent_.erase(it);
@@ -194,7 +204,9 @@ class Remote final : public Engine {
     }
   }
 
-  std::uint64_t send(const Call& call, Duration timeout) { return http_.send({call.method, url_ + call.path, call.body, timeout}); }
+  std::uint64_t send(const Call& call, Duration timeout) {
+    return http_.send({call.method, url_ + call.path, call.body, timeout});
+  }
 
   // ---- getting it to work ----
 
@@ -205,10 +217,11 @@ class Remote final : public Engine {
     if (!owns() || child_) return;
     const int port = free_port();
     url_ = fmt::format("http://127.0.0.1:{}", port);
-    const std::string command =
-        replaced(replaced(options_.command, "{model}", quoted(folder_->path().string())), "{port}", std::to_string(port));
+    const std::string command = replaced(replaced(options_.command, "{model}", quoted(folder_->path().string())),
+                                         "{port}", std::to_string(port));
     log::info("starts {}: {}", protocol_->name(), command);
-    auto child = Child::start(command, protocol_->environment(), folder_->is_new() ? folder_->path() : std::filesystem::path());
+    auto child =
+        Child::start(command, protocol_->environment(), folder_->is_new() ? folder_->path() : std::filesystem::path());
     if (!child) return failed(child.error().message());
     child_ = std::move(*child);
     is_fresh_ = true;
@@ -223,7 +236,8 @@ class Remote final : public Engine {
   }
 
   void healthy(const HttpAnswer& answer) {
-    health_ = answer.status == 0 ? answer.trouble : fmt::format("{} answered {}", protocol_->health().path, answer.status);
+    health_ =
+        answer.status == 0 ? answer.trouble : fmt::format("{} answered {}", protocol_->health().path, answer.status);
     if (answer.status != 200) return;
     if (suspected_) {
       // The same process is known to have its weights; whoever answers at an address may be another one by now.
@@ -288,17 +302,19 @@ class Remote final : public Engine {
 
   void add(const Step& step) {
     script_.push_back({step.call, [this, step](const HttpAnswer& answer) -> Status {
-      if (step.optional && (answer.status == 404 || answer.status == 405)) return ok();
-      ECHO_TRY(good(answer, step.call.path));
-      return step.accepts ? step.accepts(answer.body) : ok();
-    }});
+                         if (step.optional && (answer.status == 404 || answer.status == 405)) return ok();
+                         ECHO_TRY(good(answer, step.call.path));
+                         return step.accepts ? step.accepts(answer.body) : ok();
+                       }});
   }
 
   Status good(const HttpAnswer& answer, const std::string& path) const {
     if (answer.status == 200) return ok();
     if (answer.status == 0) return fail(Code::kUnavailable, kOperation, "{}: {}", path, answer.trouble);
-    return fail(Code::kUnavailable, kOperation, "{}: expected status 200, found {} ({}){}", path, answer.status, printable(answer.body, 300),
-                answer.status == 404 ? fmt::format(": is it {}, with its calls for other weights?", protocol_->name()) : "");
+    return fail(
+        Code::kUnavailable, kOperation, "{}: expected status 200, found {} ({}){}", path, answer.status,
+        printable(answer.body, 300),
+        answer.status == 404 ? fmt::format(": is it {}, with its calls for other weights?", protocol_->name()) : "");
   }
 
   // ---- whether it has the weights that it should have ----
@@ -308,10 +324,10 @@ class Remote final : public Engine {
   void look(Look look) {
     const auto probe = [this](std::function<Status(Probed)> then) {
       script_.push_back({protocol_->probe(probe_), [this, then = std::move(then)](const HttpAnswer& answer) -> Status {
-        ECHO_TRY(good(answer, "probe"));
-        ECHO_ASSIGN(Probed probed, protocol_->probed(probe_, answer.body));
-        return then(std::move(probed));
-      }});
+                           ECHO_TRY(good(answer, "probe"));
+                           ECHO_ASSIGN(Probed probed, protocol_->probed(probe_, answer.body));
+                           return then(std::move(probed));
+                         }});
     };
     // Twice: what the same weights answer may differ a little.
     probe([this](Probed probed) {
@@ -320,7 +336,8 @@ class Remote final : public Engine {
     });
     probe([this, look](Probed probed) -> Status {
       const double noise = 2 * Fingerprints::distance(first_, probed.logprobs);
-      if (!std::isfinite(noise)) return fail(Code::kCorrupt, kOperation, "it says of the tokens of a text what is no number");
+      if (!std::isfinite(noise))
+        return fail(Code::kCorrupt, kOperation, "it says of the tokens of a text what is no number");
       const bool named = !probed.weights || *probed.weights == fmt::format("{}", *target_);
       const auto verdict = fingerprints_.judge(folder_->digest(), probed.logprobs, noise);
       using Verdict = Fingerprints::Verdict;
@@ -329,14 +346,15 @@ class Remote final : public Engine {
         return ok();
       }
       if (!named)
-        return fail(Code::kStale, kOperation, "it says that it has version '{}' after it has loaded version {}", printable(*probed.weights, 40),
-                    *target_);
+        return fail(Code::kStale, kOperation, "it says that it has version '{}' after it has loaded version {}",
+                    printable(*probed.weights, 40), *target_);
       if (verdict == Verdict::kOther)
         return fail(Code::kStale, kOperation, "it answers otherwise than with version {} before", *target_);
       if (verdict == Verdict::kStale) {
         // Who has just read the files has what is in them.
         if (look == Look::kLoaded)
-          return fail(Code::kStale, kOperation, "it answers as under another version after it said that it has loaded version {}", *target_);
+          return fail(Code::kStale, kOperation,
+                      "it answers as under another version after it said that it has loaded version {}", *target_);
         log::info("version {} answers a probe exactly as one before", *target_);
       }
       fingerprints_.keep(folder_->digest(), std::move(probed.logprobs));
@@ -344,16 +362,18 @@ class Remote final : public Engine {
     });
   }
 
-  // Log-probabilities have to be those of the temperature that tokens are drawn with; some report those of temperature 1.
+  // Log-probabilities have to be those of the temperature that tokens are drawn with; some report those of
+  // temperature 1.
   void check_temperature() {
     const double temperature = task_.spec.temperature();
     if (temperature_checked_ || temperature == 1.0) return;
     const auto ask = [this](double t, std::function<Status(double)> then) {
-      script_.push_back({protocol_->spread(probe_, t), [this, then = std::move(then)](const HttpAnswer& answer) -> Status {
-        ECHO_TRY(good(answer, "probe"));
-        ECHO_ASSIGN(const double spread, protocol_->spread_of(answer.body));
-        return then(spread);
-      }});
+      script_.push_back(
+          {protocol_->spread(probe_, t), [this, then = std::move(then)](const HttpAnswer& answer) -> Status {
+             ECHO_TRY(good(answer, "probe"));
+             ECHO_ASSIGN(const double spread, protocol_->spread_of(answer.body));
+             return then(spread);
+           }});
     };
     ask(1.0, [this](double spread) {
       spread_ = spread;
@@ -362,15 +382,18 @@ class Remote final : public Engine {
     ask(temperature, [this, temperature](double spread) -> Status {
       const double expected = spread_ / temperature;
       if (std::abs(expected - spread_) < kSpreadMin) {
-        log::warn("whether {} reports log-probabilities at temperature {} cannot be seen", protocol_->name(), temperature);
+        log::warn("whether {} reports log-probabilities at temperature {} cannot be seen", protocol_->name(),
+                  temperature);
         return ok();
       }
       if (std::abs(spread - expected) < std::abs(spread - spread_)) {
         temperature_checked_ = true;
         return ok();
       }
-      broken_ = fail(Code::kInvalid, kOperation, "{} reports log-probabilities of temperature 1, and tokens are drawn with rollout.temperature {}: {}",
-                     protocol_->name(), temperature, protocol_->temper_how());
+      broken_ =
+          fail(Code::kInvalid, kOperation,
+               "{} reports log-probabilities of temperature 1, and tokens are drawn with rollout.temperature {}: {}",
+               protocol_->name(), temperature, protocol_->temper_how());
       return ok();
     });
   }
@@ -414,8 +437,8 @@ class Remote final : public Engine {
     rest();
     log::warn("{}: {}{}", protocol_->name(), why, owns() ? "; it is started again" : "; it is tried again");
     if (++tries_ >= kTriesMax) {
-      broken_ = fail(Code::kUnavailable, kOperation, "{} does not work after {} attempts; the last: {}{}", protocol_->name(), tries_, why,
-                     owns() ? "" : ". Start it anew");
+      broken_ = fail(Code::kUnavailable, kOperation, "{} does not work after {} attempts; the last: {}{}",
+                     protocol_->name(), tries_, why, owns() ? "" : ". Start it anew");
       return;
     }
     retry_at_ = clock_.now() + std::min(kBackoffMax, options_.retry_first * (1 << (tries_ - 1)));
@@ -428,7 +451,8 @@ class Remote final : public Engine {
         continue;
       }
       std::erase(queue_, it->first);
-      done_.push_back({it->first, fail(Code::kInternal, "generate", "the engine was lost with it {} times", it->second.losses)});
+      done_.push_back(
+          {it->first, fail(Code::kInternal, "generate", "the engine was lost with it {} times", it->second.losses)});
       it = live_.erase(it);
     }
   }
@@ -479,14 +503,17 @@ class Remote final : public Engine {
     const auto again = [&](bool loss) {
       if (loss && ++live.losses >= kLossesMax)
         return finish(fail(Code::kInternal, "generate", "the engine failed at it {} times; the last: {}", live.losses,
-                           answer.status == 0 ? answer.trouble : fmt::format("status {}, {}", answer.status, printable(answer.body, 300))));
+                           answer.status == 0
+                               ? answer.trouble
+                               : fmt::format("status {}, {}", answer.status, printable(answer.body, 300))));
       queue_.push_front(id);
     };
     if (answer.status == 503 || answer.status == 429) {
       again(false);
       const TimePoint now = clock_.now();
       if (refused_since_ == kNever) refused_since_ = now;
-      if (now - refused_since_ > options_.patience) return failed(fmt::format("it answers {} for {}", answer.status, to_text(options_.patience)));
+      if (now - refused_since_ > options_.patience)
+        return failed(fmt::format("it answers {} for {}", answer.status, to_text(options_.patience)));
       return suspect(fmt::format("it answered {}: {}", answer.status, printable(answer.body, 200)));
     }
     refused_since_ = kNever;
@@ -500,19 +527,22 @@ class Remote final : public Engine {
       return again(false);
     }
     if (answer.status != 200)
-      return finish(fail(Code::kInvalid, "generate", "the engine refuses it with status {}: {}", answer.status, printable(answer.body, 500)));
+      return finish(fail(Code::kInvalid, "generate", "the engine refuses it with status {}: {}", answer.status,
+                         printable(answer.body, 500)));
     const Draw asked = next_of(live);
     Result<Piece> piece = protocol_->drawn(asked, answer.body);
     if (!piece) return finish(std::move(piece).error());
     if (piece->weights && version_ && *piece->weights != fmt::format("{}", *version_)) {
       again(true);
-      return failed(fmt::format("it answered with version '{}' where it was given {}", printable(*piece->weights, 40), *version_));
+      return failed(fmt::format("it answered with version '{}' where it was given {}", printable(*piece->weights, 40),
+                                *version_));
     }
     const bool finite = std::ranges::all_of(piece->logprobs, [](double logprob) { return std::isfinite(logprob); });
     if (Status taken = take(live, asked, *piece); !taken) return finish(std::move(taken).error(), !finite);
     if (!piece->tokens.empty()) tries_ = 0;
     progress_ += piece->tokens.size();
-    if (live.response.ended || std::ssize(live.response.tokens) == live.sequence.tokens_max) return finish(std::move(live.response));
+    if (live.response.ended || std::ssize(live.response.tokens) == live.sequence.tokens_max)
+      return finish(std::move(live.response));
     again(piece->aborted && piece->tokens.empty() && phase_ == Phase::kReady);
   }
 
@@ -520,25 +550,31 @@ class Remote final : public Engine {
   Status take(Live& live, const Draw& asked, const Piece& piece) const {
     const auto wrong = [](std::string what) { return fail(Code::kCorrupt, "answer of the engine", "{}", what); };
     const std::size_t count = piece.tokens.size();
-    if (piece.logprobs.size() != count) return wrong(fmt::format("{} log-probabilities of {} tokens", piece.logprobs.size(), count));
-    if (std::ssize(piece.tokens) > asked.tokens_max) return wrong(fmt::format("{} tokens, {} were asked for", count, asked.tokens_max));
+    if (piece.logprobs.size() != count)
+      return wrong(fmt::format("{} log-probabilities of {} tokens", piece.logprobs.size(), count));
+    if (std::ssize(piece.tokens) > asked.tokens_max)
+      return wrong(fmt::format("{} tokens, {} were asked for", count, asked.tokens_max));
     for (std::size_t i = 0; i < count; ++i) {
       const double logprob = piece.logprobs[i];
-      if (!std::isfinite(logprob) || logprob > kLogprobSlack) return wrong(fmt::format("log-probability {} of token {}", logprob, i));
+      if (!std::isfinite(logprob) || logprob > kLogprobSlack)
+        return wrong(fmt::format("log-probability {} of token {}", logprob, i));
       if (piece.tokens[i] < 0 || piece.tokens[i] >= task_.model.vocab_size)
         return wrong(fmt::format("token {}, the vocabulary ends at {}", piece.tokens[i], task_.model.vocab_size - 1));
       const bool ends = std::find(asked.ends.begin(), asked.ends.end(), piece.tokens[i]) != asked.ends.end();
-      if (ends && i + 1 < count) return wrong(fmt::format("it goes on after token {}, which ends a response", piece.tokens[i]));
+      if (ends && i + 1 < count)
+        return wrong(fmt::format("it goes on after token {}, which ends a response", piece.tokens[i]));
       live.response.ended = ends;
     }
     // A stop string that only the server sees ends nothing, and it is asked to go on.
     const bool stopped = !asked.stop.empty() && count > 0;
     if (!piece.aborted && !live.response.ended && !stopped && std::ssize(piece.tokens) < asked.tokens_max)
-      return wrong(fmt::format("it stops after {} of {} tokens, and none of them ends a response of this run", count, asked.tokens_max));
+      return wrong(fmt::format("it stops after {} of {} tokens, and none of them ends a response of this run", count,
+                               asked.tokens_max));
     if (count == 0) return ok();
     const std::size_t before = live.response.tokens.size();
     live.response.tokens.insert(live.response.tokens.end(), piece.tokens.begin(), piece.tokens.end());
-    for (const double logprob : piece.logprobs) live.response.logprobs.push_back(static_cast<float>(std::min(logprob, 0.0)));
+    for (const double logprob : piece.logprobs)
+      live.response.logprobs.push_back(static_cast<float>(std::min(logprob, 0.0)));
     if (const auto end = task_.phrasing->end(live.response.tokens, before)) {
       live.response.ended = true;
       live.response.tokens.resize(*end);  // servers may notice a stop string some tokens late
@@ -561,9 +597,9 @@ class Remote final : public Engine {
   std::string url_;
 
   std::map<std::uint64_t, Live> live_;
-  std::deque<std::uint64_t> queue_;             // of those, without a request
+  std::deque<std::uint64_t> queue_;              // of those, without a request
   std::map<std::uint64_t, std::uint64_t> sent_;  // the others, by request
-  std::vector<Outcome> done_;                   // to be told by poll()
+  std::vector<Outcome> done_;                    // to be told by poll()
   TimePoint heard_at_{};
 
   Phase phase_ = Phase::kEmpty;
@@ -589,22 +625,25 @@ class Remote final : public Engine {
 
 }  // namespace
 
-Result<std::unique_ptr<Engine>> make_remote_engine(const EngineOptions& options, const Task& task, const EngineHost& host) {
+Result<std::unique_ptr<Engine>> make_remote_engine(const EngineOptions& options, const Task& task,
+                                                   const EngineHost& host) {
   const schema::RunSpec& spec = task.spec;
   auto protocol = options.kind == EngineKind::kSglang ? sglang_protocol() : vllm_protocol();
   if (spec.top_p() < 1 || spec.top_k() > 0 || spec.min_p() > 0)
     return fail(Code::kInvalid, kOperation,
-                "the run draws with top_p {}, top_k {} and min_p {}, and {} does not say how likely a token was among those left: set "
+                "the run draws with top_p {}, top_k {} and min_p {}, and {} does not say how likely a token was among "
+                "those left: set "
                 "rollout.top_p: 1, rollout.top_k: 0 and rollout.min_p: 0, or generate with the built-in engine",
                 spec.top_p(), spec.top_k(), spec.min_p(), protocol->name());
-  ECHO_ASSIGN(model::ModelFiles files, model::ModelFiles::make([&] {
-                model::ModelConfig config = task.model;
-                config.eos = task.phrasing->eos();
-                return config;
-              }(), task.phrasing->tokenizer()));
+  ECHO_ASSIGN(model::ModelFiles files, model::ModelFiles::make(
+                                           [&] {
+                                             model::ModelConfig config = task.model;
+                                             config.eos = task.phrasing->eos();
+                                             return config;
+                                           }(),
+                                           task.phrasing->tokenizer()));
   ECHO_ASSIGN(auto folder, PolicyFolder::make(files.content, options.folder));
-  return std::unique_ptr<Engine>(
-      std::make_unique<Remote>(options, task, host, std::move(protocol), std::move(folder)));
+  return std::unique_ptr<Engine>(std::make_unique<Remote>(options, task, host, std::move(protocol), std::move(folder)));
 }
 
 }  // namespace echoline::worker

@@ -12,7 +12,8 @@ struct Scored {
 };
 
 Result<Scored> scored(const json& list, const char* what, std::size_t from) {
-  if (!list.is_array()) return odd_answer("expected a list in {}, found {}: is `return_logprob` known to it?", what, excerpt(list));
+  if (!list.is_array())
+    return odd_answer("expected a list in {}, found {}: is `return_logprob` known to it?", what, excerpt(list));
   Scored all;
   for (std::size_t i = from; i < list.size(); ++i) {
     if (!list[i].is_array() || list[i].size() < 2)
@@ -54,7 +55,8 @@ class Sglang final : public Protocol {
       ECHO_ASSIGN(const auto tokens, tokens_of(ids, "output_ids"));
       if (tokens != all.tokens) {
         if (piece.aborted) return piece;
-        return odd_answer("{} log-probabilities, which are not those of the {} tokens", all.tokens.size(), tokens.size());
+        return odd_answer("{} log-probabilities, which are not those of the {} tokens", all.tokens.size(),
+                          tokens.size());
       }
     }
     piece.tokens = std::move(all.tokens);
@@ -72,7 +74,8 @@ class Sglang final : public Protocol {
     ECHO_ASSIGN(const json answer, parse_answer(body));
     ECHO_ASSIGN(Scored all, scored(at(answer, "meta_info", "input_token_logprobs"), "input_token_logprobs", 1));
     if (!std::equal(all.tokens.begin(), all.tokens.end(), text.begin() + 1, text.end()))
-      return odd_answer("{} log-probabilities of a text of {} tokens, or of another text", all.tokens.size(), text.size());
+      return odd_answer("{} log-probabilities of a text of {} tokens, or of another text", all.tokens.size(),
+                        text.size());
     return Probed{std::move(all.logprobs), text_of(at(answer, "meta_info", "weight_version"))};
   }
 
@@ -107,17 +110,27 @@ class Sglang final : public Protocol {
   }
   Step resume() const override { return {post("/continue_generation", json::object()), true}; }
   std::vector<Step> begun(Version version) const override {
-    return {{post("/update_weight_version", {{"new_version", fmt::format("{}", version)}, {"abort_all_requests", false}}), true}};
+    return {
+        {post("/update_weight_version", {{"new_version", fmt::format("{}", version)}, {"abort_all_requests", false}}),
+         true}};
   }
 
  private:
   static Call post(const char* path, const json& body) { return {"POST", path, body.dump()}; }
   static Call generate(const json& body) { return post("/generate", body); }
   // All that a server or a model might have a default of its own for.
-  static json sampling(double temperature, std::int64_t tokens_max, std::uint64_t seed, const std::vector<model::Token>& ends) {
-    json params = {{"max_new_tokens", tokens_max}, {"temperature", temperature}, {"top_p", 1.0},
-                   {"top_k", -1}, {"min_p", 0.0}, {"frequency_penalty", 0.0}, {"presence_penalty", 0.0},
-                   {"repetition_penalty", 1.0}, {"ignore_eos", ends.empty()}, {"no_stop_trim", true},
+  static json sampling(double temperature, std::int64_t tokens_max, std::uint64_t seed,
+                       const std::vector<model::Token>& ends) {
+    json params = {{"max_new_tokens", tokens_max},
+                   {"temperature", temperature},
+                   {"top_p", 1.0},
+                   {"top_k", -1},
+                   {"min_p", 0.0},
+                   {"frequency_penalty", 0.0},
+                   {"presence_penalty", 0.0},
+                   {"repetition_penalty", 1.0},
+                   {"ignore_eos", ends.empty()},
+                   {"no_stop_trim", true},
                    {"sampling_seed", seed & 0x7fffffff}};
     if (!ends.empty()) params["stop_token_ids"] = ends;
     return params;

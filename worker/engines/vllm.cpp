@@ -17,7 +17,9 @@ Result<json> only_choice(std::string_view body) {
 class Vllm final : public Protocol {
  public:
   std::string_view name() const override { return "vLLM"; }
-  std::vector<std::pair<std::string, std::string>> environment() const override { return {{"VLLM_SERVER_DEV_MODE", "1"}}; }
+  std::vector<std::pair<std::string, std::string>> environment() const override {
+    return {{"VLLM_SERVER_DEV_MODE", "1"}};
+  }
   Call health() const override { return {"GET", "/health", ""}; }
 
   Call draw(const Draw& d) const override {
@@ -45,7 +47,8 @@ class Vllm final : public Protocol {
     const json& logprobs = at(choice, "logprobs", "token_logprobs");
     if (!logprobs.is_array() || logprobs.size() != piece.tokens.size()) {
       if (piece.aborted) return Piece{{}, {}, true, std::nullopt};
-      return odd_answer("expected {} log-probabilities in token_logprobs, found {}", piece.tokens.size(), excerpt(logprobs));
+      return odd_answer("expected {} log-probabilities in token_logprobs, found {}", piece.tokens.size(),
+                        excerpt(logprobs));
     }
     for (const json& one : logprobs) {
       ECHO_ASSIGN(const double logprob, logprob_of(one));
@@ -69,7 +72,9 @@ class Vllm final : public Protocol {
     Probed probed;
     for (std::size_t i = 1; i < list.size(); ++i) {
       const json& entry = at(list[i], std::to_string(text[i]).c_str());
-      if (!entry.is_object()) return odd_answer("expected the log-probability of token {} in prompt_logprobs, found {}", text[i], excerpt(list[i]));
+      if (!entry.is_object())
+        return odd_answer("expected the log-probability of token {} in prompt_logprobs, found {}", text[i],
+                          excerpt(list[i]));
       ECHO_ASSIGN(const double logprob, logprob_of(at(entry, "logprob")));
       probed.logprobs.push_back(logprob);
     }
@@ -85,7 +90,8 @@ class Vllm final : public Protocol {
   Result<double> spread_of(std::string_view body) const override {
     ECHO_ASSIGN(const json choice, only_choice(body));
     const json& top = at(choice, "logprobs", "top_logprobs");
-    if (!top.is_array() || top.empty() || !top[0].is_object()) return odd_answer("expected top_logprobs, found {}", excerpt(top));
+    if (!top.is_array() || top.empty() || !top[0].is_object())
+      return odd_answer("expected top_logprobs, found {}", excerpt(top));
     std::vector<double> all;
     for (const auto& [token, value] : top[0].items()) {
       ECHO_ASSIGN(const double logprob, logprob_of(value));
@@ -107,10 +113,21 @@ class Vllm final : public Protocol {
  private:
   static Call post(const char* path, const json& body) { return {"POST", path, body.dump()}; }
   // All that generation_config.json might say otherwise, which vLLM takes its defaults from.
-  static json sampling(const std::vector<model::Token>& prompt, double temperature, std::int64_t tokens_max, std::uint64_t seed) {
-    return {{"prompt", prompt}, {"max_tokens", tokens_max}, {"n", 1}, {"temperature", temperature}, {"top_p", 1.0},
-            {"top_k", -1}, {"min_p", 0.0}, {"frequency_penalty", 0.0}, {"presence_penalty", 0.0},
-            {"repetition_penalty", 1.0}, {"seed", seed & 0x7fffffff}, {"return_token_ids", true}, {"stream", false}};
+  static json sampling(const std::vector<model::Token>& prompt, double temperature, std::int64_t tokens_max,
+                       std::uint64_t seed) {
+    return {{"prompt", prompt},
+            {"max_tokens", tokens_max},
+            {"n", 1},
+            {"temperature", temperature},
+            {"top_p", 1.0},
+            {"top_k", -1},
+            {"min_p", 0.0},
+            {"frequency_penalty", 0.0},
+            {"presence_penalty", 0.0},
+            {"repetition_penalty", 1.0},
+            {"seed", seed & 0x7fffffff},
+            {"return_token_ids", true},
+            {"stream", false}};
   }
 };
 

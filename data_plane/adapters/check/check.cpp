@@ -140,10 +140,10 @@ class Check {
     }
     sound(step->score, problem, response);
     if (!step->done && step->observation.text.size() > kPromptBytes)
-      found_.wrong(
-          "episodes",
-          fmt::format("an observation has {} bytes, at most {} are allowed", step->observation.text.size(), kPromptBytes),
-          problem.id(), response);
+      found_.wrong("episodes",
+                   fmt::format("an observation has {} bytes, at most {} are allowed", step->observation.text.size(),
+                               kPromptBytes),
+                   problem.id(), response);
     if (!step->done && !utf8(step->observation.text))
       found_.wrong("episodes", "an observation is no UTF-8", problem.id(), response);
   }

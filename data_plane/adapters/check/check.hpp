@@ -19,8 +19,8 @@ namespace echoline::data_plane {
 struct Finding {
   std::string check;  // what was looked at: "problems", "held out", "demonstrations", "rewards", "failures", "breaks",
                       // "scores" (found again), "worker" (by a worker's copy), "episodes", "threads", "speed"
-  bool wrong = true;     // a run would suffer; else it may be meant so
-  std::string what;      // one line
+  bool wrong = true;  // a run would suffer; else it may be meant so
+  std::string what;   // one line
   std::string problem;   // its id; empty: none
   std::string response;  // printable, shortened; empty: none
 };

@@ -1,7 +1,8 @@
 // Programs: MBPP and HumanEval as JSON Lines; a response's program is worth what of the tests it passes (grader.hpp).
 //
-// MBPP (Austin et al. 2021, arXiv:2108.07732): {text or prompt, code, test_list, test_setup_code, test_imports}, where the first
-// three have to be there. HumanEval (Chen et al. 2021, arXiv:2107.03374): {prompt, test, entry_point, canonical_solution}.
+// MBPP (Austin et al. 2021, arXiv:2108.07732): {text or prompt, code, test_list, test_setup_code, test_imports}, where
+// the first three have to be there. HumanEval (Chen et al. 2021, arXiv:2107.03374): {prompt, test, entry_point,
+// canonical_solution}.
 #include <charconv>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -23,7 +24,8 @@ constexpr std::string_view kOperation = "code";
 constexpr std::uint64_t kFileBytesMax = 256u << 20;
 constexpr std::size_t kPromptMax = 256u << 10, kReferenceMax = 64u << 10;  // schema.proto
 constexpr std::string_view kListedPrompt =
-    "{task}\nThe function must pass these tests:\n```python\n{tests}\n```\nAnswer with the program in one block of Python.";
+    "{task}\nThe function must pass these tests:\n```python\n{tests}\n```\nAnswer with the program in one block of "
+    "Python.";
 constexpr std::string_view kFunctionPrompt =
     "Complete this Python function.\n```python\n{task}\n```\nAnswer with the whole function in one block of Python.";
 
@@ -52,17 +54,23 @@ struct Options {
            "without `held_out`: this share of the problems in `train` is held out, the same for the same seed");
     if (both) s.error("held_out_fraction", "expected 'held_out' or 'held_out_fraction', not both");
     s.read("prompt", prompt,
-           {"what the policy is told: {task} stands for the problem's text or the beginning of its function, {tests} for its tests",
+           {"what the policy is told: {task} stands for the problem's text or the beginning of its function, {tests} "
+            "for its tests",
             "asks for one block of Python; `\"{task}\"` for a model that continues text"});
     if (prompt && prompt->find("{task}") == std::string::npos) s.error("prompt", "expected a text with {task} in it");
     s.read_choice("reward", reward, {{"pulse", Reward::kPulse}, {"fraction", Reward::kFraction}},
-                  "what a response is worth: 0.7 of the tests passed, and 0.1 each for a program that is Python, stands in a closed "
+                  "what a response is worth: 0.7 of the tests passed, and 0.1 each for a program that is Python, "
+                  "stands in a closed "
                   "block, and follows thinking (pulse), or the fraction of the tests passed (fraction)");
-    s.read("python", grader.python, "the interpreter on whatever machine grades, Python 3.8 or newer; what is in the folder above its own can be read by programs");
+    s.read("python", grader.python,
+           "the interpreter on whatever machine grades, Python 3.8 or newer; what is in the folder above its own can "
+           "be read by programs");
     s.read("test_time", grader.test_time, {.min = std::chrono::milliseconds(100), .max = std::chrono::minutes(10)},
            "what one test may take, and all that a program does before the first");
-    s.read("time", grader.time, {.min = std::chrono::milliseconds(100), .max = std::chrono::hours(1)}, "what all tests of a program may take");
-    s.read("memory", grader.memory, {.min = Bytes{64u << 20}, .max = Bytes{1ull << 40}}, "what a program may use, its files included");
+    s.read("time", grader.time, {.min = std::chrono::milliseconds(100), .max = std::chrono::hours(1)},
+           "what all tests of a program may take");
+    s.read("memory", grader.memory, {.min = Bytes{64u << 20}, .max = Bytes{1ull << 40}},
+           "what a program may use, its files included");
     s.read("parallel", grader.parallel, {.min = 1, .max = 256}, "programs that a worker grades at a time");
   }
 };
@@ -98,7 +106,8 @@ class Reader {
     if (it != row_.end() && it->is_array())
       for (const json& each : *it)
         if (each.is_string()) all.push_back(each.get<std::string>());
-    if (it == row_.end() || !it->is_array() || all.size() != it->size()) return wrong(fmt::format("expected a list of strings '{}'", key));
+    if (it == row_.end() || !it->is_array() || all.size() != it->size())
+      return wrong(fmt::format("expected a list of strings '{}'", key));
     return all;
   }
 
@@ -107,8 +116,10 @@ class Reader {
     ECHO_ASSIGN(const std::string test, text("test"));
     ECHO_ASSIGN(const std::string entry_point, text("entry_point"));
     ECHO_ASSIGN(const std::string solution, text("canonical_solution"));
-    if (!defines(prompt, entry_point)) return wrong(fmt::format("the prompt does not begin a function '{}'", entry_point.substr(0, 64)));
-    return Row{prompt, test, text_of({{"prompt", prompt}, {"test", test}, {"entry_point", entry_point}}), prompt + solution, true};
+    if (!defines(prompt, entry_point))
+      return wrong(fmt::format("the prompt does not begin a function '{}'", entry_point.substr(0, 64)));
+    return Row{prompt, test, text_of({{"prompt", prompt}, {"test", test}, {"entry_point", entry_point}}),
+               prompt + solution, true};
   }
 
   Result<Row> listed() const {
@@ -135,13 +146,15 @@ class Reader {
 };
 
 void replace_all(std::string& text, std::string_view what, std::string_view with) {
-  for (auto at = text.find(what); at != std::string::npos; at = text.find(what, at + with.size())) text.replace(at, what.size(), with);
+  for (auto at = text.find(what); at != std::string::npos; at = text.find(what, at + with.size()))
+    text.replace(at, what.size(), with);
 }
 
 Result<std::vector<Row>> read_rows(const std::filesystem::path& path) {
   ECHO_ASSIGN(const std::string content, read_file(path, kFileBytesMax));
   if (content.starts_with("\x1f\x8b"))
-    return fail(Code::kInvalid, "read code", "{}: is compressed; unpack it first: gunzip {}", path.string(), path.string());
+    return fail(Code::kInvalid, "read code", "{}: is compressed; unpack it first: gunzip {}", path.string(),
+                path.string());
   std::vector<Row> rows;
   std::size_t line_number = 0;
   for (std::size_t begin = 0; begin < content.size();) {
@@ -151,9 +164,11 @@ Result<std::vector<Row>> read_rows(const std::filesystem::path& path) {
     ++line_number;
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
     const std::string where = fmt::format("{}:{}", path.string(), line_number);
-    ECHO_ASSIGN(Row row, Reader(json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false), where).read());
+    ECHO_ASSIGN(Row row,
+                Reader(json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false), where).read());
     if (row.reference.size() > kReferenceMax)
-      return fail(Code::kInvalid, "read code", "{}: tests and what belongs to them have {} bytes, at most {}", where, row.reference.size(), kReferenceMax);
+      return fail(Code::kInvalid, "read code", "{}: tests and what belongs to them have {} bytes, at most {}", where,
+                  row.reference.size(), kReferenceMax);
     rows.push_back(std::move(row));
   }
   if (rows.empty()) return fail(Code::kInvalid, "read code", "{}: no problems in it", path.string());
@@ -162,7 +177,8 @@ Result<std::vector<Row>> read_rows(const std::filesystem::path& path) {
 
 class CodeTask final : public Adapter {
  public:
-  CodeTask(Options options, std::uint64_t seed) : options_(std::move(options)), key_(mix64(seed)), threads_(options_.grader.parallel) {}
+  CodeTask(Options options, std::uint64_t seed)
+      : options_(std::move(options)), key_(mix64(seed)), threads_(options_.grader.parallel) {}
 
   ~CodeTask() override {
     if (grader_) grader_->stop();  // or the threads would take as long as what they grade
@@ -176,25 +192,29 @@ class CodeTask final : public Adapter {
       for (const Row& row : held_out_) known.insert(row.task);
       std::erase_if(train_, [&](const Row& row) { return known.contains(row.task); });
       if (train_.empty())
-        return fail(Code::kInvalid, "", "every problem of '{}' is held out in '{}'", options_.train.string(), options_.held_out->string());
+        return fail(Code::kInvalid, "", "every problem of '{}' is held out in '{}'", options_.train.string(),
+                    options_.held_out->string());
     } else {
       ECHO_TRY(hold_out());
     }
     for (std::size_t i = 0; i < train_.size() + held_out_.size(); ++i) {
-      const Problem p = i < train_.size() ? made("train", i, train_[i]) : made("test", i - train_.size(), held_out_[i - train_.size()]);
+      const Problem p = i < train_.size() ? made("train", i, train_[i])
+                                          : made("test", i - train_.size(), held_out_[i - train_.size()]);
       if (p.prompt().size() > kPromptMax)
-        return fail(Code::kInvalid, "", "problem '{}' has a prompt of {} bytes, at most {}", p.id(), p.prompt().size(), kPromptMax);
+        return fail(Code::kInvalid, "", "problem '{}' has a prompt of {} bytes, at most {}", p.id(), p.prompt().size(),
+                    kPromptMax);
     }
     return ok();
   }
 
   std::string_view name() const override { return "code"; }
-  // Nearly always: a program may do something else each time. Who grades it again has to make sure before anybody is accused
-  // (learner/regrading.hpp).
+  // Nearly always: a program may do something else each time. Who grades it again has to make sure before anybody is
+  // accused (learner/regrading.hpp).
   Repeatable repeatable(const Problem&) const override { return Repeatable::kCostly; }
 
   Result<Problem> problem(std::uint64_t index) const override {
-    if (train_.empty()) return fail(Code::kUnavailable, kOperation, "this adapter was made for scoring; it has read no problems");
+    if (train_.empty())
+      return fail(Code::kUnavailable, kOperation, "this adapter was made for scoring; it has read no problems");
     const std::uint64_t row = shuffled_cycle(index, train_.size(), key_);
     return made("train", row, train_[row]);
   }
@@ -218,7 +238,8 @@ class CodeTask final : public Adapter {
     const double pulse = kTests * tests + kSyntax * syntax + kFormat * format + kThinking * thinking;
     return Score{options_.reward == Reward::kPulse ? pulse : tests,
                  {{"tests", tests}, {"syntax", syntax}, {"format", format}, {"thinking", thinking}},
-                 grade.tests > 0 && grade.passed == grade.tests, grade.late};
+                 grade.tests > 0 && grade.passed == grade.tests,
+                 grade.late};
   }
 
   // Graded on threads of its own, beside whatever else the caller has to do.
@@ -251,11 +272,14 @@ class CodeTask final : public Adapter {
   Status hold_out() {
     const auto count = static_cast<std::size_t>(static_cast<double>(train_.size()) * options_.held_out_fraction);
     if (count == 0 || count == train_.size())
-      return fail(Code::kInvalid, "", "{}: held_out_fraction {} of {} problems leaves none to {}; choose another, or a file in held_out", options_.train.string(),
-                  options_.held_out_fraction, train_.size(), count == 0 ? "evaluate with" : "train on");
+      return fail(Code::kInvalid, "",
+                  "{}: held_out_fraction {} of {} problems leaves none to {}; choose another, or a file in held_out",
+                  options_.train.string(), options_.held_out_fraction, train_.size(),
+                  count == 0 ? "evaluate with" : "train on");
     std::vector<Row> rows(train_.size());
     for (std::size_t i = 0; i < rows.size(); ++i) rows[permuted(i, rows.size(), key_)] = std::move(train_[i]);
-    train_.assign(std::make_move_iterator(rows.begin() + static_cast<std::ptrdiff_t>(count)), std::make_move_iterator(rows.end()));
+    train_.assign(std::make_move_iterator(rows.begin() + static_cast<std::ptrdiff_t>(count)),
+                  std::make_move_iterator(rows.end()));
     rows.resize(count);
     // What stands twice is on one side only.
     std::set<std::string_view> known;
@@ -267,7 +291,8 @@ class CodeTask final : public Adapter {
   }
 
   Problem made(std::string_view split, std::uint64_t number, const Row& row) const {
-    std::string prompt = options_.prompt ? *options_.prompt : std::string(row.function ? kFunctionPrompt : kListedPrompt);
+    std::string prompt =
+        options_.prompt ? *options_.prompt : std::string(row.function ? kFunctionPrompt : kListedPrompt);
     // {tests} first: what a task says of braces stays as it is.
     replace_all(prompt, "{tests}", row.tests);
     if (const auto at = prompt.find("{task}"); at != std::string::npos) prompt.replace(at, 6, row.task);
@@ -278,10 +303,13 @@ class CodeTask final : public Adapter {
     return problem;
   }
 
-  // MBPP: imports and the response's code. HumanEval: the function's beginning, then the whole function or what follows it.
+  // MBPP: imports and the response's code. HumanEval: the function's beginning, then the whole function or what follows
+  // it.
   static Result<std::string> program_of(const Problem& problem, const std::string& code) {
     const auto task = json::parse(problem.reference(), nullptr, /*allow_exceptions=*/false);
-    const auto text = [&](const char* key) { return task[key].is_string() ? task[key].get<std::string>() : std::string(); };
+    const auto text = [&](const char* key) {
+      return task[key].is_string() ? task[key].get<std::string>() : std::string();
+    };
     if (!task.is_object()) return fail(Code::kInvalid, kOperation, "'{}': its reference holds no tests", problem.id());
     if (task.contains("prompt") && task.contains("entry_point")) {
       const std::string prompt = text("prompt");
@@ -315,7 +343,9 @@ Result<std::unique_ptr<Adapter>> make(std::string_view options_json, std::uint64
 
 }  // namespace
 
-const BuiltIn kCode{"code", "Programs in Python for the problems of MBPP, HumanEval or files like theirs; run in a sandbox, and worth what they pass of the tests",
+const BuiltIn kCode{"code",
+                    "Programs in Python for the problems of MBPP, HumanEval or files like theirs; run in a sandbox, "
+                    "and worth what they pass of the tests",
                     [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); }, make};
 
 }  // namespace echoline::data_plane

@@ -11,7 +11,8 @@ struct Asked {
 
 class GradedBeside final : public Episode {
  public:
-  GradedBeside(Threads& threads, std::function<Result<Score>(const std::string&)> score) : threads_(threads), score_(std::move(score)) {}
+  GradedBeside(Threads& threads, std::function<Result<Score>(const std::string&)> score)
+      : threads_(threads), score_(std::move(score)) {}
   ~GradedBeside() override {
     const std::lock_guard lock(asked_->mutex);  // waits for who is being told right now
     asked_->gone = true;

@@ -33,6 +33,7 @@ class Threads {
 };
 
 // Both must outlive what `threads` are given.
-std::unique_ptr<Episode> graded_beside(Threads& threads, std::function<Result<Score>(const std::string& response)> score);
+std::unique_ptr<Episode> graded_beside(Threads& threads,
+                                       std::function<Result<Score>(const std::string& response)> score);
 
 }  // namespace echoline::data_plane

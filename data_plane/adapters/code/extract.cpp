@@ -85,7 +85,8 @@ bool defines(std::string_view code, std::string_view name) {
     line.remove_prefix(name.size());
     if (line.empty() || is_word_character(line.front())) continue;
     line = trimmed(line);
-    if (line.starts_with('(') || line.starts_with(':') || (line.starts_with('=') && !line.starts_with("=="))) return true;
+    if (line.starts_with('(') || line.starts_with(':') || (line.starts_with('=') && !line.starts_with("==")))
+      return true;
   }
   return false;
 }

@@ -77,7 +77,8 @@ struct Grader::Impl {
                        {},
                        {}};
     // Below /usr it is there anyway; elsewhere, what lies around it goes along: PREFIX/bin/python3 needs PREFIX/lib.
-    if (const auto prefix = options.python.parent_path().parent_path(); !prefix.empty() && !options.python.string().starts_with("/usr/"))
+    if (const auto prefix = options.python.parent_path().parent_path();
+        !prefix.empty() && !options.python.string().starts_with("/usr/"))
       c.read_only = {prefix};
     c.limits = {.wall = std::nullopt,
                 .cpu = std::nullopt,
@@ -196,7 +197,8 @@ class Grading {
     if (!grade_.compiles) return trouble("syntax error", !compiled);
     const auto loaded = ask("run");
     if (loaded && *loaded == "loaded") return true;
-    return trouble(loaded ? "it fails before the first test" : "before the first test: " + loaded.error().detail, !loaded);
+    return trouble(loaded ? "it fails before the first test" : "before the first test: " + loaded.error().detail,
+                   !loaded);
   }
 
   bool trouble(std::string what, bool again = false) {
@@ -215,8 +217,8 @@ class Grading {
     return answer;
   }
 
-  // Goes through the tests from `first` on. Where to go on: after the last, or after one that the examiner did not survive, which
-  // only what the program answered can do to it.
+  // Goes through the tests from `first` on. Where to go on: after the last, or after one that the examiner did not
+  // survive, which only what the program answered can do to it.
   Result<std::size_t> examine(std::string_view task, std::size_t first) {
     ECHO_ASSIGN(Process examiner, take_examiner_());
     auto request = nlohmann::json::parse(task.begin(), task.end(), nullptr, /*allow_exceptions=*/false);
@@ -225,13 +227,16 @@ class Grading {
     ECHO_TRY(examiner.write(request.dump() + "\n", kStart));
     std::optional<std::size_t> current;  // test
     for (;;) {
-      const auto line = examiner.read_line(kLineMax, current ? std::max(Duration::zero(), deadline_ - now()) + options_.test_time : Duration(kStart));
+      const auto line = examiner.read_line(
+          kLineMax, current ? std::max(Duration::zero(), deadline_ - now()) + options_.test_time : Duration(kStart));
       if (!line && current) {
         grade_.late = grade_.late || line.error().code == Code::kStale;
         trouble_at(*current, "its answers are too much for the test");
         return *current + 1;
       }
-      if (!line) return fail(Code::kUnavailable, kOperation, "the examiner ended: {}; {}", line.error().detail, printable(examiner.wait().err));
+      if (!line)
+        return fail(Code::kUnavailable, kOperation, "the examiner ended: {}; {}", line.error().detail,
+                    printable(examiner.wait().err));
       Status taken = ok();
       switch (line->empty() ? '\0' : line->front()) {
         case 'N':
@@ -247,20 +252,26 @@ class Grading {
           break;
         }
         case 'C': {
-          const std::optional<std::string> answer = current ? answer_to(*current, std::string_view(*line).substr(1)) : std::nullopt;
+          const std::optional<std::string> answer =
+              current ? answer_to(*current, std::string_view(*line).substr(1)) : std::nullopt;
           taken = examiner.write(answer ? "R" + *answer + "\n" : "gone\n", options_.test_time);
           break;
         }
         case 'V':
-          if (*line == "V1") ++grade_.passed;
-          else if (current) note_at(*current, "failed");
+          if (*line == "V1")
+            ++grade_.passed;
+          else if (current)
+            note_at(*current, "failed");
           break;
-        case 'E': break;
+        case 'E':
+          break;
         case 'd':
           give_back_(std::move(examiner));
           return grade_.tests;
-        case 'X': return fail(Code::kInvalid, kOperation, "the problem's tests are not Python: {}", printable(*line, 200));
-        default: return fail(Code::kCorrupt, kOperation, "the examiner said '{}'", printable(*line, 100));
+        case 'X':
+          return fail(Code::kInvalid, kOperation, "the problem's tests are not Python: {}", printable(*line, 200));
+        default:
+          return fail(Code::kCorrupt, kOperation, "the examiner said '{}'", printable(*line, 100));
       }
       if (!taken && current) {  // it hangs over what it was answered
         grade_.late = grade_.late || taken.error().code == Code::kStale;
@@ -286,7 +297,9 @@ class Grading {
     auto answer = ask(question);
     if (answer) return std::move(*answer);
     const bool late = answer.error().code == Code::kStale;
-    trouble_at(test, late ? fmt::format("took longer than {}", to_text(now() < end_ ? options_.test_time : options_.time)) : answer.error().detail);
+    trouble_at(test,
+               late ? fmt::format("took longer than {}", to_text(now() < end_ ? options_.test_time : options_.time))
+                    : answer.error().detail);
     return std::nullopt;
   }
 
@@ -294,7 +307,9 @@ class Grading {
     if (grade_.trouble.empty()) grade_.trouble = fmt::format("test {}: {}", test + 1, what);
   }
   // Never remembered: what ended the program, or took too long, may not another time.
-  void trouble_at(std::size_t test, const std::string& what) { trouble(fmt::format("test {}: {}", test + 1, what), true); }
+  void trouble_at(std::size_t test, const std::string& what) {
+    trouble(fmt::format("test {}: {}", test + 1, what), true);
+  }
 
   const GraderOptions& options_;
   const std::string program_;

@@ -1,8 +1,9 @@
 // Runs a response's program against a problem's tests. Private to data_plane/.
 //
-// The program runs in one sandbox, the tests in another: the examiner there asks it, line by line through this process, for what its
-// functions return, and compares the answers itself. A program that prints what a passed test prints, leaves early, redefines assert
-// or reads its own interpreter's memory gains nothing: there is nothing of the tests where it is, and what it can say is data.
+// The program runs in one sandbox, the tests in another: the examiner there asks it, line by line through this process,
+// for what its functions return, and compares the answers itself. A program that prints what a passed test prints,
+// leaves early, redefines assert or reads its own interpreter's memory gains nothing: there is nothing of the tests
+// where it is, and what it can say is data.
 #pragma once
 #include <filesystem>
 #include <memory>
@@ -27,7 +28,7 @@ struct Grade {
   std::size_t passed = 0, tests = 0;  // no tests where the program did not even load
   bool late = false;                  // something took too long: a faster machine might find more passed
   bool again = false;                 // it was ended, or late: another time it might not be
-  std::string trouble;                // what went wrong first, for people: "syntax error", "test 3: took longer than 5 s"
+  std::string trouble;  // what went wrong first, for people: "syntax error", "test 3: took longer than 5 s"
 };
 
 // Safe to use from several threads.
@@ -37,10 +38,10 @@ class Grader {
   static Result<std::unique_ptr<Grader>> start(GraderOptions options);
   ~Grader();
 
-  // `task`: a JSON object of {prompt, test, entry_point} or {tests, imports, setup, code}. An error means that the program could not
-  // be graded; whatever the program itself does is a grade. kInvalid for tests that are none, kCancelled when the grader ends.
-  // With `remember` the same program for the same task is not run again while its grade is known (32 MiB of them), unless it was
-  // ended or late.
+  // `task`: a JSON object of {prompt, test, entry_point} or {tests, imports, setup, code}. An error means that the
+  // program could not be graded; whatever the program itself does is a grade. kInvalid for tests that are none,
+  // kCancelled when the grader ends. With `remember` the same program for the same task is not run again while its
+  // grade is known (32 MiB of them), unless it was ended or late.
   Result<Grade> grade(std::string_view task, std::string_view program);
   // Ends what is under way: whoever waits gets kCancelled or kUnavailable soon, now and later.
   void stop();

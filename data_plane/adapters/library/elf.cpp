@@ -32,14 +32,17 @@ int digit(char c) {
 Status check_library(std::string_view bytes, std::string_view name) {
   Elf64_Ehdr header{};
   const auto wrong = [&](std::string_view found) {
-    return fail(Code::kInvalid, "task", "{}: expected a shared library (ELF, 64 bits) for {}, found {}", name, machine(kThisMachine), found);
+    return fail(Code::kInvalid, "task", "{}: expected a shared library (ELF, 64 bits) for {}, found {}", name,
+                machine(kThisMachine), found);
   };
   if (bytes.size() < sizeof header || !bytes.starts_with(ELFMAG)) return wrong("another kind of file");
   std::memcpy(&header, bytes.data(), sizeof header);
   const int order = std::endian::native == std::endian::little ? ELFDATA2LSB : ELFDATA2MSB;
-  if (header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_ident[EI_DATA] != order) return wrong("one for another kind of machine");
+  if (header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_ident[EI_DATA] != order)
+    return wrong("one for another kind of machine");
   if (header.e_machine != kThisMachine) return wrong("one for " + machine(header.e_machine));
-  if (header.e_type != ET_DYN) return wrong(header.e_type == ET_REL ? "an object file; link it with -shared" : "a program");
+  if (header.e_type != ET_DYN)
+    return wrong(header.e_type == ET_REL ? "an object file; link it with -shared" : "a program");
   return ok();
 }
 
@@ -62,7 +65,8 @@ Result<std::string> from_digits(std::string_view digits) {
     if (high < 0 || low < 0) break;
     bytes += static_cast<char>(high * 16 + low);
   }
-  if (bytes.size() * 2 != digits.size()) return fail(Code::kCorrupt, "task", "expected hexadecimal digits, two for each byte of a library");
+  if (bytes.size() * 2 != digits.size())
+    return fail(Code::kCorrupt, "task", "expected hexadecimal digits, two for each byte of a library");
   return bytes;
 }
 

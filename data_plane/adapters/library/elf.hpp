@@ -7,7 +7,8 @@
 
 namespace echoline::data_plane::library {
 
-// kInvalid with what was found instead: expected is a shared library for a processor of this machine's kind. `name`: of the file, for that.
+// kInvalid with what was found instead: expected is a shared library for a processor of this machine's kind. `name`: of
+// the file, for that.
 Status check_library(std::string_view bytes, std::string_view name);
 
 // Bytes as text, two digits each; kCorrupt unless it is that.

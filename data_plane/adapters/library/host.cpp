@@ -1,6 +1,6 @@
 // The program that runs inside the sandbox for a task that is a shared library: loads it, and speaks for it
-// (data_plane/adapters/process/FORMAT.md). It is embedded in echoline and knows nothing of it; what the library says is checked
-// here, and what this program says is checked outside, since the library could say it itself.
+// (data_plane/adapters/process/FORMAT.md). It is embedded in echoline and knows nothing of it; what the library says is
+// checked here, and what this program says is checked outside, since the library could say it itself.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -32,9 +32,11 @@ std::string replaced(const std::string& text) {
 
 std::string taken(const echoline_text& text, const char* what, std::size_t bytes_max) {
   if (text.size == 0) return {};
-  if (text.data == nullptr) throw Bad(std::string("'") + what + "' is NULL with a size of " + std::to_string(text.size));
+  if (text.data == nullptr)
+    throw Bad(std::string("'") + what + "' is NULL with a size of " + std::to_string(text.size));
   if (text.size > bytes_max)
-    throw Bad(std::string("'") + what + "' has " + std::to_string(text.size) + " bytes, at most " + std::to_string(bytes_max) + " are allowed");
+    throw Bad(std::string("'") + what + "' has " + std::to_string(text.size) + " bytes, at most " +
+              std::to_string(bytes_max) + " are allowed");
   std::string taken(text.data, text.size);
   try {
     (void)json(taken).dump();
@@ -52,7 +54,8 @@ class Why {
     if (result == 0) return;
     text_[ECHOLINE_WHY_BYTES - 1] = '\0';
     const std::string words = replaced(text_);
-    throw Bad(words.empty() ? std::string(function) + "() returned " + std::to_string(result) + " and does not say why" : words);
+    throw Bad(words.empty() ? std::string(function) + "() returned " + std::to_string(result) + " and does not say why"
+                            : words);
   }
 
  private:
@@ -69,21 +72,28 @@ class Library {
     table_ = reinterpret_cast<const echoline_task_table* (*)(std::uint32_t)>(symbol)(ECHOLINE_TASK_ABI);
     const std::string version = std::to_string(ECHOLINE_TASK_ABI);
     if (table_ == nullptr) throw Bad("it has no ABI " + version + ": echoline_task() returned NULL");
-    if (table_->abi != ECHOLINE_TASK_ABI) throw Bad("expected ABI " + version + ", found " + std::to_string(table_->abi));
+    if (table_->abi != ECHOLINE_TASK_ABI)
+      throw Bad("expected ABI " + version + ", found " + std::to_string(table_->abi));
     if (table_->size < sizeof *table_)
-      throw Bad("its table has " + std::to_string(table_->size) + " bytes, expected " + std::to_string(sizeof *table_) + " or more");
+      throw Bad("its table has " + std::to_string(table_->size) + " bytes, expected " + std::to_string(sizeof *table_) +
+                " or more");
     if (!table_->open || !table_->close || !table_->problem_count || !table_->problem)
       throw Bad("its table lacks one of open, close, problem_count and problem");
     const bool turns = table_->begin || table_->step || table_->destroy;
-    if (turns && (!table_->begin || !table_->step || !table_->destroy)) throw Bad("its table has not all of begin, step and destroy");
-    if (turns == (table_->score != nullptr)) throw Bad("its table has either score or begin, step and destroy, and not both");
-    if (table_->name != nullptr) name_ = taken({table_->name, ::strnlen(table_->name, kNameBytesMax + 1)}, "name", kNameBytesMax);
+    if (turns && (!table_->begin || !table_->step || !table_->destroy))
+      throw Bad("its table has not all of begin, step and destroy");
+    if (turns == (table_->score != nullptr))
+      throw Bad("its table has either score or begin, step and destroy, and not both");
+    if (table_->name != nullptr)
+      name_ = taken({table_->name, ::strnlen(table_->name, kNameBytesMax + 1)}, "name", kNameBytesMax);
   }
 
   json hello(const json& request) {
     const std::string settings = request.at("settings").dump();
     Why why;
-    why.expect(table_->open({settings.data(), settings.size()}, request.at("seed").get<std::uint64_t>(), &task_, why.data()), "open");
+    why.expect(
+        table_->open({settings.data(), settings.size()}, request.at("seed").get<std::uint64_t>(), &task_, why.data()),
+        "open");
     return {{"protocol", 1},
             {"name", name_},
             {"turns", table_->score == nullptr},
@@ -99,9 +109,11 @@ class Library {
       problem.size = sizeof problem;
       Why why;
       why.expect(table_->problem(task_, evaluation ? 1 : 0, row.get<std::uint64_t>(), &problem, why.data()), "problem");
-      json one{{"prompt", taken(problem.prompt, "prompt", kPromptBytesMax)}, {"reference", taken(problem.reference, "reference", kTextBytesMax)}};
+      json one{{"prompt", taken(problem.prompt, "prompt", kPromptBytesMax)},
+               {"reference", taken(problem.reference, "reference", kTextBytesMax)}};
       if (problem.id.size > 0) one["id"] = taken(problem.id, "id", kNameBytesMax);
-      if (problem.demonstration.size > 0) one["demonstration"] = taken(problem.demonstration, "demonstration", kTextBytesMax);
+      if (problem.demonstration.size > 0)
+        one["demonstration"] = taken(problem.demonstration, "demonstration", kTextBytesMax);
       if (problem.metadata.size > 0) {
         one["metadata"] = json::parse(taken(problem.metadata, "metadata", kTextBytesMax), nullptr, false);
         if (one["metadata"].is_discarded()) throw Bad("'metadata' is no JSON");
@@ -125,7 +137,8 @@ class Library {
     if (item.contains("problem")) {
       const Problem problem(item.at("problem"));
       void* episode = nullptr;
-      why.expect(table_->begin(task_, &problem.as_given, item.at("seed").get<std::uint64_t>(), &episode, why.data()), "begin");
+      why.expect(table_->begin(task_, &problem.as_given, item.at("seed").get<std::uint64_t>(), &episode, why.data()),
+                 "begin");
       forget(number);
       episodes_[number] = episode;
     }
@@ -180,16 +193,20 @@ class Library {
   };
 
   static json said(const echoline_score& score) {
-    if (!std::isfinite(score.reward)) throw Bad("the reward is " + std::to_string(score.reward) + ", expected a finite number");
+    if (!std::isfinite(score.reward))
+      throw Bad("the reward is " + std::to_string(score.reward) + ", expected a finite number");
     json result{{"reward", score.reward}};
-    if (score.verdict < ECHOLINE_CORRECT_BY_REWARD || score.verdict > ECHOLINE_WRONG) throw Bad("the verdict is " + std::to_string(score.verdict) + ", expected 0, 1 or 2");
+    if (score.verdict < ECHOLINE_CORRECT_BY_REWARD || score.verdict > ECHOLINE_WRONG)
+      throw Bad("the verdict is " + std::to_string(score.verdict) + ", expected 0, 1 or 2");
     if (score.verdict != ECHOLINE_CORRECT_BY_REWARD) result["correct"] = score.verdict == ECHOLINE_CORRECT;
     if (score.component_count > kComponentsMax || (score.component_count > 0 && score.components == nullptr))
-      throw Bad(std::to_string(score.component_count) + " components" + (score.components == nullptr ? " at NULL" : ", at most 64 are allowed"));
+      throw Bad(std::to_string(score.component_count) + " components" +
+                (score.components == nullptr ? " at NULL" : ", at most 64 are allowed"));
     for (std::size_t i = 0; i < score.component_count; ++i) {
       const std::string name = taken(score.components[i].name, "component's name", kNameBytesMax);
       if (name.empty() || !std::isfinite(score.components[i].value))
-        throw Bad("component '" + name + "' is " + std::to_string(score.components[i].value) + ", expected a name and a finite number");
+        throw Bad("component '" + name + "' is " + std::to_string(score.components[i].value) +
+                  ", expected a name and a finite number");
       result["components"][name] = score.components[i].value;
     }
     return result;

@@ -3,7 +3,8 @@
 // The linker's way to have a file in a program; ECHOLINE_LIBRARY_HOST is its path.
 asm(".section .rodata\n"
     ".global echoline_library_host_begin, echoline_library_host_end\n"
-    "echoline_library_host_begin: .incbin \"" ECHOLINE_LIBRARY_HOST "\"\n"
+    "echoline_library_host_begin: .incbin \"" ECHOLINE_LIBRARY_HOST
+    "\"\n"
     "echoline_library_host_end: .byte 0\n"
     ".previous\n");
 extern "C" const char echoline_library_host_begin[], echoline_library_host_end[];
@@ -11,7 +12,8 @@ extern "C" const char echoline_library_host_begin[], echoline_library_host_end[]
 namespace echoline::data_plane::library {
 
 std::string_view host_program() {
-  return {echoline_library_host_begin, static_cast<std::size_t>(echoline_library_host_end - echoline_library_host_begin)};
+  return {echoline_library_host_begin,
+          static_cast<std::size_t>(echoline_library_host_end - echoline_library_host_begin)};
 }
 
 }  // namespace echoline::data_plane::library

@@ -1,5 +1,6 @@
-// A task that is a shared library with a C interface (clients/c/echoline_task.h). It could do everything that the process it is loaded by can, and its
-// mistakes would end that process; so a small program of ours loads it, in the sandbox in which tasks that are programs run.
+// A task that is a shared library with a C interface (clients/c/echoline_task.h). It could do everything that the
+// process it is loaded by can, and its mistakes would end that process; so a small program of ours loads it, in the
+// sandbox in which tasks that are programs run.
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -22,7 +23,8 @@ struct Options {
 
   void read(ConfigSection s, AdapterUse use) {
     if (use == AdapterUse::kProblems)
-      s.require("library", library, "the shared library's file; it travels with the run to the workers, machines of the same kind");
+      s.require("library", library,
+                "the shared library's file; it travels with the run to the workers, machines of the same kind");
     else
       contents_json = s.json("contents", "what the file holds");
     task.read(s);

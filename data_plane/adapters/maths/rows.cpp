@@ -117,7 +117,8 @@ Result<Told> prompt_at(const nlohmann::json& row, std::string_view key) {
   }
   auto told = read_told(*value, kPromptBytesMax);
   if (!told) return fail(Code::kInvalid, "", "'{}': {}", key, told.error().detail);
-  if (told->messages.size() == 1 && told->messages.front().role == "user") return Told(told->text);  // the same, in fewer words
+  if (told->messages.size() == 1 && told->messages.front().role == "user")
+    return Told(told->text);  // the same, in fewer words
   return told;
 }
 
@@ -126,8 +127,8 @@ Result<Row> read_row(std::string_view line, const RowReader& reader) {
   const auto json = nlohmann::json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) return fail(Code::kInvalid, "", "expected a JSON object");
   ECHO_ASSIGN(Row row, reader(json));
-  for (const auto& [what, text, bytes_max] :
-       {std::tuple{"prompt", &row.prompt.text, kPromptBytesMax}, std::tuple{"answer", &row.reference, kReferenceBytesMax}}) {
+  for (const auto& [what, text, bytes_max] : {std::tuple{"prompt", &row.prompt.text, kPromptBytesMax},
+                                              std::tuple{"answer", &row.reference, kReferenceBytesMax}}) {
     if (text->empty()) return fail(Code::kInvalid, "", "the {} is empty", what);
     if (text->size() > bytes_max)
       return fail(Code::kInvalid, "", "a {} of {} bytes, expected {} KiB at most", what, text->size(), bytes_max >> 10);

@@ -25,7 +25,8 @@ Error bad(fmt::format_string<Args...> format, Args&&... args) {
 Result<maths::Row> read_row(const json& row) {
   const auto params = row.find("responses_create_params");
   if (params == row.end() || !params->is_object() || !params->contains("input"))
-    return fail(Code::kInvalid, "", "expected 'responses_create_params.input', a text or a list of messages, found none");
+    return fail(Code::kInvalid, "",
+                "expected 'responses_create_params.input', a text or a list of messages, found none");
   maths::Row read;
   ECHO_ASSIGN(read.prompt, maths::prompt_at(row, "responses_create_params.input"));
   read.reference = written(row);
@@ -36,10 +37,20 @@ Result<std::string> verify_body(const Problem& problem, std::string_view respons
   json body = nests_too_deep(problem.reference()) ? json() : json::parse(problem.reference(), nullptr, false);
   if (!body.is_object() || !body.contains("responses_create_params"))
     return fail(Code::kInvalid, "nemo_gym", "'{}': expected a row of a data set as its reference", problem.id());
-  const json message{{"id", "msg_1"}, {"type", "message"}, {"role", "assistant"}, {"status", "completed"},
-                     {"content", json::array({{{"type", "output_text"}, {"text", response}, {"annotations", json::array()}}})}};
-  body["response"] = {{"id", "resp_1"}, {"object", "response"}, {"created_at", 0}, {"model", "policy"}, {"output", json::array({message})},
-                      {"parallel_tool_calls", true}, {"tool_choice", "auto"}, {"tools", json::array()}};
+  const json message{
+      {"id", "msg_1"},
+      {"type", "message"},
+      {"role", "assistant"},
+      {"status", "completed"},
+      {"content", json::array({{{"type", "output_text"}, {"text", response}, {"annotations", json::array()}}})}};
+  body["response"] = {{"id", "resp_1"},
+                      {"object", "response"},
+                      {"created_at", 0},
+                      {"model", "policy"},
+                      {"output", json::array({message})},
+                      {"parallel_tool_calls", true},
+                      {"tool_choice", "auto"},
+                      {"tools", json::array()}};
   return written(body);
 }
 
@@ -51,15 +62,19 @@ Result<Score> read_verdict(std::string_view body, double correct_at) {
   if (reward == said.end() || !reward->is_number() || !std::isfinite(reward->get<double>()))
     return bad("expected a finite number 'reward', found {}", reward == said.end() ? "none" : shown(*reward));
   if (said.value("mask_sample", json()) == true)
-    return fail(Code::kUnavailable, "verdict", "the server says that its reward means nothing: {}", written(said.value("failure_reason", said.value("failure_kind", json("no reason given")))).substr(0, kWordsMax));
+    return fail(Code::kUnavailable, "verdict", "the server says that its reward means nothing: {}",
+                written(said.value("failure_reason", said.value("failure_kind", json("no reason given"))))
+                    .substr(0, kWordsMax));
   Score score;
   score.reward = reward->get<double>();
   score.correct = score.reward >= correct_at;
   if (const auto parts = said.find("reward_components"); parts != said.end() && !parts->is_null()) {
-    if (!parts->is_object() || parts->size() > kComponentsMax) return bad("'reward_components' is {}, expected at most {} named numbers", shown(*parts), kComponentsMax);
+    if (!parts->is_object() || parts->size() > kComponentsMax)
+      return bad("'reward_components' is {}, expected at most {} named numbers", shown(*parts), kComponentsMax);
     for (const auto& [name, value] : parts->items()) {
       if (name.empty() || name.size() > kNameBytesMax || !value.is_number() || !std::isfinite(value.get<double>()))
-        return bad("component '{}' is {}, expected a name of 1 to {} bytes and a finite number", name.substr(0, 80), shown(value), kNameBytesMax);
+        return bad("component '{}' is {}, expected a name of 1 to {} bytes and a finite number", name.substr(0, 80),
+                   shown(value), kNameBytesMax);
       score.components[name] = value.get<double>();
     }
   }

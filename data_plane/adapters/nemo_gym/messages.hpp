@@ -1,6 +1,7 @@
-// What is said to a resources server of NeMo Gym, and what it says. Forms requests and reads answers; trusts none. Private to data_plane/.
-// As in NVIDIA-NeMo/Gym, nemo_gym/base_resources_server.py and responses_api_agents/simple_agent/app.py (commits 011c3386, 00be44f9): POST /seed_session with the
-// row of the data set, then POST /verify with the row and `response`, an object of OpenAI's Responses API; the session is in cookies.
+// What is said to a resources server of NeMo Gym, and what it says. Forms requests and reads answers; trusts none.
+// Private to data_plane/. As in NVIDIA-NeMo/Gym, nemo_gym/base_resources_server.py and
+// responses_api_agents/simple_agent/app.py (commits 011c3386, 00be44f9): POST /seed_session with the row of the data
+// set, then POST /verify with the row and `response`, an object of OpenAI's Responses API; the session is in cookies.
 #pragma once
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -11,7 +12,8 @@
 
 namespace echoline::data_plane::nemo_gym {
 
-// A row of a data set, {"responses_create_params": {"input": ...}, ...}: the one message of a user, and the row as the reference.
+// A row of a data set, {"responses_create_params": {"input": ...}, ...}: the one message of a user, and the row as the
+// reference.
 Result<maths::Row> read_row(const nlohmann::json& row);
 
 // The body of /verify; kInvalid where the reference is no row.

@@ -1,4 +1,5 @@
-// Data sets of NeMo Gym, verified by one of its resources servers: a response of one turn is sent there, and its reward comes back.
+// Data sets of NeMo Gym, verified by one of its resources servers: a response of one turn is sent there, and its reward
+// comes back.
 #include <mutex>
 #include <nlohmann/json.hpp>
 
@@ -19,7 +20,8 @@ struct Options : maths::DataSetOptions {
     s.read("sessions", verifier.sessions, "each response has a session of its own: /seed_session comes before /verify");
     s.read("at_once", verifier.at_once, {.min = 1, .max = 1024}, "requests that a worker has under way");
     s.read("tries", verifier.tries, {.min = 1, .max = 20}, "of what fails for a while, with growing pauses");
-    s.read("deadline", verifier.deadline, {.min = std::chrono::milliseconds(10), .max = std::chrono::hours(1)}, "for an answer");
+    s.read("deadline", verifier.deadline, {.min = std::chrono::milliseconds(10), .max = std::chrono::hours(1)},
+           "for an answer");
     s.read("correct_at", correct_at, "the least reward that counts as right");
     if (!verifier.url.empty() && !verifier.url.starts_with("http://") && !verifier.url.starts_with("https://"))
       s.error("url", fmt::format("expected a URL such as http://host:8000, found '{}'", verifier.url.substr(0, 200)));
@@ -30,7 +32,8 @@ struct Options : maths::DataSetOptions {
 
 class Verified final : public Episode {
  public:
-  Verified(nemo_gym::Verifier& verifier, Problem problem, double correct_at) : verifier_(verifier), problem_(std::move(problem)), correct_at_(correct_at) {}
+  Verified(nemo_gym::Verifier& verifier, Problem problem, double correct_at)
+      : verifier_(verifier), problem_(std::move(problem)), correct_at_(correct_at) {}
   ~Verified() override {
     const std::lock_guard lock(asked_->mutex);
     asked_->wanted = false;
@@ -39,14 +42,16 @@ class Verified final : public Episode {
   void step(std::string response, Done done) override {
     auto body = nemo_gym::verify_body(problem_, response);
     if (!body) return done(std::move(body).error());
-    verifier_.ask(problem_.reference(), *std::move(body), [asked = asked_, correct_at = correct_at_, done = std::move(done)](const Result<std::string>& answer) {
-      const std::lock_guard lock(asked->mutex);
-      if (!asked->wanted) return;
-      if (!answer) return done(answer.error());
-      auto score = nemo_gym::read_verdict(*answer, correct_at);
-      if (!score) return done(std::move(score).error());
-      done(Step{*std::move(score), true, {}});
-    });
+    verifier_.ask(
+        problem_.reference(), *std::move(body),
+        [asked = asked_, correct_at = correct_at_, done = std::move(done)](const Result<std::string>& answer) {
+          const std::lock_guard lock(asked->mutex);
+          if (!asked->wanted) return;
+          if (!answer) return done(answer.error());
+          auto score = nemo_gym::read_verdict(*answer, correct_at);
+          if (!score) return done(std::move(score).error());
+          done(Step{*std::move(score), true, {}});
+        });
   }
 
  private:
@@ -62,7 +67,8 @@ class Verified final : public Episode {
 
 class NemoGym final : public Adapter {
  public:
-  NemoGym(const Options& options, std::unique_ptr<Adapter> rows) : rows_(std::move(rows)), correct_at_(options.correct_at), verifier_(options.verifier) {}
+  NemoGym(const Options& options, std::unique_ptr<Adapter> rows)
+      : rows_(std::move(rows)), correct_at_(options.correct_at), verifier_(options.verifier) {}
 
   std::string_view name() const override { return "nemo_gym"; }
   Result<Problem> problem(std::uint64_t index) const override { return rows_->problem(index); }

@@ -8,14 +8,17 @@ namespace echoline::data_plane::nemo_gym {
 namespace {
 
 constexpr std::size_t kAnswerBytesMax = 4u << 20;
-constexpr Duration kSlice = std::chrono::milliseconds(5);  // how often it is looked for what is new while answers are awaited
+constexpr Duration kSlice =
+    std::chrono::milliseconds(5);  // how often it is looked for what is new while answers are awaited
 
 bool temporary(int status) { return status == 408 || status == 409 || status == 425 || status == 429 || status >= 500; }
 
 }  // namespace
 
 Verifier::Verifier(VerifierOptions options)
-    : options_(std::move(options)), http_("", options_.deadline, {.answer_max = kAnswerBytesMax}), thread_([this] { work(); }) {}
+    : options_(std::move(options)),
+      http_("", options_.deadline, {.answer_max = kAnswerBytesMax}),
+      thread_([this] { work(); }) {}
 
 Verifier::~Verifier() {
   {
@@ -96,7 +99,9 @@ void Verifier::hear(HttpAnswer answer) {
   const bool seed = options_.sessions && !asked.seeded;
   const std::string where = options_.url + (seed ? "/seed_session" : "/verify");
   if (answer.status == 0) return again(std::move(asked), fmt::format("{}: {}", where, answer.trouble), {});
-  if (temporary(answer.status)) return again(std::move(asked), fmt::format("{}: HTTP {}: {}", where, answer.status, printable(answer.body, 300)), answer.retry_after);
+  if (temporary(answer.status))
+    return again(std::move(asked), fmt::format("{}: HTTP {}: {}", where, answer.status, printable(answer.body, 300)),
+                 answer.retry_after);
   if (seed && answer.status == 200) {
     asked.seeded = true;
     asked.cookies = std::move(answer.cookies);
@@ -107,7 +112,8 @@ void Verifier::hear(HttpAnswer answer) {
     --inside_;
   }
   if (answer.status != 200)
-    return asked.done(fail(Code::kInvalid, "verify", "{}: expected HTTP 200, found {}: {}", where, answer.status, printable(answer.body, 300)));
+    return asked.done(fail(Code::kInvalid, "verify", "{}: expected HTTP 200, found {}: {}", where, answer.status,
+                           printable(answer.body, 300)));
   asked.done(std::move(answer.body));
 }
 
@@ -123,7 +129,8 @@ void Verifier::again(Asked asked, std::string why, Duration at_least) {
   for (std::uint32_t i = 1; i < asked.tries && pause < options_.pause_max; ++i) pause *= 2;
   asked.seeded = false;
   asked.cookies.clear();
-  asked.not_before = clock_.now() + std::max(std::min(pause, options_.pause_max), std::min(at_least, options_.pause_max));
+  asked.not_before =
+      clock_.now() + std::max(std::min(pause, options_.pause_max), std::min(at_least, options_.pause_max));
   waiting_.push_back(std::move(asked));
 }
 

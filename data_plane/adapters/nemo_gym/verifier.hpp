@@ -1,4 +1,5 @@
-// Asks a resources server of NeMo Gym, many things at a time, patiently, on a thread of its own. Private to data_plane/.
+// Asks a resources server of NeMo Gym, many things at a time, patiently, on a thread of its own. Private to
+// data_plane/.
 #pragma once
 #include <condition_variable>
 #include <deque>
@@ -23,14 +24,14 @@ struct VerifierOptions {
   Duration pause_first = std::chrono::milliseconds(500), pause_max = std::chrono::seconds(30);
 };
 
-// Thread-safe. What is temporary (no connection, no answer in time, 408, 409, 425, 429, 5xx) is tried again from the session on, later every time and
-// not before the server wants it (Retry-After).
+// Thread-safe. What is temporary (no connection, no answer in time, 408, 409, 425, 429, 5xx) is tried again from the
+// session on, later every time and not before the server wants it (Retry-After).
 class Verifier {
  public:
   static constexpr std::size_t kInsideMax = 65'536;
 
-  // The answer to /verify. kUnavailable: not after all tries; kInvalid: the server refuses it, in its words; kExhausted: kInsideMax are inside;
-  // kCancelled: the run ends.
+  // The answer to /verify. kUnavailable: not after all tries; kInvalid: the server refuses it, in its words;
+  // kExhausted: kInsideMax are inside; kCancelled: the run ends.
   using Done = std::function<void(Result<std::string>)>;
 
   explicit Verifier(VerifierOptions options);

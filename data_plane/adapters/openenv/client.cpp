@@ -36,8 +36,8 @@ constexpr Duration kPatience = std::chrono::seconds(2);  // for a server to end 
 
 using Moved = std::function<void(error_code, std::size_t)>;  // bytes
 
-// The connection below a WebSocket, with TLS or without. One type for both, and one type of handler: Boost.Beast's templates are
-// instantiated once for each, and were a twentieth of the time that the whole program took to compile.
+// The connection below a WebSocket, with TLS or without. One type for both, and one type of handler: Boost.Beast's
+// templates are instantiated once for each, and were a twentieth of the time that the whole program took to compile.
 class Line {
  public:
   using executor_type = asio::io_context::executor_type;
@@ -55,20 +55,22 @@ class Line {
   template <class Buffers, class Handler>
   void async_read_some(const Buffers& buffers, Handler&& handler) {
     asio::mutable_buffer into;
-    for (auto it = asio::buffer_sequence_begin(buffers); it != asio::buffer_sequence_end(buffers) && into.size() == 0; ++it) into = *it;
+    for (auto it = asio::buffer_sequence_begin(buffers); it != asio::buffer_sequence_end(buffers) && into.size() == 0;
+         ++it)
+      into = *it;
     read(into, shared(std::forward<Handler>(handler)));
   }
   template <class Buffers, class Handler>
   void async_write_some(const Buffers& buffers, Handler&& handler) {
-    write({asio::buffer_sequence_begin(buffers), asio::buffer_sequence_end(buffers)}, shared(std::forward<Handler>(handler)));
+    write({asio::buffer_sequence_begin(buffers), asio::buffer_sequence_end(buffers)},
+          shared(std::forward<Handler>(handler)));
   }
 
  private:
   template <class Handler>
   static Moved shared(Handler&& handler) {
-    return [h = std::make_shared<std::decay_t<Handler>>(std::forward<Handler>(handler))](error_code error, std::size_t bytes) {
-      (*h)(error, bytes);
-    };
+    return [h = std::make_shared<std::decay_t<Handler>>(std::forward<Handler>(handler))](
+               error_code error, std::size_t bytes) { (*h)(error, bytes); };
   }
   void read(asio::mutable_buffer into, Moved done) {
     tls_ ? tls_->async_read_some(into, std::move(done)) : socket_.async_read_some(into, std::move(done));
@@ -91,7 +93,8 @@ template <class Handler>
 void async_teardown(beast::role_type role, Line& line, Handler&& handler) {
   error_code error;
   teardown(role, line, error);
-  asio::post(line.get_executor(), [h = std::make_shared<std::decay_t<Handler>>(std::forward<Handler>(handler)), error] { (*h)(error); });
+  asio::post(line.get_executor(),
+             [h = std::make_shared<std::decay_t<Handler>>(std::forward<Handler>(handler)), error] { (*h)(error); });
 }
 
 class Connected final : public Session {
@@ -104,19 +107,23 @@ class Connected final : public Session {
     done_ = std::move(done);
     timer_.expires_after(options_.deadline);
     timer_.async_wait([self = self()](error_code error) {
-      if (!error) self->finish(fail(Code::kStale, "environment", "no answer within {} from {}", to_text(self->options_.deadline), self->options_.endpoint.url()));
+      if (!error)
+        self->finish(fail(Code::kStale, "environment", "no answer within {} from {}", to_text(self->options_.deadline),
+                          self->options_.endpoint.url()));
     });
     if (over_) return finish(fail(Code::kUnavailable, "environment", "its session has ended"));
     busy_ = true;
     if (open_) return write();
     const Endpoint& to = options_.endpoint;
-    resolver_.async_resolve(to.host, to.port, [self = self()](error_code error, const tcp::resolver::results_type& places) {
-      if (error) return self->no("find the host", error);
-      asio::async_connect(self->stream_.next_layer().socket(), places, [self](error_code refused, const tcp::endpoint&) {
-        if (refused) return self->no("connect", refused);
-        self->secure();
-      });
-    });
+    resolver_.async_resolve(to.host, to.port,
+                            [self = self()](error_code error, const tcp::resolver::results_type& places) {
+                              if (error) return self->no("find the host", error);
+                              asio::async_connect(self->stream_.next_layer().socket(), places,
+                                                  [self](error_code refused, const tcp::endpoint&) {
+                                                    if (refused) return self->no("connect", refused);
+                                                    self->secure();
+                                                  });
+                            });
   }
 
   void end(std::function<void()> then) override {
@@ -155,14 +162,16 @@ class Connected final : public Session {
 
   void shake_hands() {
     const Endpoint& to = options_.endpoint;
-    stream_.set_option(websocket::stream_base::decorator([](websocket::request_type& request) { request.set(beast::http::field::user_agent, "echoline"); }));
+    stream_.set_option(websocket::stream_base::decorator(
+        [](websocket::request_type& request) { request.set(beast::http::field::user_agent, "echoline"); }));
     stream_.read_message_max(options_.answer_max);
     const std::string host = (to.host.find(':') == std::string::npos ? to.host : "[" + to.host + "]") + ":" + to.port;
     stream_.async_handshake(said_, host, to.target, [self = self()](error_code error) {
       if (error == websocket::error::upgrade_declined) {
         const int status = self->said_.result_int();
         const bool busy = status == 429 || status >= 500;
-        return self->finish(fail(busy ? Code::kUnavailable : Code::kNotFound, "environment", "expected the sessions of an OpenEnv server at {}, found HTTP {}",
+        return self->finish(fail(busy ? Code::kUnavailable : Code::kNotFound, "environment",
+                                 "expected the sessions of an OpenEnv server at {}, found HTTP {}",
                                  self->options_.endpoint.url(), status));
       }
       if (error) return self->no("open a WebSocket", error);
@@ -176,11 +185,11 @@ class Connected final : public Session {
     send([self = self()](error_code error, std::size_t) {
       if (error) return self->no("write", error);
       self->stream_.async_read(self->buffer_, Moved([self](error_code ended, std::size_t) {
-        if (ended) return self->no("read", ended);
-        std::string answer = beast::buffers_to_string(self->buffer_.data());
-        self->buffer_.consume(self->buffer_.size());
-        self->finish(std::move(answer));
-      }));
+                                 if (ended) return self->no("read", ended);
+                                 std::string answer = beast::buffers_to_string(self->buffer_.data());
+                                 self->buffer_.consume(self->buffer_.size());
+                                 self->finish(std::move(answer));
+                               }));
     });
   }
 
@@ -189,7 +198,8 @@ class Connected final : public Session {
   void no(const char* what, error_code error) {
     if (error == websocket::error::message_too_big || error == websocket::error::buffer_overflow)
       return finish(fail(Code::kCorrupt, "environment", "its answer is longer than {} bytes", options_.answer_max));
-    finish(fail(Code::kUnavailable, "environment", "{}: cannot {}: {}", options_.endpoint.url(), what, error.message()));
+    finish(
+        fail(Code::kUnavailable, "environment", "{}: cannot {}: {}", options_.endpoint.url(), what, error.message()));
   }
 
   void finish(Result<std::string> answer) {
@@ -252,7 +262,9 @@ std::shared_ptr<Session> Client::session() {
 }
 
 void Client::ask(const std::shared_ptr<Session>& session, std::string message, Done done) {
-  asio::post(impl_->io, [session, message = std::move(message), done = std::move(done)]() mutable { session->ask(std::move(message), std::move(done)); });
+  asio::post(impl_->io, [session, message = std::move(message), done = std::move(done)]() mutable {
+    session->ask(std::move(message), std::move(done));
+  });
 }
 
 void Client::end(const std::shared_ptr<Session>& session, std::function<void()> then) {

@@ -29,11 +29,13 @@ class Client {
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
 
-  // Not connected yet. ask() connects it, says one thing and hears one; one at a time. kStale: no answer in time; kUnavailable: no connection, or it
-  // ended; kCorrupt: too long an answer; kNotFound: no such server there. After any error the session is over.
+  // Not connected yet. ask() connects it, says one thing and hears one; one at a time. kStale: no answer in time;
+  // kUnavailable: no connection, or it ended; kCorrupt: too long an answer; kNotFound: no such server there. After any
+  // error the session is over.
   std::shared_ptr<Session> session();
   void ask(const std::shared_ptr<Session>& session, std::string message, Done done);
-  // Says good-bye, where it is connected; what was asked is answered by nothing any more. `then`: the server has let go of it, or takes too long.
+  // Says good-bye, where it is connected; what was asked is answered by nothing any more. `then`: the server has let go
+  // of it, or takes too long.
   void end(const std::shared_ptr<Session>& session, std::function<void()> then);
   void run_after(Duration delay, std::function<void()> what);
 

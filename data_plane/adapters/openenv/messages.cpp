@@ -30,11 +30,13 @@ Result<Told> told_of(const json& observation, std::string_view key) {
   for (std::string_view left = key; !left.empty();) {
     const auto dot = std::min(left.find('.'), left.size());
     const auto found = part->is_object() ? part->find(std::string(left.substr(0, dot))) : part->end();
-    if (found == part->end()) return bad("the observation has no '{}' (task.options.observation): {}", key, shown(observation));
+    if (found == part->end())
+      return bad("the observation has no '{}' (task.options.observation): {}", key, shown(observation));
     part = &*found;
     left.remove_prefix(std::min(dot + 1, left.size()));
   }
-  const bool messages = part->is_array() && !part->empty() && part->front().is_object() && part->front().contains("role");
+  const bool messages =
+      part->is_array() && !part->empty() && part->front().is_object() && part->front().contains("role");
   auto told = read_told(part->is_string() || messages ? *part : json(written(*part)), kTextBytesMax);
   if (!told) return bad("an observation: {}", told.error().detail);
   return told;
@@ -45,7 +47,10 @@ Result<Told> told_of(const json& observation, std::string_view key) {
 std::string Endpoint::url() const { return fmt::format("{}://{}:{}{}", tls ? "wss" : "ws", host, port, target); }
 
 Result<Endpoint> endpoint(std::string_view url) {
-  const auto wrong = [&] { return fail(Code::kInvalid, "environment", "expected a URL such as http://host:8000, found '{}'", url.substr(0, 200)); };
+  const auto wrong = [&] {
+    return fail(Code::kInvalid, "environment", "expected a URL such as http://host:8000, found '{}'",
+                url.substr(0, 200));
+  };
   Endpoint to;
   std::string_view left = url;
   const auto scheme = left.find("://");
@@ -56,7 +61,8 @@ Result<Endpoint> endpoint(std::string_view url) {
   left.remove_prefix(scheme + 3);
   const auto path = std::min(left.find('/'), left.size());
   std::string_view place = left.substr(0, path), rest = left.substr(path);
-  if (place.find('@') != std::string_view::npos || url.find_first_of(" \t\r\n?#") != std::string_view::npos) return wrong();
+  if (place.find('@') != std::string_view::npos || url.find_first_of(" \t\r\n?#") != std::string_view::npos)
+    return wrong();
   if (place.starts_with('[')) {
     const auto end = place.find(']');
     if (end == std::string_view::npos) return wrong();
@@ -69,7 +75,8 @@ Result<Endpoint> endpoint(std::string_view url) {
   }
   if (!place.empty() && !place.starts_with(':')) return wrong();
   to.port = place.empty() ? (to.tls ? "443" : "80") : std::string(place.substr(1));
-  const bool digits = !to.port.empty() && to.port.size() <= 5 && std::all_of(to.port.begin(), to.port.end(), [](char c) { return c >= '0' && c <= '9'; });
+  const bool digits = !to.port.empty() && to.port.size() <= 5 &&
+                      std::all_of(to.port.begin(), to.port.end(), [](char c) { return c >= '0' && c <= '9'; });
   if (to.host.empty() || !digits || std::stoi(to.port) > 65535) return wrong();
   while (rest.ends_with('/')) rest.remove_suffix(1);
   to.target = std::string(rest) + (rest.ends_with("/ws") ? "" : "/ws");
@@ -99,11 +106,13 @@ Result<Observed> read_message(std::string_view message, std::string_view key) {
   const json said = json::parse(message, nullptr, false);
   if (!said.is_object()) return bad("expected a JSON object, found '{}'", shown(json(message.substr(0, 120))));
   const auto type = said.find("type"), data = said.find("data");
-  if (type == said.end() || !type->is_string() || data == said.end() || !data->is_object()) return bad("expected 'type' and 'data', found {}", shown(said));
+  if (type == said.end() || !type->is_string() || data == said.end() || !data->is_object())
+    return bad("expected 'type' and 'data', found {}", shown(said));
   if (*type == "error") {
     const std::string words = written(data->value("message", json("an error"))).substr(0, kWordsMax);
     const bool full = data->value("code", json()) == "CAPACITY_REACHED";
-    return fail(full ? Code::kExhausted : Code::kUnavailable, "environment", "it says {} ({})", words, shown(data->value("code", json())));
+    return fail(full ? Code::kExhausted : Code::kUnavailable, "environment", "it says {} ({})", words,
+                shown(data->value("code", json())));
   }
   if (*type != "observation") return bad("expected an 'observation', found '{}'", shown(*type));
   const auto observation = data->find("observation"), reward = data->find("reward"), done = data->find("done");
@@ -113,7 +122,8 @@ Result<Observed> read_message(std::string_view message, std::string_view key) {
   if (reward != data->end() && reward->is_boolean()) {
     observed.reward = reward->get<bool>() ? 1 : 0;
   } else if (reward != data->end() && !reward->is_null()) {
-    if (!reward->is_number() || !std::isfinite(reward->get<double>())) return bad("the reward is {}, expected a finite number", shown(*reward));
+    if (!reward->is_number() || !std::isfinite(reward->get<double>()))
+      return bad("the reward is {}, expected a finite number", shown(*reward));
     observed.reward = reward->get<double>();
   }
   if (done != data->end()) {

@@ -25,13 +25,19 @@ struct Options {
 
   void read(ConfigSection s, AdapterUse) {
     s.require("url", url, "of the server, http or https; workers have to reach it as well");
-    s.read("action", action, "the field of an action that is the policy's response; empty: the response is the action itself, as a JSON object");
-    s.read("observation", observation, {"the part of an observation that the policy is told, dots lead into mappings", "all of it, as JSON"});
+    s.read("action", action,
+           "the field of an action that is the policy's response; empty: the response is the action itself, as a JSON "
+           "object");
+    s.read("observation", observation,
+           {"the part of an observation that the policy is told, dots lead into mappings", "all of it, as JSON"});
     reset_json = s.json("reset", "what a reset takes besides the seed");
-    s.read("problems", problems, {.min = 1, .max = 1'000'000'000}, "seeds to train with, those after the held-out ones");
+    s.read("problems", problems, {.min = 1, .max = 1'000'000'000},
+           "seeds to train with, those after the held-out ones");
     s.read("evaluation_problems", evaluation_problems, {.min = 0, .max = 100'000}, "held-out seeds, from 0 on");
-    s.read("sessions", sessions, {.min = 1, .max = 1024}, "episodes that a worker has under way at the server; others wait");
-    s.read("tries", tries, {.min = 1, .max = 20}, "of a reset, with growing pauses; what fails later gives the rollout back");
+    s.read("sessions", sessions, {.min = 1, .max = 1024},
+           "episodes that a worker has under way at the server; others wait");
+    s.read("tries", tries, {.min = 1, .max = 20},
+           "of a reset, with growing pauses; what fails later gives the rollout back");
     s.read("deadline", deadline, {.min = std::chrono::milliseconds(10), .max = std::chrono::hours(1)}, "for an answer");
     s.read("correct_at", correct_at, "what the rewards of an episode add up to, at least, where it counts as right");
     if (!url.empty())
@@ -77,8 +83,8 @@ class Environment {
 
  private:
   std::mutex mutex_;
-  std::size_t open_ = 0;                        // guarded by mutex_
-  std::deque<std::function<void()>> waiting_;   // guarded by mutex_
+  std::size_t open_ = 0;                       // guarded by mutex_
+  std::deque<std::function<void()>> waiting_;  // guarded by mutex_
 
  public:
   openenv::Client client;  // last: its thread ends first
@@ -102,7 +108,9 @@ class Talk : public std::enable_shared_from_this<Talk> {
   void step(std::string message, Done done) {
     const std::lock_guard lock(mutex_);
     done_ = std::move(done);
-    environment_.client.ask(session_, std::move(message), [self = shared_from_this()](Result<std::string> said) { self->answer(self->read(std::move(said))); });
+    environment_.client.ask(session_, std::move(message), [self = shared_from_this()](Result<std::string> said) {
+      self->answer(self->read(std::move(said)));
+    });
   }
   void leave() {
     std::shared_ptr<openenv::Session> session;
@@ -138,12 +146,18 @@ class Talk : public std::enable_shared_from_this<Talk> {
     const std::lock_guard lock(mutex_);
     if (left_) return;
     session_ = environment_.client.session();
-    environment_.client.ask(session_, openenv::reset_message(environment_.options.reset_json, seed_), [self = shared_from_this(), attempt, pause](Result<std::string> said) {
-      auto observed = self->read(std::move(said));
-      const bool again = !observed && (observed.error().code == Code::kUnavailable || observed.error().code == Code::kExhausted || observed.error().code == Code::kStale);
-      if (!again || attempt >= self->environment_.options.tries) return self->answer(std::move(observed));
-      self->environment_.client.run_after(pause, [self, attempt, pause] { self->reset(attempt + 1, std::min(pause * 2, kPauseMax)); });
-    });
+    environment_.client.ask(session_, openenv::reset_message(environment_.options.reset_json, seed_),
+                            [self = shared_from_this(), attempt, pause](Result<std::string> said) {
+                              auto observed = self->read(std::move(said));
+                              const bool again = !observed && (observed.error().code == Code::kUnavailable ||
+                                                               observed.error().code == Code::kExhausted ||
+                                                               observed.error().code == Code::kStale);
+                              if (!again || attempt >= self->environment_.options.tries)
+                                return self->answer(std::move(observed));
+                              self->environment_.client.run_after(pause, [self, attempt, pause] {
+                                self->reset(attempt + 1, std::min(pause * 2, kPauseMax));
+                              });
+                            });
   }
   // What is done with it happens under the lock: whoever leaves waits for that, and hears nothing afterwards.
   void answer(Result<openenv::Observed> observed) {
@@ -172,12 +186,16 @@ class EnvironmentEpisode final : public Episode {
       if (!observed) return done(std::move(observed).error());
       reward_ += observed->reward;
       if (observed->done) talk_->leave();  // somebody waits for its session
-      done(Step{{observed->reward, {}, reward_ >= environment_.options.correct_at}, observed->done, std::move(observed->told)});
+      done(Step{{observed->reward, {}, reward_ >= environment_.options.correct_at},
+                observed->done,
+                std::move(observed->told)});
     };
     if (std::exchange(begun_, true)) return talk_->step(*std::move(message), said);
     talk_->begin([this, said, done, message = *std::move(message)](Result<openenv::Observed> first) {
       if (first && first->told != prompt_)
-        first = fail(Code::kUnavailable, "environment", "it begins with '{}' where the same seed began with '{}' before", first->told.text.substr(0, 120), prompt_.text.substr(0, 120));
+        first =
+            fail(Code::kUnavailable, "environment", "it begins with '{}' where the same seed began with '{}' before",
+                 first->told.text.substr(0, 120), prompt_.text.substr(0, 120));
       if (!first) return done(std::move(first).error());
       talk_->step(message, said);
     });
@@ -193,7 +211,8 @@ class EnvironmentEpisode final : public Episode {
 
 class OpenEnv final : public Adapter {
  public:
-  OpenEnv(const Options& options, openenv::Endpoint to, std::uint64_t seed) : environment_(std::make_unique<Environment>(options, std::move(to))), key_(mix64(seed)) {}
+  OpenEnv(const Options& options, openenv::Endpoint to, std::uint64_t seed)
+      : environment_(std::make_unique<Environment>(options, std::move(to))), key_(mix64(seed)) {}
 
   std::string_view name() const override { return "openenv"; }
 
@@ -203,7 +222,8 @@ class OpenEnv final : public Adapter {
     if (const auto known = problems_.find(index); known != problems_.end()) return known->second;
     if (problems_.size() >= kRemembered) problems_.clear();
     std::vector<std::uint64_t> seeds;  // those that follow are wanted next
-    for (std::uint64_t i = 0; i < o.sessions; ++i) seeds.push_back(o.evaluation_problems + shuffled_cycle(index + i, o.problems, key_));
+    for (std::uint64_t i = 0; i < o.sessions; ++i)
+      seeds.push_back(o.evaluation_problems + shuffled_cycle(index + i, o.problems, key_));
     ECHO_ASSIGN(auto begun, begin_all(seeds));
     for (std::size_t i = 0; i < begun.size(); ++i) problems_[index + i] = std::move(begun[i]);
     return problems_.at(index);
@@ -212,7 +232,8 @@ class OpenEnv final : public Adapter {
   Status read_evaluation() {
     for (std::uint64_t first = 0; first < environment_->options.evaluation_problems;) {
       std::vector<std::uint64_t> seeds;
-      while (first < environment_->options.evaluation_problems && seeds.size() < environment_->options.sessions) seeds.push_back(first++);
+      while (first < environment_->options.evaluation_problems && seeds.size() < environment_->options.sessions)
+        seeds.push_back(first++);
       ECHO_ASSIGN(auto begun, begin_all(seeds));
       std::move(begun.begin(), begun.end(), std::back_inserter(evaluation_));
     }
@@ -244,8 +265,12 @@ class OpenEnv final : public Adapter {
     for (std::size_t i = 0; i < seeds.size(); ++i) {
       auto first = all[i].get();
       talks[i]->leave();
-      if (first && first->done) first = fail(Code::kInvalid, "openenv", "seed {}: the environment is done before it was asked anything", seeds[i]);
-      if (first && first->told.text.empty()) first = fail(Code::kInvalid, "openenv", "seed {}: an empty observation; task.options.observation names its text", seeds[i]);
+      if (first && first->done)
+        first =
+            fail(Code::kInvalid, "openenv", "seed {}: the environment is done before it was asked anything", seeds[i]);
+      if (first && first->told.text.empty())
+        first = fail(Code::kInvalid, "openenv",
+                     "seed {}: an empty observation; task.options.observation names its text", seeds[i]);
       if (!first) {
         error = std::move(first).error();
         continue;

@@ -1,12 +1,12 @@
-// Heads-up no-limit hold'em as a task: an episode is one hand or several, against a built-in player, the policy itself or a
-// model behind a server, each answer one action.
+// Heads-up no-limit hold'em as a task: an episode is one hand or several, against a built-in player, the policy itself
+// or a model behind a server, each answer one action.
 //
 // The cards, and what the opponent draws at random, belong to the problem: all members of a group sit in the same
 // position with the same cards, and answers alone decide. A hand in which the opponent folds before the policy has
 // anything to say is dealt anew. Rewards are big blinds won per hand, less what the baseline player wins with the same
 // cards in the same position, less a penalty for every answer that is no legal action; such an answer is a check, or a
-// fold where something is owed. An opponent that has to be asked is asked by workers alone, and not before the policy was: until
-// then, against the baseline, and wherever the learner plays, the opponent of evaluations sits there.
+// fold where something is owed. An opponent that has to be asked is asked by workers alone, and not before the policy
+// was: until then, against the baseline, and wherever the learner plays, the opponent of evaluations sits there.
 #include <charconv>
 
 #include "base/text.hpp"
@@ -20,7 +20,7 @@ namespace {
 
 using namespace poker;
 
-constexpr std::uint64_t kDealsMax = 4096;  // of one hand, until the opponent does not fold at once
+constexpr std::uint64_t kDealsMax = 4096;                   // of one hand, until the opponent does not fold at once
 constexpr std::string_view kHeldOut = "poker/evaluation/";  // and the number
 constexpr std::uint64_t kTraining = 0x7261696e, kEvaluation = 0x6576616c;  // streams of deals
 
@@ -37,15 +37,20 @@ struct Options {
 
   void read(ConfigSection s, AdapterUse) {
     std::string_view who = opponent;
-    s.read_choice("opponent", who, {{"caller", "caller"}, {"random", "random"}, {"tight", "tight"}, {"policy", "policy"}, {"server", "server"}},
-                  "who sits opposite: a built-in player (docs/tasks.md says how they play), the policy itself, or a model behind a server");
+    s.read_choice(
+        "opponent", who,
+        {{"caller", "caller"}, {"random", "random"}, {"tight", "tight"}, {"policy", "policy"}, {"server", "server"}},
+        "who sits opposite: a built-in player (docs/tasks.md says how they play), the policy itself, or a model behind "
+        "a server");
     asked = who == "policy" ? Asked::kPolicy : who == "server" ? Asked::kServer : Asked::kNobody;
     if (asked == Asked::kNobody) opponent = evaluation_opponent = who;
-    s.read_choice("evaluation_opponent", evaluation_opponent, {{"caller", "caller"}, {"random", "random"}, {"tight", "tight"}},
-                  {"who sits opposite where held-out hands are played", "opponent, or tight where that is none of these"});
+    s.read_choice(
+        "evaluation_opponent", evaluation_opponent, {{"caller", "caller"}, {"random", "random"}, {"tight", "tight"}},
+        {"who sits opposite where held-out hands are played", "opponent, or tight where that is none of these"});
     if (asked != Asked::kNobody) opponent = evaluation_opponent;
     server.read(s.section("server", "With `opponent: server`, who sits opposite."));
-    if (asked == Asked::kServer && !(server.url && server.model)) s.error("server", "expected its url and model, as opponent is 'server'");
+    if (asked == Asked::kServer && !(server.url && server.model))
+      s.error("server", "expected its url and model, as opponent is 'server'");
     s.read_choice("baseline", baseline, {{"none", ""}, {"caller", "caller"}, {"random", "random"}, {"tight", "tight"}},
                   "whose winnings with the same cards in the same position are subtracted, so that neither counts");
     s.read("hands", hands, {.min = 1, .max = 1000}, "hands of an episode; the position changes after each");
@@ -54,8 +59,9 @@ struct Options {
     s.read("big_blind", rules.big_blind, {.min = 1, .max = kStackMax}, "and the other; rewards are counted in these");
     s.read("format_penalty", format_penalty, {.min = 0.0, .max = 1000.0},
            "big blinds that an answer costs which is no legal action");
-    s.read_choice("wording", terse, {{"full", false}, {"terse", true}},
-                  "how hands are told and answered: in words, or terse, a line and a letter, for models that read no prose");
+    s.read_choice(
+        "wording", terse, {{"full", false}, {"terse", true}},
+        "how hands are told and answered: in words, or terse, a line and a letter, for models that read no prose");
     s.read("evaluation_problems", evaluation_problems, {.min = 2, .max = 100'000},
            "problems held out of training, the same for the same seed; an even number, as both positions are played");
     if (const auto sound = rules.check(); !sound) s.error("stack", sound.error().detail);
@@ -102,7 +108,8 @@ class PokerEpisode final : public QuickEpisode {
   std::string description() const { return description_of(view()); }
   // All that somebody has to know who is asked for the first time.
   std::string prompt_of(const View& view) const {
-    return options_.terse ? description_of(view) : fmt::format("{}\n\n{}", explain(options_.rules, options_.hands), description_of(view));
+    return options_.terse ? description_of(view)
+                          : fmt::format("{}\n\n{}", explain(options_.rules, options_.hands), description_of(view));
   }
 
   Result<Step> take(std::string_view response) override {
@@ -114,7 +121,8 @@ class PokerEpisode final : public QuickEpisode {
     Step step{.score = scored(0, 0, own && !answered ? 1 : 0), .done = false, .observation = std::exchange(told_, {})};
     if (asks_) step.score.components["opponent_faults"] = !own && !answered ? 1 : 0;
     if (own && !answered && !options_.terse)
-      step.observation.text += fmt::format("That is none of your choices: you {}.\n", legal.owed > 0 ? "fold" : "check");
+      step.observation.text +=
+          fmt::format("That is none of your choices: you {}.\n", legal.owed > 0 ? "fold" : "check");
     while (!step.done && !step.aside) {
       ECHO_TRY(let_opponent_act());
       if (asked_) {
@@ -255,7 +263,8 @@ class Poker final : public Adapter {
 
   // Nobody else knows what somebody who was asked has answered.
   Repeatable repeatable(const Problem& problem) const override {
-    return options_.asked == Asked::kNobody || problem.id().starts_with(kHeldOut) ? Repeatable::kCheaply : Repeatable::kNot;
+    return options_.asked == Asked::kNobody || problem.id().starts_with(kHeldOut) ? Repeatable::kCheaply
+                                                                                  : Repeatable::kNot;
   }
 
   // What the tight player says to the first question.
@@ -301,7 +310,9 @@ Result<std::unique_ptr<Adapter>> make(std::string_view json, std::uint64_t seed,
 
 }  // namespace
 
-const BuiltIn kPoker{"poker", "Heads-up no-limit hold'em against a built-in player, the policy itself or a server; the reward is big blinds won",
-                     [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); }, make, /*many_turns=*/true};
+const BuiltIn kPoker{
+    "poker",
+    "Heads-up no-limit hold'em against a built-in player, the policy itself or a server; the reward is big blinds won",
+    [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); }, make, /*many_turns=*/true};
 
 }  // namespace echoline::data_plane

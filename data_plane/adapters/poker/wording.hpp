@@ -27,9 +27,9 @@ std::string answer(Action action, const Legal& legal);
 
 // The same game in few characters, for models that read no prose.
 
-// What a player who has to act knows, in a line: "s 9s8h 8c8d5c Cc/cR 2 4: " is the small blind with these cards on this
-// board; the opponent (in capitals) has called and the player checked before the flop (c is both), then checked and
-// the opponent raised; 2 big blinds are to call, and 4 are in the pot. '-' stands for no board, and for no betting.
+// What a player who has to act knows, in a line: "s 9s8h 8c8d5c Cc/cR 2 4: " is the small blind with these cards on
+// this board; the opponent (in capitals) has called and the player checked before the flop (c is both), then checked
+// and the opponent raised; 2 big blinds are to call, and 4 are in the pot. '-' stands for no board, and for no betting.
 std::string describe_tersely(const View& view);
 
 // The last letter of the response: f folds, c checks or calls, r is the smallest raise, p a raise by the pot, a all-in;

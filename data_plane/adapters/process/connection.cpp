@@ -10,7 +10,8 @@ namespace {
 
 constexpr Duration kFirstPause = std::chrono::milliseconds(100), kPauseMax = std::chrono::seconds(30);
 constexpr Duration kSlice = std::chrono::milliseconds(100);  // how often it is looked whether to stop
-constexpr std::uint32_t kPatience = 4;  // starts in a row that come to nothing, before calls fail instead of waiting for the next
+constexpr std::uint32_t kPatience =
+    4;  // starts in a row that come to nothing, before calls fail instead of waiting for the next
 constexpr std::size_t kClosedMax = 65'536;
 
 }  // namespace
@@ -113,7 +114,8 @@ Status Connection::start() {
   const auto begin = [&]() -> Status {
     ECHO_ASSIGN(process_, pool_.launch(options_.command));
     const std::uint64_t id = next_id_++;
-    ECHO_ASSIGN(const std::string line, exchange(hello_request(id, options_.seed, options_.settings_json), options_.start_deadline));
+    ECHO_ASSIGN(const std::string line,
+                exchange(hello_request(id, options_.seed, options_.settings_json), options_.start_deadline));
     ECHO_ASSIGN(const auto answer, read_answer(line, id));
     ECHO_ASSIGN(hello_, read_hello(answer));
     return ok();
@@ -131,7 +133,8 @@ Status Connection::start() {
 void Connection::end(const std::string& why) {
   if (process_) {
     const sandbox::End end = process_->wait();
-    log::warn("the task's program is ended: {}{}{}", why, end.err.empty() ? "" : "; it wrote: ", end.err.substr(end.err.size() - std::min<std::size_t>(end.err.size(), 1000)));
+    log::warn("the task's program is ended: {}{}{}", why, end.err.empty() ? "" : "; it wrote: ",
+              end.err.substr(end.err.size() - std::min<std::size_t>(end.err.size(), 1000)));
     if (last_error_.detail.empty() || !end.err.empty())
       last_error_ = fail(Code::kUnavailable, "task", "{}{}{}", why, end.err.empty() ? "" : "; it wrote: ",
                          end.err.substr(end.err.size() - std::min<std::size_t>(end.err.size(), 300)));
@@ -184,7 +187,8 @@ void Connection::serve(std::vector<Call> batch) {
   const std::uint64_t id = next_id_++;
   const auto line = exchange(request(id, known.front().method, options_.deadline, items), options_.deadline);
   auto answer = line ? read_answer(*line, id) : Result<nlohmann::json>(line.error());
-  auto all = answer ? read_items(*std::move(answer), known.size()) : Result<std::vector<Result<nlohmann::json>>>(answer.error());
+  auto all = answer ? read_items(*std::move(answer), known.size())
+                    : Result<std::vector<Result<nlohmann::json>>>(answer.error());
   if (!all) {
     // An error in so many words is an answer; after anything else nothing more is to be expected of it.
     const bool in_words = line && !answer && answer.error().code == Code::kUnavailable;

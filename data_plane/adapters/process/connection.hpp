@@ -1,5 +1,5 @@
-// A program that is a task, kept running: calls wait in a queue and go to it in batches, one at a time. It is started when
-// first needed, and anew when it ends, hangs or talks nonsense. Private to data_plane/.
+// A program that is a task, kept running: calls wait in a queue and go to it in batches, one at a time. It is started
+// when first needed, and anew when it ends, hangs or talks nonsense. Private to data_plane/.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -43,9 +43,9 @@ class Connection {
   Result<Hello> hello();
 
   // `done` is called once: with an item of the answer, or with why there is none. kExhausted: too many wait; kStale: no
-  // answer came by the deadline; kUnavailable: the program ended, or says that it cannot; kCorrupt: it talks nonsense. A call that
-  // may be repeated is tried once more, alone, where its batch came to nothing. `life`: the start of the program that
-  // it needs, as told by `told_life`; another one knows nothing of it.
+  // answer came by the deadline; kUnavailable: the program ended, or says that it cannot; kCorrupt: it talks nonsense.
+  // A call that may be repeated is tried once more, alone, where its batch came to nothing. `life`: the start of the
+  // program that it needs, as told by `told_life`; another one knows nothing of it.
   struct Call {
     Method method = Method::kScore;
     std::string item;  // JSON

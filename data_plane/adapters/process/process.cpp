@@ -1,5 +1,6 @@
-// A task that is a program of the user's own, in any language: it supplies problems to the learner, and scores responses or
-// plays episodes on the workers, in a sandbox, over JSON Lines (FORMAT.md). A script travels to the workers with the run.
+// A task that is a program of the user's own, in any language: it supplies problems to the learner, and scores
+// responses or plays episodes on the workers, in a sandbox, over JSON Lines (FORMAT.md). A script travels to the
+// workers with the run.
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -26,20 +27,26 @@ struct Options {
 
   void read(ConfigSection s, AdapterUse use) {
     if (use == AdapterUse::kProblems)
-      s.read("script", script, {"the program's file; it travels to the workers with the run", "the command is one that they have"});
+      s.read("script", script,
+             {"the program's file; it travels to the workers with the run", "the command is one that they have"});
     else
       contents_json = s.json("contents", "what the files hold");
     s.read("files", files, {"more text files that travel with it, by their names beside it", "none"});
-    s.read("command", command, {"what runs it, with arguments before the script's name", "`[/usr/bin/python3]` for a script"});
+    s.read("command", command,
+           {"what runs it, with arguments before the script's name", "`[/usr/bin/python3]` for a script"});
     task.read(s);
-    if (use == AdapterUse::kProblems && script.empty() && command.empty()) s.error("script", "expected a script, or a command that every machine has");
-    if (script.empty() && !files.empty() && use == AdapterUse::kProblems) s.error("files", "are beside a script: set script as well");
-    if (files.size() > kFilesMax) s.error("files", fmt::format("expected at most {} names, found {}", kFilesMax, files.size()));
+    if (use == AdapterUse::kProblems && script.empty() && command.empty())
+      s.error("script", "expected a script, or a command that every machine has");
+    if (script.empty() && !files.empty() && use == AdapterUse::kProblems)
+      s.error("files", "are beside a script: set script as well");
+    if (files.size() > kFilesMax)
+      s.error("files", fmt::format("expected at most {} names, found {}", kFilesMax, files.size()));
     for (const std::string& name : files)
       if (name.empty() || name.front() == '/' || name.find("..") != std::string::npos)
         s.error("files", fmt::format("expected names beside or below the script, found '{}'", name.substr(0, 80)));
     if (!command.empty() && !command.front().starts_with('/'))
-      s.error("command", fmt::format("expected a program by its absolute path, found '{}'", command.front().substr(0, 80)));
+      s.error("command",
+              fmt::format("expected a program by its absolute path, found '{}'", command.front().substr(0, 80)));
   }
 };
 
@@ -61,10 +68,13 @@ Result<Contents> read_contents(const Options& o) {
     auto text = read_file(path.string(), kFileBytesMax);
     if (!text) return as_mistake(std::move(text).error());
     // It travels as JSON, which is UTF-8.
-    if (json(*text).dump(-1, ' ', false, json::error_handler_t::ignore) != json(*text).dump(-1, ' ', false, json::error_handler_t::replace))
+    if (json(*text).dump(-1, ' ', false, json::error_handler_t::ignore) !=
+        json(*text).dump(-1, ' ', false, json::error_handler_t::replace))
       return fail(Code::kInvalid, "task", "{}: expected a text in UTF-8", path.string());
     all += text->size();
-    if (all > kFilesBytesMax) return fail(Code::kInvalid, "task", "the files of '{}' have more than {} together", o.script.string(), to_text(Bytes{kFilesBytesMax}));
+    if (all > kFilesBytesMax)
+      return fail(Code::kInvalid, "task", "the files of '{}' have more than {} together", o.script.string(),
+                  to_text(Bytes{kFilesBytesMax}));
     contents.files[name] = *std::move(text);
   }
   return contents;
@@ -75,7 +85,8 @@ Result<Contents> contents_from(const std::string& text) {
   Contents contents;
   if (!parts.is_object() || !parts.contains("files") || !parts["files"].is_object()) return contents;
   for (const auto& [name, file] : parts["files"].items()) {
-    if (!file.is_string() || name.empty() || name.front() == '/' || name.find("..") != std::string::npos || contents.files.size() > kFilesMax)
+    if (!file.is_string() || name.empty() || name.front() == '/' || name.find("..") != std::string::npos ||
+        contents.files.size() > kFilesMax)
       return fail(Code::kInvalid, "task", "a file '{}' that cannot be one of a task", name.substr(0, 80));
     contents.files[name] = file.get<std::string>();
   }
@@ -89,8 +100,10 @@ sandbox::Command command_of(const Options& o, const Contents& contents) {
   if (!contents.script.empty()) command.argv.push_back(std::string(kFolder) + contents.script);
   for (const auto& [name, text] : contents.files) command.files[std::string(kFolder) + name] = text;
   command.files[std::string(kFolder) + "echoline_task.py"] = std::string(process::kPythonHelper);
-  command.environment = {{"PYTHONPATH", std::string(kFolder.substr(0, kFolder.size() - 1))}, {"PYTHONUNBUFFERED", "1"},
-                         {"PYTHONDONTWRITEBYTECODE", "1"}, {"PYTHONHASHSEED", "0"}};
+  command.environment = {{"PYTHONPATH", std::string(kFolder.substr(0, kFolder.size() - 1))},
+                         {"PYTHONUNBUFFERED", "1"},
+                         {"PYTHONDONTWRITEBYTECODE", "1"},
+                         {"PYTHONHASHSEED", "0"}};
   return command;
 }
 

@@ -34,14 +34,17 @@ bool plain(const char* at) {
   return ((word | below(0x20) | equals('"') | equals('\\')) & kTops) == 0;
 }
 
-// A text as JSON, bytes that are no UTF-8 replaced. Responses are long and mostly plain: those are copied as they stand.
+// A text as JSON, bytes that are no UTF-8 replaced. Responses are long and mostly plain: those are copied as they
+// stand.
 void quote(std::string& out, std::string_view text) {
   out += '"';
   std::size_t from = 0;
   while (from < text.size()) {
     std::size_t to = from;
     while (to + 8 <= text.size() && plain(text.data() + to)) to += 8;
-    const auto is_plain = [&] { return text[to] >= 0x20 && static_cast<unsigned char>(text[to]) < 0x80 && text[to] != '"' && text[to] != '\\'; };
+    const auto is_plain = [&] {
+      return text[to] >= 0x20 && static_cast<unsigned char>(text[to]) < 0x80 && text[to] != '"' && text[to] != '\\';
+    };
     while (to < text.size() && is_plain()) ++to;
     out.append(text.substr(from, to - from));
     from = to;
@@ -62,7 +65,8 @@ void append(std::string& out, std::string_view key, std::string_view text) {
 void append(std::string& out, const Problem& problem) {
   append(out, R"({"id":)", problem.id());
   if (!problem.metadata_json().empty())
-    if (const json metadata = json::parse(problem.metadata_json(), nullptr, false); !metadata.is_discarded()) out += ",\"metadata\":" + written(metadata);
+    if (const json metadata = json::parse(problem.metadata_json(), nullptr, false); !metadata.is_discarded())
+      out += ",\"metadata\":" + written(metadata);
   if (problem.messages().empty())
     append(out, R"(,"prompt":)", problem.prompt());
   else
@@ -126,11 +130,17 @@ std::string_view to_string(Method method) {
 std::string hello_request(std::uint64_t id, std::uint64_t seed, std::string_view settings_json) {
   json settings = json::parse(settings_json, nullptr, false);
   if (!settings.is_object()) settings = json::object();
-  return written({{"id", id}, {"method", "hello"}, {"protocol", kProtocol}, {"seed", seed}, {"settings", std::move(settings)}}) + "\n";
+  return written({{"id", id},
+                  {"method", "hello"},
+                  {"protocol", kProtocol},
+                  {"seed", seed},
+                  {"settings", std::move(settings)}}) +
+         "\n";
 }
 
 std::string request(std::uint64_t id, Method method, Duration deadline, const std::vector<std::string_view>& items) {
-  std::string line = fmt::format(R"({{"deadline_ms":{},"id":{},"items":[)", std::chrono::duration_cast<std::chrono::milliseconds>(deadline).count(), id);
+  std::string line = fmt::format(R"({{"deadline_ms":{},"id":{},"items":[)",
+                                 std::chrono::duration_cast<std::chrono::milliseconds>(deadline).count(), id);
   std::size_t size = line.size() + 64;
   for (const std::string_view item : items) size += item.size() + 1;
   line.reserve(size);
@@ -144,7 +154,9 @@ std::string close_notice(const std::vector<std::uint64_t>& episodes) {
   return written({{"method", "close"}, {"episodes", episodes}}) + "\n";
 }
 
-std::string rows_item(std::span<const std::uint64_t> rows) { return fmt::format("{{\"rows\":[{}]}}", fmt::join(rows, ",")); }
+std::string rows_item(std::span<const std::uint64_t> rows) {
+  return fmt::format("{{\"rows\":[{}]}}", fmt::join(rows, ","));
+}
 
 std::string score_item(const Problem& problem, std::string_view response) {
   std::string item;
@@ -171,14 +183,18 @@ std::string step_item(std::uint64_t episode, std::string_view response, const Pr
 Result<json> read_answer(std::string_view line, std::uint64_t id) {
   if (nests_too_deep(line)) return bad("nested deeper than {}", kJsonDepthMax);
   json answer = json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false);
-  if (!answer.is_object()) return bad("expected a JSON object on a line of its own, found '{}'", json(line.substr(0, 80)).dump(-1, ' ', true, json::error_handler_t::replace));
+  if (!answer.is_object())
+    return bad("expected a JSON object on a line of its own, found '{}'",
+               json(line.substr(0, 80)).dump(-1, ' ', true, json::error_handler_t::replace));
   const auto of = answer.find("id");
   if (of == answer.end() || !of->is_number_unsigned() || of->get<std::uint64_t>() != id)
     return bad("expected the answer to request {}, found {}", id, shown(answer));
   if (const auto error = answer.find("error"); error != answer.end())
-    return fail(Code::kUnavailable, "task", "{}", (error->is_string() ? error->get<std::string>() : written(*error)).substr(0, kWordsMax));
+    return fail(Code::kUnavailable, "task", "{}",
+                (error->is_string() ? error->get<std::string>() : written(*error)).substr(0, kWordsMax));
   const auto result = answer.find("result");
-  if (result == answer.end() || !result->is_object()) return bad("expected an object 'result' or an 'error', found {}", shown(answer));
+  if (result == answer.end() || !result->is_object())
+    return bad("expected an object 'result' or an 'error', found {}", shown(answer));
   return std::move(*result);
 }
 
@@ -206,7 +222,8 @@ Result<std::vector<Result<json>>> read_items(json result, std::size_t expected) 
     if (!item.is_object()) {
       all.emplace_back(bad("expected an object, found {}", shown(item)));
     } else if (const auto error = item.find("error"); error != item.end()) {
-      all.emplace_back(fail(Code::kUnavailable, "task", "{}", (error->is_string() ? error->get<std::string>() : written(*error)).substr(0, kWordsMax)));
+      all.emplace_back(fail(Code::kUnavailable, "task", "{}",
+                            (error->is_string() ? error->get<std::string>() : written(*error)).substr(0, kWordsMax)));
     } else {
       all.emplace_back(std::move(item));
     }
@@ -224,7 +241,8 @@ Result<Score> read_score(const json& item) {
     return bad("'components' is {}, expected at most {} named numbers", shown(*components), kComponentsMax);
   for (const auto& [name, value] : components->items()) {
     if (name.empty() || name.size() > kNameBytesMax || !value.is_number() || !std::isfinite(value.get<double>()))
-      return bad("component '{}' is {}, expected a name of 1 to {} bytes and a finite number", name.substr(0, 80), shown(value), kNameBytesMax);
+      return bad("component '{}' is {}, expected a name of 1 to {} bytes and a finite number", name.substr(0, 80),
+                 shown(value), kNameBytesMax);
     score.components[name] = value.get<double>();
   }
   return score;

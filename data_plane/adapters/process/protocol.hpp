@@ -46,13 +46,13 @@ std::string score_item(const Problem& problem, std::string_view response);
 // `problem` only with the first response of an episode.
 std::string step_item(std::uint64_t episode, std::string_view response, const Problem* problem, std::uint64_t seed);
 
-// The `result` of the answer to request `id`. kUnavailable with the task's words where it answers with an error; kCorrupt:
-// not JSON, nested deeper than 64, or of another request.
+// The `result` of the answer to request `id`. kUnavailable with the task's words where it answers with an error;
+// kCorrupt: not JSON, nested deeper than 64, or of another request.
 Result<nlohmann::json> read_answer(std::string_view line, std::uint64_t id);
 // kCorrupt naming what is missing or wrong.
 Result<Hello> read_hello(const nlohmann::json& result);
-// One for each of `count`; kCorrupt unless there are so many. One may be an error of its own, which is kUnavailable with the
-// task's words, or kCorrupt.
+// One for each of `count`; kCorrupt unless there are so many. One may be an error of its own, which is kUnavailable
+// with the task's words, or kCorrupt.
 Result<std::vector<Result<nlohmann::json>>> read_items(nlohmann::json result, std::size_t count);
 Result<Score> read_score(const nlohmann::json& item);
 Result<Step> read_step(const nlohmann::json& item);

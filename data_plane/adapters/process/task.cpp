@@ -19,7 +19,8 @@ constexpr std::uint64_t kEvaluationMax = 100'000;
 // The programs of a task, and who asks which.
 class Programs {
  public:
-  Programs(std::unique_ptr<sandbox::Pool> pool, const ConnectionOptions& options, std::uint32_t count) : pool_(std::move(pool)) {
+  Programs(std::unique_ptr<sandbox::Pool> pool, const ConnectionOptions& options, std::uint32_t count)
+      : pool_(std::move(pool)) {
     for (std::uint32_t i = 0; i < count; ++i) all_.push_back(std::make_unique<Connection>(*pool_, options));
   }
   Connection& next() { return *all_[turn_++ % all_.size()]; }
@@ -43,7 +44,11 @@ struct Asked {
 class TaskEpisode final : public Episode {
  public:
   TaskEpisode(std::shared_ptr<Programs> programs, Problem problem, std::uint64_t seed, bool turns)
-      : programs_(std::move(programs)), connection_(programs_->next()), problem_(std::move(problem)), seed_(seed), turns_(turns) {}
+      : programs_(std::move(programs)),
+        connection_(programs_->next()),
+        problem_(std::move(problem)),
+        seed_(seed),
+        turns_(turns) {}
   ~TaskEpisode() override {
     const std::lock_guard lock(asked_->mutex);
     asked_->wanted = false;
@@ -64,7 +69,8 @@ class TaskEpisode final : public Episode {
     {
       const std::lock_guard lock(asked_->mutex);
       const bool first = !asked_->life;
-      call.item = turns_ ? step_item(id_, response, first ? &problem_ : nullptr, seed_) : score_item(problem_, response);
+      call.item =
+          turns_ ? step_item(id_, response, first ? &problem_ : nullptr, seed_) : score_item(problem_, response);
       if (turns_) {
         call.life = asked_->life;
         call.told_life = [asked = asked_](std::uint64_t life) {
@@ -103,8 +109,14 @@ class TaskEpisode final : public Episode {
 
 class Task final : public Adapter {
  public:
-  Task(std::string_view name, std::shared_ptr<Programs> programs, Hello hello, std::vector<Problem> evaluation, std::string for_workers, std::uint64_t seed)
-      : name_(name), programs_(std::move(programs)), hello_(std::move(hello)), evaluation_(std::move(evaluation)), for_workers_(std::move(for_workers)), key_(mix64(seed)) {}
+  Task(std::string_view name, std::shared_ptr<Programs> programs, Hello hello, std::vector<Problem> evaluation,
+       std::string for_workers, std::uint64_t seed)
+      : name_(name),
+        programs_(std::move(programs)),
+        hello_(std::move(hello)),
+        evaluation_(std::move(evaluation)),
+        for_workers_(std::move(for_workers)),
+        key_(mix64(seed)) {}
 
   std::string_view name() const override { return name_; }
 
@@ -129,7 +141,9 @@ class Task final : public Adapter {
     return std::unique_ptr<Episode>(std::make_unique<TaskEpisode>(programs_, problem, seed, hello_.turns));
   }
   bool one_response() const override { return !hello_.turns; }
-  Repeatable repeatable(const Problem&) const override { return hello_.deterministic ? Repeatable::kCostly : Repeatable::kNot; }
+  Repeatable repeatable(const Problem&) const override {
+    return hello_.deterministic ? Repeatable::kCostly : Repeatable::kNot;
+  }
   // Of a problem that was asked for lately.
   std::optional<std::string> demonstration(const Problem& problem) const override {
     const std::lock_guard lock(mutex_);
@@ -141,7 +155,8 @@ class Task final : public Adapter {
   static std::string name_of(const Hello& hello) { return hello.name.empty() ? "task" : hello.name; }
 
   // Problems by their rows.
-  static Result<std::vector<OwnProblem>> ask_for(Programs& programs, Method method, std::span<const std::uint64_t> rows, const std::string& name) {
+  static Result<std::vector<OwnProblem>> ask_for(Programs& programs, Method method, std::span<const std::uint64_t> rows,
+                                                 const std::string& name) {
     std::vector<OwnProblem> problems;
     ECHO_ASSIGN(const json answer, programs.first().ask_and_wait(method, rows_item(rows)));
     const auto items = answer.find("problems");
@@ -163,27 +178,30 @@ class Task final : public Adapter {
   const std::string for_workers_;
   const std::uint64_t key_;
   mutable std::mutex mutex_;
-  mutable std::map<std::uint64_t, Problem> problems_;           // by index; guarded by mutex_
+  mutable std::map<std::uint64_t, Problem> problems_;          // by index; guarded by mutex_
   mutable std::map<std::string, std::string> demonstrations_;  // by problem; guarded by mutex_
 };
 
 }  // namespace
 
 void TaskOptions::read(ConfigSection& s) {
-  s.read("readable", readable, {"folders of the machine that it may read besides the system's, such as a virtual environment", "none"});
+  s.read("readable", readable,
+         {"folders of the machine that it may read besides the system's, such as a virtual environment", "none"});
   settings_json = s.json("settings", "for the program, which is told them when it starts");
-  s.read("processes", processes, {.min = 1, .max = 256}, "how many of it run on a worker, each with one request at a time");
+  s.read("processes", processes, {.min = 1, .max = 256},
+         "how many of it run on a worker, each with one request at a time");
   s.read("batch", batch, {.min = 1, .max = kItemsMax}, "the most responses in a request");
   s.read("deadline", deadline, {.min = std::chrono::milliseconds(10), .max = std::chrono::hours(1)},
          "for an answer; a program without one is ended and started anew");
   s.read("start_deadline", start_deadline, {.min = std::chrono::milliseconds(100), .max = std::chrono::hours(1)},
          "from its start to its first answer");
-  s.read("memory", memory, {.min = Bytes{16u << 20}, .max = Bytes{std::uint64_t{1} << 40}}, "of a program with all processes that it starts");
+  s.read("memory", memory, {.min = Bytes{16u << 20}, .max = Bytes{std::uint64_t{1} << 40}},
+         "of a program with all processes that it starts");
   s.read("threads", threads, {.min = 1, .max = 4096}, "and processes of a program");
 }
 
-Result<std::unique_ptr<Adapter>> make_task(std::string_view name, sandbox::Command command, const TaskOptions& o, std::string for_workers,
-                                           std::uint64_t seed, AdapterUse use) {
+Result<std::unique_ptr<Adapter>> make_task(std::string_view name, sandbox::Command command, const TaskOptions& o,
+                                           std::string for_workers, std::uint64_t seed, AdapterUse use) {
   for (const std::string& folder : o.readable) command.read_only.emplace_back(folder);
   command.limits.wall.reset();
   command.limits.cpu.reset();
@@ -201,9 +219,12 @@ Result<std::unique_ptr<Adapter>> make_task(std::string_view name, sandbox::Comma
   ECHO_ASSIGN(const Hello hello, programs->first().hello());
   std::vector<Problem> evaluation;
   if (use == AdapterUse::kProblems) {
-    if (hello.problems == 0) return fail(Code::kInvalid, "task", "'{}' has no problems to train on: its hello must say how many", Task::name_of(hello));
+    if (hello.problems == 0)
+      return fail(Code::kInvalid, "task", "'{}' has no problems to train on: its hello must say how many",
+                  Task::name_of(hello));
     if (hello.evaluation > kEvaluationMax)
-      return fail(Code::kInvalid, "task", "{} problems to evaluate on, at most {} are allowed", hello.evaluation, kEvaluationMax);
+      return fail(Code::kInvalid, "task", "{} problems to evaluate on, at most {} are allowed", hello.evaluation,
+                  kEvaluationMax);
     for (std::uint64_t row = 0; row < hello.evaluation;) {
       std::vector<std::uint64_t> rows;
       for (; row < hello.evaluation && rows.size() < kAhead; ++row) rows.push_back(row);
@@ -211,7 +232,8 @@ Result<std::unique_ptr<Adapter>> make_task(std::string_view name, sandbox::Comma
       for (OwnProblem& own : some) evaluation.push_back(std::move(own.problem));
     }
   }
-  return std::unique_ptr<Adapter>(std::make_unique<Task>(name, std::move(programs), hello, std::move(evaluation), std::move(for_workers), seed));
+  return std::unique_ptr<Adapter>(
+      std::make_unique<Task>(name, std::move(programs), hello, std::move(evaluation), std::move(for_workers), seed));
 }
 
 }  // namespace echoline::data_plane::process

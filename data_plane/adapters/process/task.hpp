@@ -1,5 +1,5 @@
-// A task that is a program in a sandbox, whatever it is that runs there: supplies problems to the learner, scores responses or plays
-// episodes on the workers. Private to data_plane/.
+// A task that is a program in a sandbox, whatever it is that runs there: supplies problems to the learner, scores
+// responses or plays episodes on the workers. Private to data_plane/.
 #pragma once
 #include <memory>
 #include <string>
@@ -23,9 +23,9 @@ struct TaskOptions {
   void read(ConfigSection& s);
 };
 
-// Starts it. `command`: what runs, with its files; the options' limits are set here. `name`: the adapter's, which outlives it. `for_workers`: the
-// options that workers make theirs from.
-Result<std::unique_ptr<Adapter>> make_task(std::string_view name, sandbox::Command command, const TaskOptions& options, std::string for_workers,
-                                           std::uint64_t seed, AdapterUse use);
+// Starts it. `command`: what runs, with its files; the options' limits are set here. `name`: the adapter's, which
+// outlives it. `for_workers`: the options that workers make theirs from.
+Result<std::unique_ptr<Adapter>> make_task(std::string_view name, sandbox::Command command, const TaskOptions& options,
+                                           std::string for_workers, std::uint64_t seed, AdapterUse use);
 
 }  // namespace echoline::data_plane::process
