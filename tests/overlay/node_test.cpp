@@ -161,7 +161,9 @@ TEST_F(NodeTest, TheOthersFinishWhenTheWorkerBeforeThemIsKilled) {
   ASSERT_TRUE(learner.all_acked(2, 1));
   for (const auto& w : workers) {
     EXPECT_EQ(w->payload(1), payload);
-    EXPECT_EQ(received(w), 1'100'000u) << "nothing is sent twice";
+    // On a busy machine an edge may be taken for silent and replaced: the chunks under way on it then come again.
+    EXPECT_GE(received(w), 1'100'000u);
+    EXPECT_LE(received(w), 1'100'000u + 4 * kChunk) << "nothing else is sent twice";
   }
 }
 
