@@ -70,6 +70,44 @@ TEST_F(Ledger, StepsInWhichWorkersCouldHaveTakenMoreAreCountedByTheBound) {
   EXPECT_EQ(bound(Bound::kBudget), 0u) << "since the ledger was opened";
 }
 
+// The grants of one turn: on a disk that refuses none of them has happened.
+TEST(LedgerOnAFullDisk, CallsThatAreMadeTogetherHappenTogetherOrNotAtAll) {
+  const TemporaryFolder folder;
+  RefusingDisk disk;
+  auto buffer = must(ReplayBuffer::open(folder.file(), options_for(kGroup, 2)));
+  LedgerOptions options;
+  options.pacing = {2, 2, 8};
+  options.lease = {100, 5, 1000, 6, 64};
+  auto ledger = must(JobLedger::open(*buffer, options));
+  std::vector<LeaseRecord> granted;
+  const auto turn = [&] {
+    return ledger->together([&] {
+      granted.clear();
+      for (const WorkerId worker : {kAda, kBob})
+        for (const LeaseRecord& lease : must(ledger->grant({worker, Version{0}, "digest", 1}, 0, 1000)))
+          granted.push_back(lease);
+      must(ledger->set_aside(granted.at(0).id, "prompt cannot be used", "too long"));
+      must(ledger->keep(kBob, {.malformed = 1}));
+    });
+  };
+  disk.be_full();
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(turn().error().code, Code::kExhausted);
+  EXPECT_EQ(ledger->held(kBob), 0u);
+  EXPECT_TRUE(ledger->newly_set_aside().empty());
+  EXPECT_TRUE(ledger->misconduct().empty());
+  disk.accept();
+  must(turn());
+  EXPECT_EQ(granted[1].group, GroupId{1}) << "no group was used up in vain";
+  EXPECT_EQ(ledger->newly_set_aside().size(), 1u);
+  ledger.reset(), buffer.reset();
+  buffer = must(ReplayBuffer::open(folder.file(), options_for(kGroup, 2)));
+  ledger = must(JobLedger::open(*buffer, options));
+  EXPECT_EQ(ledger->held(kAda), 0u);
+  EXPECT_EQ(ledger->held(kBob), 1u);
+  EXPECT_EQ(ledger->misconduct().at(kBob), (Misconduct{.malformed = 1}));
+  EXPECT_EQ(must(ledger->counts()).set_aside.at("prompt cannot be used"), 1u);
+}
+
 // A call that a full disk ends has changed nothing, in memory either: no worker is blamed for it, however often it is
 // tried.
 TEST(LedgerOnAFullDisk, NothingHappensUntilThereIsRoom) {
