@@ -15,10 +15,7 @@ std::uint32_t GroupPool::Failures::count() const {
   return sum;
 }
 
-bool GroupPool::is_suspect(GroupId group) const {
-  const Failures* known = failures(group);
-  return known != nullptr && known->lost.size() >= kSuspectLosses;
-}
+bool GroupPool::is_suspect(GroupId group) const { return failures(group).lost.size() >= kSuspectLosses; }
 
 void GroupPool::put(GroupId group) { (is_suspect(group) ? suspects_ : ordinary_).insert(group); }
 
@@ -27,9 +24,10 @@ void GroupPool::erase(GroupId group) {
   suspects_.erase(group);
 }
 
-const GroupPool::Failures* GroupPool::failures(GroupId group) const {
+const GroupPool::Failures& GroupPool::failures(GroupId group) const {
+  static const Failures kNone;
   const auto it = failures_.find(group);
-  return it == failures_.end() ? nullptr : &it->second;
+  return it == failures_.end() ? kNone : it->second;
 }
 
 void GroupPool::put_failures(GroupId group, Failures failures) {
@@ -49,11 +47,9 @@ std::optional<GroupId> GroupPool::suspect() const {
 std::vector<GroupId> GroupPool::others(std::size_t count, WorkerId worker, std::uint32_t failures_max) const {
   std::vector<GroupId> found;
   for (auto it = ordinary_.begin(); it != ordinary_.end() && found.size() < count; ++it) {
-    const Failures* known = failures(*it);
-    const auto own =
-        known == nullptr ? std::map<WorkerId, std::uint32_t>::const_iterator() : known->failures.find(worker);
-    if (known != nullptr && own != known->failures.end() && own->second > failures_max) continue;
-    found.push_back(*it);
+    const auto& known = failures(*it).failures;
+    const auto own = known.find(worker);
+    if (own == known.end() || own->second <= failures_max) found.push_back(*it);
   }
   return found;
 }

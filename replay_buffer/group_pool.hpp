@@ -25,7 +25,7 @@ class GroupPool {
   bool contains(GroupId group) const { return ordinary_.contains(group) || suspects_.contains(group); }
   std::size_t size() const { return ordinary_.size() + suspects_.size(); }
 
-  const Failures* failures(GroupId group) const;  // null where there are none
+  const Failures& failures(GroupId group) const;  // empty where there are none
   void put_failures(GroupId group, Failures failures);
 
   // The lowest group that several workers were lost with: it is leased alone.

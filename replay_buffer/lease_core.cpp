@@ -22,8 +22,7 @@ void LeaseCore::load_pooled(GroupId group) { pool_.put(group); }
 void LeaseCore::load_lapses(WorkerId worker, Lapses lapses) { lapses_[worker] = lapses; }
 
 void LeaseCore::load_failure(GroupId group, WorkerId worker, std::uint32_t failures, bool lost) {
-  const GroupPool::Failures* known = pool_.failures(group);
-  GroupPool::Failures all = known == nullptr ? GroupPool::Failures{} : *known;
+  GroupPool::Failures all = pool_.failures(group);
   if (failures > 0) all.failures[worker] = failures;
   if (lost) all.lost.insert(worker);
   pool_.put_failures(group, std::move(all));
@@ -94,17 +93,12 @@ void LeaseCore::take_from_pool(GroupId group) {
 }
 
 void LeaseCore::put_failures(GroupId group, GroupPool::Failures failures) {
-  const GroupPool::Failures* known = pool_.failures(group);
-  if (notes_)
-    undo([this, group, before = known == nullptr ? GroupPool::Failures{} : *known] {
-      pool_.put_failures(group, before);
-    });
+  if (notes_) undo([this, group, before = pool_.failures(group)] { pool_.put_failures(group, before); });
   pool_.put_failures(group, std::move(failures));
 }
 
 void LeaseCore::note_failure(GroupId group, WorkerId worker, bool lost) {
-  const GroupPool::Failures* known = pool_.failures(group);
-  GroupPool::Failures all = known == nullptr ? GroupPool::Failures{} : *known;
+  GroupPool::Failures all = pool_.failures(group);
   if (lost)
     all.lost.insert(worker);
   else
@@ -114,19 +108,21 @@ void LeaseCore::note_failure(GroupId group, WorkerId worker, bool lost) {
   put_failures(group, std::move(all));
 }
 
+void LeaseCore::forget_failures(GroupId group) {
+  if (pool_.failures(group).empty()) return;
+  note(change::FailuresForgotten{group});
+  put_failures(group, {});
+}
+
 // Sets a group aside that failed too often; it is in the pool now.
 void LeaseCore::judge(GroupId group, std::string_view reason, const std::string& detail) {
-  const GroupPool::Failures* known = pool_.failures(group);
-  if (known != nullptr && set_aside_after(known->count(), static_cast<std::uint32_t>(known->lost.size())))
-    put_aside(group, reason, detail);
+  const GroupPool::Failures& known = pool_.failures(group);
+  if (set_aside_after(known.count(), static_cast<std::uint32_t>(known.lost.size()))) put_aside(group, reason, detail);
 }
 
 void LeaseCore::put_aside(GroupId group, std::string_view reason, const std::string& detail) {
   take_from_pool(group);
-  if (pool_.failures(group) != nullptr) {
-    note(change::FailuresForgotten{group});
-    put_failures(group, {});
-  }
+  forget_failures(group);
   newly_set_aside_.push_back({group, std::string(reason), detail.substr(0, kDetailBytesMax)});
   note(change::PutAside{newly_set_aside_.back()});
 }
@@ -183,8 +179,7 @@ double LeaseCore::worked_until(double granted_s, double now_s) const {
 }
 
 Version LeaseCore::version_min(std::uint64_t step) const {
-  const std::uint64_t budget = options_.pacing.staleness_budget;
-  return Version{step > budget ? step - budget : 0};
+  return oldest_admissible(step, options_.pacing.staleness_budget);
 }
 
 // A lease that no step waits for any more is no stock: others may generate in its place.
@@ -207,7 +202,7 @@ std::uint64_t LeaseCore::may_hold(const Worker& worker) const {
 }
 
 std::vector<LiveLease> LeaseCore::grant(const GrantRequest& request, std::uint64_t step, double now_s) {
-  end_expired(now_s);
+  expire(now_s);
   const Pacing& pacing = options_.pacing;
   const std::uint64_t stock = ahead(step), live_of_worker = leases_.of(request.worker).size();
   Worker& worker = worker_of(request.worker);
@@ -259,10 +254,7 @@ double LeaseCore::settle(LeaseId id, const StoredResult& result, double now_s) {
   const LeaseRecord& record = lease.record;
   undo([this, group = record.group] { waiting_.remove(group); });
   waiting_.put(record.group, {result.version, record.rollouts, result.scored});
-  if (result.scored && pool_.failures(record.group) != nullptr) {
-    note(change::FailuresForgotten{record.group});
-    put_failures(record.group, {});
-  }
+  if (result.scored) forget_failures(record.group);
   Worker& worker = worker_of(record.worker);
   // The first result of a batch takes one lapse off its worker.
   if (const auto lapses = lapses_.find(record.worker);
@@ -402,9 +394,7 @@ std::uint64_t LeaseCore::release_all() {
   return released;
 }
 
-std::uint64_t LeaseCore::expire(double now_s) { return end_expired(now_s); }
-
-std::uint64_t LeaseCore::end_expired(double now_s) {
+std::uint64_t LeaseCore::expire(double now_s) {
   leases_.move_to(now_s);
   std::vector<LiveLease> ended;
   std::map<std::pair<WorkerId, double>, std::uint64_t> batches;  // worker, time of grant -> leases that end now

@@ -82,25 +82,28 @@ struct Renewed {
   std::uint64_t progress;
   double expires_s;
 };
+// Every live lease of the worker is due at most so long after its grant.
 struct DueSooner {
   WorkerId worker;
   double patience_s;
-};  // of its live leases: at most so long after the grant
+};
+// Every live lease is due and expires so much later.
 struct Excused {
   double late_s;
-};  // every live lease is due and expires so much later
+};
 struct Pooled {
   GroupId group;
 };
 struct Unpooled {
   GroupId group;
 };
+// All failures of this worker on this group.
 struct Failed {
   GroupId group;
   WorkerId worker;
   std::uint32_t failures;
   bool lost;
-};  // all that is known of this worker and group
+};
 struct FailuresForgotten {
   GroupId group;
 };
@@ -205,10 +208,8 @@ class LeaseCore {
   // Trajectories of live leases by version.
   const std::map<Version, std::uint64_t>& live_by_version() const { return leases_.by_version(); }
   const LeaseTotals& totals() const { return totals_; }
-  const BoundSteps& bound() const { return bound_; }       // what kept workers from more work
-  std::size_t workers() const { return workers_.size(); }  // that asked for work and were not lost
-  Version version_min(std::uint64_t step) const;           // the oldest that is fresh enough at the step
-  const LeaseOptions& options() const { return options_; }
+  const BoundSteps& bound() const { return bound_; }  // what kept workers from more work
+  Version version_min(std::uint64_t step) const;      // the oldest that is fresh enough at the step
 
   void check() const { leases_.check(); }  // LeaseTable::check
 
@@ -231,13 +232,13 @@ class LeaseCore {
   std::uint64_t may_hold(const Worker& worker) const;  // groups, by its speed
   std::uint64_t ahead(std::uint64_t step) const;       // trajectories under way or waiting
   std::vector<GroupId> take_groups(std::uint64_t count, WorkerId worker, bool idle);
-  std::uint64_t end_expired(double now_s);
   void lease(LiveLease lease);
   LiveLease end(LeaseId lease, LeaseState state, std::optional<double> settled_s = std::nullopt);
   void put_in_pool(GroupId group);
   void take_from_pool(GroupId group);
   void note_failure(GroupId group, WorkerId worker, bool lost);
   void put_failures(GroupId group, GroupPool::Failures failures);
+  void forget_failures(GroupId group);
   void judge(GroupId group, std::string_view reason, const std::string& detail);
   void put_aside(GroupId group, std::string_view reason, const std::string& detail);
   void lapsed(WorkerId worker, LapseKind kind);

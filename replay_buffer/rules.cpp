@@ -28,6 +28,10 @@ bool admissible(std::uint64_t step, Version version, std::uint32_t staleness_bud
   return step <= version.value || step - version.value <= staleness_budget;
 }
 
+Version oldest_admissible(std::uint64_t step, std::uint32_t staleness_budget) {
+  return Version{step - std::min<std::uint64_t>(step, staleness_budget)};
+}
+
 std::uint64_t room(const Pacing& pacing, std::uint64_t step, Version version, std::uint64_t ahead) {
   const StepsAllowed allowed = steps_allowed(pacing, step, version);
   const std::uint64_t bound =

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "replay_buffer/buffer.hpp"
+#include "replay_buffer/rules.hpp"
 #include "replay_buffer/sqlite.hpp"
 #include "replay_buffer/waiting_groups.hpp"
 
@@ -24,7 +25,7 @@ class Store {
   Status count_rejected(std::string_view reason, std::uint64_t trajectories);
   // Oldest version fresh enough for step t.
   std::uint64_t version_min(std::uint64_t step) const {
-    return step > options.staleness_budget ? step - options.staleness_budget : 0;
+    return oldest_admissible(step, options.staleness_budget).value;
   }
   // Ends the process when called from a second thread.
   void check_thread();

@@ -23,9 +23,7 @@ RunDesk::RunDesk(const DeskOptions& options)
     : options_(options), waiting_(options.group_size), core_(lease_options(options), waiting_) {}
 
 // By what a step may be trained on: the core may hand work out that is older.
-Version RunDesk::version_min() const {
-  return Version{step_ - std::min<std::uint64_t>(step_, options_.pacing.staleness_budget)};
-}
+Version RunDesk::version_min() const { return oldest_admissible(step_, options_.pacing.staleness_budget); }
 
 // Any worker may take groups from the pool.
 std::uint64_t RunDesk::share_left(WorkerId worker) const {
