@@ -4,9 +4,9 @@
 #include <variant>
 #include <vector>
 
-#include "overlay/frame.hpp"
 #include "overlay/slice.hpp"
 #include "overlay/types.hpp"
+#include "overlay/wire/frame.hpp"
 
 namespace echoline::overlay {
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "base/token_bucket.hpp"
-#include "overlay/control.hpp"
+#include "overlay/wire/control.hpp"
 
 namespace echoline::overlay {
 

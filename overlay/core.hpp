@@ -11,10 +11,10 @@
 #include "base/clock.hpp"
 #include "overlay/action.hpp"
 #include "overlay/connection_limits.hpp"
-#include "overlay/control.hpp"
 #include "overlay/pacer.hpp"
 #include "overlay/trust/authority.hpp"
 #include "overlay/uplink.hpp"
+#include "overlay/wire/control.hpp"
 
 namespace echoline::overlay {
 

@@ -7,8 +7,8 @@
 #include <set>
 
 #include "overlay/action.hpp"
-#include "overlay/control.hpp"
-#include "overlay/proof.hpp"
+#include "overlay/wire/control.hpp"
+#include "overlay/wire/proof.hpp"
 
 namespace echoline::overlay {
 

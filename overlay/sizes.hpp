@@ -6,7 +6,7 @@
 
 #include "base/units.hpp"
 #include "chains/broadcast_model.hpp"
-#include "overlay/frame.hpp"
+#include "overlay/wire/frame.hpp"
 
 namespace echoline::overlay {
 

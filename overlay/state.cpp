@@ -2,9 +2,9 @@
 
 #include <cstring>
 
-#include "overlay/bytes.hpp"
-#include "overlay/control.pb.h"
 #include "overlay/trust/hash.hpp"
+#include "overlay/wire/bytes.hpp"
+#include "overlay/wire/control.pb.h"
 
 namespace echoline::overlay {
 namespace {

@@ -5,9 +5,9 @@
 #include <string_view>
 #include <vector>
 
-#include "overlay/conduct.hpp"
-#include "overlay/control.hpp"
+#include "overlay/learner/conduct.hpp"
 #include "overlay/trust/token.hpp"
+#include "overlay/wire/control.hpp"
 
 namespace echoline::overlay {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "overlay/bytes.hpp"
+#include "overlay/wire/bytes.hpp"
 
 namespace echoline::sim {
 

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "overlay/enrol_core.hpp"
-#include "overlay/learner_core.hpp"
-#include "overlay/member_core.hpp"
+#include "overlay/learner/learner_core.hpp"
+#include "overlay/member/enrol_core.hpp"
+#include "overlay/member/member_core.hpp"
 #include "sim/intruder.hpp"
 #include "sim/truth.hpp"
 #include "sim/world.hpp"

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "overlay/grant.hpp"
+#include "overlay/wire/grant.hpp"
 #include "sim/fleet_parts.hpp"
 
 namespace echoline::sim {

@@ -1,6 +1,6 @@
 #include "sim/intruder.hpp"
 
-#include "overlay/grant.hpp"
+#include "overlay/wire/grant.hpp"
 
 namespace echoline::sim {
 

@@ -6,7 +6,7 @@
 
 #include "base/random.hpp"
 #include "overlay/core.hpp"
-#include "overlay/proof.hpp"
+#include "overlay/wire/proof.hpp"
 #include "sim/malice.hpp"
 
 namespace echoline::sim {

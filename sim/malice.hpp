@@ -7,7 +7,7 @@
 
 #include "base/random.hpp"
 #include "overlay/budget.hpp"
-#include "overlay/proof.hpp"
+#include "overlay/wire/proof.hpp"
 #include "sim/fifo.hpp"
 #include "sim/world.hpp"
 

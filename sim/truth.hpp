@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "overlay/sealer.hpp"
+#include "overlay/wire/sealer.hpp"
 
 namespace echoline::sim {
 

@@ -10,7 +10,7 @@
 #include "base/files.hpp"
 #include "base/log.hpp"
 #include "base/priority.hpp"
-#include "overlay/proof.hpp"
+#include "overlay/wire/proof.hpp"
 
 namespace echoline::overlay {
 namespace {

@@ -10,8 +10,8 @@
 #include <set>
 #include <thread>
 
-#include "overlay/bundle_gate.hpp"
 #include "overlay/core.hpp"
+#include "overlay/learner/bundle_gate.hpp"
 #include "overlay/narrow_paths.hpp"
 #include "overlay/uv/bundle.hpp"
 #include "overlay/uv/disk.hpp"

@@ -17,9 +17,9 @@
 #include "data_plane/run_spec.hpp"
 #include "data_plane/trajectory.hpp"
 #include "model/phrasing.hpp"
-#include "overlay/control.hpp"
-#include "overlay/proof.hpp"
 #include "overlay/uv/node.hpp"
+#include "overlay/wire/control.hpp"
+#include "overlay/wire/proof.hpp"
 #include "tests/hostile/peer.hpp"
 
 namespace echoline::hostile {

@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "base/clock.hpp"
-#include "overlay/control.hpp"
+#include "overlay/wire/control.hpp"
 
 namespace echoline::hostile {
 namespace {

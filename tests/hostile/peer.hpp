@@ -6,11 +6,11 @@
 #include <optional>
 #include <string>
 
-#include "overlay/control.pb.h"
-#include "overlay/frame.hpp"
 #include "overlay/trust/token.hpp"
 #include "overlay/types.hpp"
 #include "overlay/uv/tls.hpp"
+#include "overlay/wire/control.pb.h"
+#include "overlay/wire/frame.hpp"
 
 namespace echoline::hostile {
 

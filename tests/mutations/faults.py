@@ -14,15 +14,15 @@ class Fault(NamedTuple):
     soak: bool = False
 
 
-PROOF, STORE, SEALER = "overlay/proof.cpp", "overlay/publication_store.cpp", "overlay/sealer.cpp"
-EDGE, UPLINK, CATCH_UP = "overlay/edge_sender.cpp", "overlay/uplink.cpp", "overlay/catch_up.cpp"
-MEMBER, MEMBER_PUB = "overlay/member_core.cpp", "overlay/member_publications.cpp"
-LEARNER_PUB, PRESENCE = "overlay/learner_publications.cpp", "overlay/learner_presence.cpp"
-TOPOLOGY, CONDUCT = "overlay/learner_topology.cpp", "overlay/conduct.cpp"
-LEARNER_CONDUCT, GRANT, BUDGET = "overlay/learner_conduct.cpp", "overlay/grant.cpp", "overlay/budget.cpp"
-LEARNER, LEARNER_IDENTITY = "overlay/learner_core.cpp", "overlay/learner_identity.cpp"
+PROOF, STORE, SEALER = "overlay/wire/proof.cpp", "overlay/publication_store.cpp", "overlay/wire/sealer.cpp"
+EDGE, UPLINK, CATCH_UP = "overlay/edge_sender.cpp", "overlay/uplink.cpp", "overlay/learner/catch_up.cpp"
+MEMBER, MEMBER_PUB = "overlay/member/member_core.cpp", "overlay/member/member_publications.cpp"
+LEARNER_PUB, PRESENCE = "overlay/learner/learner_publications.cpp", "overlay/learner/learner_presence.cpp"
+TOPOLOGY, CONDUCT = "overlay/learner/learner_topology.cpp", "overlay/learner/conduct.cpp"
+LEARNER_CONDUCT, GRANT, BUDGET = "overlay/learner/learner_conduct.cpp", "overlay/wire/grant.cpp", "overlay/budget.cpp"
+LEARNER, LEARNER_IDENTITY = "overlay/learner/learner_core.cpp", "overlay/learner/learner_identity.cpp"
 TREES, MODEL = "chains/trees.cpp", "chains/broadcast_model.cpp"
-EDGES, REACH, UPSTREAM = "overlay/member_edges.cpp", "overlay/learner_reach.cpp", "overlay/upstream.hpp"
+EDGES, REACH, UPSTREAM = "overlay/member/member_edges.cpp", "overlay/learner/learner_reach.cpp", "overlay/member/upstream.hpp"
 
 FAULTS = [
     # What is believed.
@@ -212,7 +212,7 @@ FAULTS = [
     Fault("what begins after a pause is put off by it", MEMBER,
           "void MemberCore::on_closed(ConnId conn, const std::string& reason, TimePoint now) {\n  excuse_pause(now);\n",
           "void MemberCore::on_closed(ConnId conn, const std::string& reason, TimePoint now) {\n", "overlay_core_test"),
-    Fault("the learner puts off what begins after its pause", "overlay/learner_core.cpp",
+    Fault("the learner puts off what begins after its pause", "overlay/learner/learner_core.cpp",
           "void LearnerCore::on_closed(ConnId conn, const std::string& reason, TimePoint now) {\n  excuse_pause(now);\n",
           "void LearnerCore::on_closed(ConnId conn, const std::string& reason, TimePoint now) {\n", "overlay_core_test"),
     Fault("what comes later keeps its room", STORE, "later_may_go && full()", "false && later_may_go && full()", "overlay_parts_test"),

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "overlay/action.hpp"
-#include "overlay/control.hpp"
+#include "overlay/wire/control.hpp"
 
 namespace echoline::overlay {
 

@@ -1,5 +1,5 @@
 // Who is given the bundle, and how many at once.
-#include "overlay/bundle_gate.hpp"
+#include "overlay/learner/bundle_gate.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // How the learner judges what its workers say of each other, and how much they say.
-#include "overlay/conduct.hpp"
+#include "overlay/learner/conduct.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,13 +1,13 @@
 // Control messages: every one survives the wire, and every limit is checked by whoever reads.
-#include "overlay/control.hpp"
+#include "overlay/wire/control.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <limits>
 
-#include "overlay/control.pb.h"
 #include "overlay/trust/authority.hpp"
+#include "overlay/wire/control.pb.h"
 #include "tests/overlay/made.hpp"
 
 namespace echoline::overlay {

@@ -3,7 +3,7 @@
 #include <map>
 #include <set>
 
-#include "overlay/learner_core.hpp"
+#include "overlay/learner/learner_core.hpp"
 #include "tests/overlay/actions.hpp"
 #include "tests/overlay/made.hpp"
 

@@ -1,13 +1,13 @@
 // The framed stream: how it is cut does not matter, and no length is believed before it is checked.
-#include "overlay/frame.hpp"
+#include "overlay/wire/frame.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
 
-#include "overlay/bytes.hpp"
-#include "overlay/control.hpp"
+#include "overlay/wire/bytes.hpp"
+#include "overlay/wire/control.hpp"
 #include "tests/overlay/made.hpp"
 
 namespace echoline::overlay {

@@ -6,9 +6,9 @@
 #include <memory>
 #include <string>
 
-#include "overlay/enrol_core.hpp"
-#include "overlay/learner_core.hpp"
-#include "overlay/member_core.hpp"
+#include "overlay/learner/learner_core.hpp"
+#include "overlay/member/enrol_core.hpp"
+#include "overlay/member/member_core.hpp"
 #include "tests/overlay/actions.hpp"
 #include "tests/overlay/made.hpp"
 

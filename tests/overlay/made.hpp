@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "base/random.hpp"
-#include "overlay/grant.hpp"
-#include "overlay/sealer.hpp"
+#include "overlay/wire/grant.hpp"
+#include "overlay/wire/sealer.hpp"
 
 namespace echoline::overlay {
 

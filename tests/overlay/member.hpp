@@ -1,6 +1,6 @@
 // A worker's core driven by hand, joined and with a parent.
 #pragma once
-#include "overlay/member_core.hpp"
+#include "overlay/member/member_core.hpp"
 #include "tests/overlay/actions.hpp"
 #include "tests/overlay/made.hpp"
 

@@ -15,7 +15,7 @@
 
 #include "base/files.hpp"
 #include "base/log.hpp"
-#include "overlay/frame.hpp"
+#include "overlay/wire/frame.hpp"
 #include "tests/overlay/board.hpp"
 
 namespace echoline::overlay {

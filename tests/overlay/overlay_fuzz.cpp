@@ -6,10 +6,10 @@
 #include <fstream>
 
 #include "base/log.hpp"
-#include "overlay/bytes.hpp"
-#include "overlay/learner_core.hpp"
-#include "overlay/member_core.hpp"
+#include "overlay/learner/learner_core.hpp"
+#include "overlay/member/member_core.hpp"
 #include "overlay/uv/disk.hpp"
+#include "overlay/wire/bytes.hpp"
 #include "tests/overlay/folder.hpp"
 
 namespace echoline::overlay {

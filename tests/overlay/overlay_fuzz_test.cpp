@@ -3,8 +3,8 @@
 
 #include <gtest/gtest.h>
 
-#include "overlay/bytes.hpp"
 #include "overlay/state.hpp"
+#include "overlay/wire/bytes.hpp"
 #include "tests/fuzz/input.hpp"
 
 namespace echoline::overlay {

@@ -1,5 +1,5 @@
 // What the learner signs: nothing passes that it did not make, whole, for this run and for this purpose.
-#include "overlay/proof.hpp"
+#include "overlay/wire/proof.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -6,9 +6,9 @@
 
 #include <deque>
 
-#include "overlay/catch_up.hpp"
-#include "overlay/hop_monitor.hpp"
-#include "overlay/upstream.hpp"
+#include "overlay/learner/catch_up.hpp"
+#include "overlay/learner/hop_monitor.hpp"
+#include "overlay/member/upstream.hpp"
 #include "tests/overlay/made.hpp"
 
 namespace echoline::overlay {

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "base/random.hpp"
-#include "overlay/sealer.hpp"
+#include "overlay/wire/sealer.hpp"
 #include "talker.hpp"
 
 namespace echoline::sim {

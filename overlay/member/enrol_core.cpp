@@ -1,4 +1,4 @@
-#include "overlay/enrol_core.hpp"
+#include "overlay/member/enrol_core.hpp"
 
 namespace echoline::overlay {
 namespace {

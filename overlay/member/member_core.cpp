@@ -1,4 +1,4 @@
-#include "overlay/member_core.hpp"
+#include "overlay/member/member_core.hpp"
 
 #include <algorithm>
 #include <cstring>

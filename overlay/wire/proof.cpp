@@ -1,11 +1,11 @@
-#include "overlay/proof.hpp"
+#include "overlay/wire/proof.hpp"
 
 #include <algorithm>
 #include <cstring>
 #include <set>
 
-#include "overlay/bytes.hpp"
-#include "overlay/control.pb.h"
+#include "overlay/wire/bytes.hpp"
+#include "overlay/wire/control.pb.h"
 
 namespace echoline::overlay {
 namespace {

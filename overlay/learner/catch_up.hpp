@@ -3,7 +3,7 @@
 #include <map>
 #include <optional>
 
-#include "overlay/frame.hpp"
+#include "overlay/wire/frame.hpp"
 
 namespace echoline::overlay {
 

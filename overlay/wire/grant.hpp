@@ -4,7 +4,7 @@
 #pragma once
 #include <algorithm>
 
-#include "overlay/proof.hpp"
+#include "overlay/wire/proof.hpp"
 
 namespace echoline::overlay {
 

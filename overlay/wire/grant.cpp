@@ -1,8 +1,8 @@
-#include "overlay/grant.hpp"
+#include "overlay/wire/grant.hpp"
 
 #include <algorithm>
 
-#include "overlay/control.pb.h"
+#include "overlay/wire/control.pb.h"
 
 namespace echoline::overlay {
 namespace {

@@ -15,13 +15,13 @@
 #include "chains/regions.hpp"
 #include "chains/score.hpp"
 #include "chains/trees.hpp"
-#include "overlay/conduct.hpp"
 #include "overlay/edge_sender.hpp"
-#include "overlay/grant.hpp"
-#include "overlay/hop_monitor.hpp"
-#include "overlay/sealer.hpp"
+#include "overlay/learner/conduct.hpp"
+#include "overlay/learner/hop_monitor.hpp"
 #include "overlay/state.hpp"
 #include "overlay/strangers.hpp"
+#include "overlay/wire/grant.hpp"
+#include "overlay/wire/sealer.hpp"
 
 namespace echoline::overlay {
 

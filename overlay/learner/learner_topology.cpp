@@ -3,8 +3,8 @@
 
 #include "base/log.hpp"
 #include "chains/choice.hpp"
-#include "overlay/catch_up.hpp"
-#include "overlay/learner_core.hpp"
+#include "overlay/learner/catch_up.hpp"
+#include "overlay/learner/learner_core.hpp"
 
 namespace echoline::overlay {
 namespace {

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "base/result.hpp"
-#include "overlay/chunk_set.hpp"
-#include "overlay/frame.hpp"
 #include "overlay/types.hpp"
+#include "overlay/wire/chunk_set.hpp"
+#include "overlay/wire/frame.hpp"
 
 namespace echoline::overlay {
 

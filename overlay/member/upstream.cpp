@@ -1,4 +1,4 @@
-#include "overlay/upstream.hpp"
+#include "overlay/member/upstream.hpp"
 
 #include <algorithm>
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "overlay/control.hpp"
 #include "overlay/trust/authority.hpp"
+#include "overlay/wire/control.hpp"
 
 namespace echoline::overlay {
 

@@ -1,12 +1,12 @@
-#include "overlay/control.hpp"
+#include "overlay/wire/control.hpp"
 
 #include <cmath>
 #include <cstring>
 
 #include "base/text.hpp"
-#include "overlay/bytes.hpp"
-#include "overlay/control.pb.h"
 #include "overlay/trust/authority.hpp"
+#include "overlay/wire/bytes.hpp"
+#include "overlay/wire/control.pb.h"
 
 namespace echoline::overlay {
 namespace {

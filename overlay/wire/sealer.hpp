@@ -2,7 +2,7 @@
 #pragma once
 #include <deque>
 
-#include "overlay/proof.hpp"
+#include "overlay/wire/proof.hpp"
 
 namespace echoline::overlay {
 

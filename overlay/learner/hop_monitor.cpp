@@ -1,4 +1,4 @@
-#include "overlay/hop_monitor.hpp"
+#include "overlay/learner/hop_monitor.hpp"
 
 #include <algorithm>
 

@@ -1,9 +1,9 @@
-#include "overlay/sealer.hpp"
+#include "overlay/wire/sealer.hpp"
 
 #include <algorithm>
 #include <cstring>
 
-#include "overlay/chunk_memory.hpp"
+#include "overlay/wire/chunk_memory.hpp"
 
 namespace echoline::overlay {
 

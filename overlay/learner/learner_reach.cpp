@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/log.hpp"
-#include "overlay/learner_core.hpp"
+#include "overlay/learner/learner_core.hpp"
 
 namespace echoline::overlay {
 namespace {

@@ -1,11 +1,11 @@
-#include "overlay/frame.hpp"
+#include "overlay/wire/frame.hpp"
 
 #include <algorithm>
 #include <bit>
 #include <cstring>
 
-#include "overlay/bytes.hpp"
-#include "overlay/chunk_memory.hpp"
+#include "overlay/wire/bytes.hpp"
+#include "overlay/wire/chunk_memory.hpp"
 
 namespace echoline::overlay {
 namespace {

@@ -1,4 +1,4 @@
-#include "overlay/chunk_memory.hpp"
+#include "overlay/wire/chunk_memory.hpp"
 
 #include <sys/mman.h>
 

@@ -1,4 +1,4 @@
-#include "overlay/catch_up.hpp"
+#include "overlay/learner/catch_up.hpp"
 
 namespace echoline::overlay {
 

@@ -1,4 +1,4 @@
-#include "overlay/learner_core.hpp"
+#include "overlay/learner/learner_core.hpp"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "overlay/conduct.hpp"
+#include "overlay/learner/conduct.hpp"
 
 #include <algorithm>
 

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "base/log.hpp"
-#include "overlay/member_core.hpp"
+#include "overlay/member/member_core.hpp"
 
 namespace echoline::overlay {
 

@@ -9,10 +9,10 @@
 #include "chains/stripes.hpp"
 #include "overlay/budget.hpp"
 #include "overlay/edge_sender.hpp"
-#include "overlay/grant.hpp"
+#include "overlay/member/upstream.hpp"
 #include "overlay/state.hpp"
 #include "overlay/strangers.hpp"
-#include "overlay/upstream.hpp"
+#include "overlay/wire/grant.hpp"
 
 namespace echoline::overlay {
 

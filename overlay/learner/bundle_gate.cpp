@@ -1,4 +1,4 @@
-#include "overlay/bundle_gate.hpp"
+#include "overlay/learner/bundle_gate.hpp"
 
 #include <algorithm>
 
