@@ -317,7 +317,7 @@ Result<int> down(const Arguments& a) {
   made.log_folder = folder / "logs";
   if (o.config) {
     made = learner::provider_options(*o.config);
-    if (const std::string name = learner::provider_name(*o.config); !name.empty()) options.providers = {name};
+    if (const auto& fleet = o.config->fleet; !fleet.joined_by_hand()) options.providers = {fleet.provider};
   }
   options.provider = [&](const std::string& name) { return provisioner::make_provider(name, made); };
   SystemClock clock;

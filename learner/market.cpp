@@ -47,10 +47,7 @@ Result<RunMarket> read_market(const RunConfig& config, const model::ModelConfig&
                               const provisioner::PlanRequest& request,
                               const std::vector<provisioner::MeasuredRate>& measured,
                               const std::vector<provisioner::KnownLinks>& links, const std::atomic<bool>* stop) {
-  provisioner::OfferReading reading;
-  reading.format = config.fleet.offers_format;
-  reading.disk = config.fleet.disk;
-  reading.copies = config.fleet.catalogue_copies;
+  provisioner::OfferReading reading = config.fleet.reading();
   RunMarket market;
   Result<provisioner::OfferList> list = provisioner::OfferList{};
   if (config.fleet.search) {

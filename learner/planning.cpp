@@ -52,22 +52,6 @@ Bytes gpu_memory_needed(const RunConfig& config, const model::ModelConfig& model
                kGpuProgram};
 }
 
-std::string provider_name(const RunConfig& config) {
-  switch (config.fleet.provider) {
-    case ProviderKind::kLocal:
-      return "local";
-    case ProviderKind::kVast:
-      return "vast";
-    case ProviderKind::kSsh:
-      return "ssh";
-    case ProviderKind::kExec:
-      return "exec";
-    case ProviderKind::kNone:
-      break;
-  }
-  return "";
-}
-
 provisioner::ProviderOptions provider_options(const RunConfig& config) {
   return {config.run_folder() / "logs", config.fleet.vast_url,
           config.fleet.vast_key_file.value_or(std::filesystem::path{}), config.fleet.vast_bid_raise_max,
@@ -94,7 +78,7 @@ provisioner::PlanRequest plan_request(const RunConfig& config, double parameters
                                                            static_cast<std::uint32_t>(lag)));
   };
   request.group_size = config.rollout.group_size;
-  request.headroom = config.fleet.headroom;
+  request.fleet = config.fleet;
   request.run_time = from_seconds(static_cast<double>(config.run.steps) * seconds(config.fleet.step_time_expected));
   request.learner_usd_per_hour = config.learner.usd_per_hour;
   request.delta_bytes = Bytes{static_cast<std::uint64_t>(full_bytes / config.fleet.delta_ratio_expected) + 1};
@@ -104,22 +88,8 @@ provisioner::PlanRequest plan_request(const RunConfig& config, double parameters
   request.chunk = config.network.chunk.value_or(Bytes{});
   request.delay = config.network.delay_expected;
   request.regions = config.network.regions;
-  request.install_time = config.fleet.install_time_expected;
-  request.boot_max = config.fleet.join_timeout;
-  request.active_fraction = config.network.quorum;
+  request.quorum = config.network.quorum;
   request.topology = config.network.topology;
-  request.workers_max = config.fleet.workers_max;
-  request.reliability_min = config.fleet.reliability_min;
-  request.duration_min = config.fleet.duration_min;
-  request.provider = provider_name(config);
-  request.budget_usd_per_hour = config.fleet.usd_per_hour_max;
-  request.budget_usd = config.fleet.usd_max;
-  request.pricing = config.fleet.pricing;
-  request.bid_over_min = config.fleet.bid_over_min;
-  if (config.fleet.per_host_max) request.per_host_max = *config.fleet.per_host_max;
-  request.places = config.fleet.places;
-  request.up_min = config.fleet.up_min;
-  request.assume = config.fleet.assume;
   return request;
 }
 
@@ -136,10 +106,7 @@ Result<RunPlan> plan_run(const RunConfig& config, const model::ModelConfig& mode
 Result<RunPlan> stored_plan(const RunConfig& config, const std::filesystem::path& file) {
   RunPlan result;
   ECHO_ASSIGN(result.plan, provisioner::load_plan(file));
-  provisioner::PlanRequest& request = result.plan.request;
-  request.budget_usd_per_hour = config.fleet.usd_per_hour_max;
-  request.budget_usd = config.fleet.usd_max;
-  request.workers_max = config.fleet.workers_max;
+  result.plan.request.fleet = config.fleet;  // what may be spent and rented is said by the run file of now
   for (const provisioner::PlanRow& row : result.plan.rows) result.offers.push_back(row.offer);
   return result;
 }

@@ -54,8 +54,7 @@ BitRate learner_up(const RunConfig& config);
 BitRate worker_up(const RunConfig& config, const provisioner::Offer& offer);
 BitRate worker_down(const RunConfig& config, const provisioner::Offer& offer);
 
-// The provider that the run rents from ("" where it rents nothing), and what it needs to know.
-std::string provider_name(const RunConfig& config);
+// What the provider that the run rents from needs to know.
 provisioner::ProviderOptions provider_options(const RunConfig& config);
 
 // Releases what an earlier run of this name still has rented: its folder was moved aside, and its ledger with it.

@@ -56,7 +56,7 @@ class Preflighter {
     if (model_) {
       const auto have =
           static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::uint64_t>(::sysconf(_SC_PAGE_SIZE));
-      const bool local = config_.fleet.provider == ProviderKind::kLocal && result_.plan;
+      const bool local = config_.fleet.local() && result_.plan;
       const std::size_t workers = local ? result_.plan->plan.chosen().size() : 0;
       const bool trains = config_.learner.trainer == TrainerKind::kBuiltIn;
       result_.checks.push_back(memory_check(*model_, config_.network.store, workers, Bytes{have},
@@ -138,7 +138,7 @@ class Preflighter {
           return fail(Code::kInvalid, "learner.device", "{}", usable.error().message());
       }
       const std::string& worker = config_.worker.device;
-      if (config_.fleet.provider == ProviderKind::kLocal && config_.worker.engine == "builtin")
+      if (config_.fleet.local() && config_.worker.engine == "builtin")
         if (const Status usable = can_compute_on(worker); !usable)
           return fail(Code::kInvalid, "worker.device", "{}", usable.error().message());
       return ok();
@@ -151,7 +151,7 @@ class Preflighter {
 
   // Keys and files of the providers that are to be rented from.
   void check_providers() {
-    if (config_.fleet.provider == ProviderKind::kNone) return;
+    if (config_.fleet.joined_by_hand()) return;
     std::set<std::string> seen;
     for (const provisioner::PlanRow* row : result_.plan->plan.chosen()) {
       if (!seen.insert(row->offer.provider).second) continue;
@@ -236,7 +236,7 @@ class Preflighter {
 
   // The one link that everything passes; on one machine nobody knows what it carries.
   void check_uplink() {
-    if (config_.network.uplink || config_.fleet.provider == ProviderKind::kLocal) return;
+    if (config_.network.uplink || config_.fleet.local()) return;
     add("uplink", Verdict::kWarning,
         fmt::format("network.uplink is not given: {} are planned with, and nothing holds the learner back; where it "
                     "sends less, more "

@@ -367,123 +367,6 @@ void read_network(ConfigSection s, NetworkSection& c) {
          "q: a version counts as broadcast, and T_b ends, when this share of the fleet has installed it");
 }
 
-void read_assume(ConfigSection s, provisioner::Assumptions& c) {
-  const Limits<double> usd{.min = 0.0, .max = 1e6};
-  const Limits<BitRate> link{.min = BitRate{1000}, .max = BitRate{1e12}};
-  const char* kLeftOut = "such offers are left out";
-  s.read("storage_usd_per_hour", c.storage_usd_per_hour, usd, {"price of the disk", kLeftOut});
-  s.read("upload_usd_per_gb", c.upload_usd_per_gb, usd, {"price of what a worker sends; 1 GB is 10^9 bytes", kLeftOut});
-  s.read("download_usd_per_gb", c.download_usd_per_gb, usd, {"price of what it receives", kLeftOut});
-  s.read("up", c.up, link, {"uplink", kLeftOut});
-  s.read("down", c.down, link, {"downlink", kLeftOut});
-  s.read("vram_gb", c.vram_gb, {.min = 0.0, .max = 1e5}, {"memory of one GPU", kLeftOut});
-  s.read("reliability", c.reliability, {.min = 0.0, .max = 1.0},
-         {"share of the time it is up", "such offers are left out where fleet.reliability_min is given"});
-  s.read("duration", c.duration, {.min = Duration(0), .max = std::chrono::hours(24 * 3650)},
-         {"longest rental", "such offers are left out where fleet.duration_min is given"});
-}
-
-// `simulated`: offers may be made up elsewhere, and there may be more workers than anybody has rented.
-void read_fleet(ConfigSection s, FleetSection& c, bool simulated = false) {
-  std::optional<std::filesystem::path> offers;
-  s.read("offers", offers,
-         {"file of the machines that can be rented; see configs/offers/README.md", "fleet.search is needed"});
-  s.read("search", c.search,
-         "ask vast.ai (fleet.vast.url) what can be rented, instead of reading a file; this needs no key");
-  s.read("search_every", c.search_every, {.min = std::chrono::seconds(10), .max = std::chrono::hours(24)},
-         "how often vast.ai is asked again while the run goes on; a file is read again when it has changed");
-  if (simulated ? c.search : offers.has_value() == c.search)
-    s.error(offers || simulated ? "search" : "",
-            simulated
-                ? "a simulated market is not searched: name a file of offers, or make some up under simulation.market"
-                : "expected exactly one of 'offers' (a file) and 'search: true'");
-  c.offers = offers.value_or(std::filesystem::path{});
-  using provisioner::OfferFormat;
-  s.read_choice("offers_format", c.offers_format,
-                {{"auto", OfferFormat::kAuto},
-                 {"own", OfferFormat::kOwn},
-                 {"vast", OfferFormat::kVast},
-                 {"skypilot", OfferFormat::kSkyPilot}},
-                "what the file is: recognised by what stands in it (auto), our own JSON or YAML (own), the reply to a "
-                "search of vast.ai (vast), or a catalogue of SkyPilot, vms.csv (skypilot)");
-  s.read("catalogue_copies", c.catalogue_copies, {.min = 1, .max = 4096},
-         "a catalogue lists kinds of machines: how many of each can be rented");
-  s.read("profile", c.profile,
-         {"tokens per second by GPU and size of the model, for offers that do not state their throughput, such as "
-          "profiles/gpus.yaml",
-          "such offers are left out"});
-  s.read("response_tokens_expected", c.response_tokens_expected, {.min = 1, .max = 1'000'000},
-         {"tokens of a rollout on the average, to predict throughput by", "rollout.response_tokens_max"});
-  s.read_choice("provider", c.provider,
-                {{"local", ProviderKind::kLocal},
-                 {"vast", ProviderKind::kVast},
-                 {"ssh", ProviderKind::kSsh},
-                 {"exec", ProviderKind::kExec},
-                 {"none", ProviderKind::kNone}},
-                "processes on this machine, held to their offer's speed and links (local), hosts of vast.ai (vast), "
-                "hosts that are there (ssh), whatever commands start (exec), or nothing is rented and workers join "
-                "by hand (none)");
-  s.read("provider_file", c.provider_file,
-         {"the hosts of ssh, the commands of exec; see configs/providers/README.md", "none; ssh and exec need one"});
-  s.read("image", c.image,
-         {"the container image that a rented host runs; it holds the program, unless fleet.bundle is given",
-          "none; vast needs one"});
-  s.read("bundle", c.bundle,
-         {"what `echoline bundle` has made, best as .tar.gz, which every machine can unpack: rented hosts fetch it "
-          "from the learner, on the port on which they join, and run the program in it",
-          "the host has the program: in its image, or brought by ssh"});
-  s.read("disk", c.disk, {.min = Bytes{1'000'000'000}, .max = Bytes{1ull << 50}}, "of a rented host");
-  ConfigSection vast =
-      s.section("vast", "vast.ai. The key comes from VAST_API_KEY or a file, and is given to nobody else.");
-  vast.read("url", c.vast_url, {"where the service is", "https://console.vast.ai"});
-  vast.read("key_file", c.vast_key_file, {"a file of mode 600 that holds the key", "VAST_API_KEY"});
-  vast.read("bid_raise_max", c.vast_bid_raise_max, {.min = 0.0, .max = 10.0},
-            "a bid that others top while its machine runs is raised, to at most (1 + this) times what it was at first; "
-            "0: never");
-  s.read("headroom", c.headroom, {.min = 0.0, .max = 10.0},
-         "delta: (1 + delta) times the capacity that keeps the learner busy is rented, and again when half of it is "
-         "used up");
-  s.require("step_time_expected", c.step_time_expected,
-            {.min = std::chrono::microseconds(1), .max = std::chrono::hours(1000)},
-            "T, the time of a learner step, until it has been measured");
-  s.read("delta_ratio_expected", c.delta_ratio_expected, {.min = 0.5, .max = 1e6},
-         "bytes of the whole policy per byte of a delta, until they have been measured");
-  s.read("install_time_expected", c.install_time_expected, {.min = Duration(0), .max = std::chrono::hours(1)},
-         "the part of T_b that is not transfer: finishing a batch, applying the delta");
-  s.read("usd_per_hour_max", c.usd_per_hour_max, {.min = 0.0, .max = 1e9},
-         {"US dollars that the fleet may cost; without it a learner that turns out faster than step_time_expected is "
-          "given no more machines than were planned",
-          "what the plan costs"});
-  s.read("usd_max", c.usd_max, {.min = 0.0, .max = 1e9},
-         {"US dollars that the whole run may cost, the learner's own machine included where its price is given; the "
-          "fleet is given back before more is spent",
-          "unlimited"});
-  s.read_choice("pricing", c.pricing,
-                {{"on_demand", provisioner::Pricing::kOnDemand}, {"bid", provisioner::Pricing::kBid}},
-                "rent at the price on demand, or bid: cheaper, but whoever bids more takes the machine away");
-  s.read("bid_over_min", c.bid_over_min, {.min = 0.0, .max = 100.0},
-         "a bid is so much above the least that would rent the offer; 0.1 is a tenth");
-  s.read("per_host_max", c.per_host_max, {.min = 1, .max = 4096},
-         {"offers of one host that are rented at the same time; where an offer does not say whose it is, of one "
-          "machine",
-          "unlimited"});
-  s.read("places", c.places, {"an offer's place must contain one of these words, such as [SE, US]", "any"});
-  s.read("up_min", c.up_min, {.min = BitRate{0}, .max = BitRate{1e12}}, {"uplink of an offer", "any"});
-  read_assume(s.section("assume", "What to take for what an offer does not state. It is never taken for 0."), c.assume);
-  s.read("reliability_min", c.reliability_min, {.min = 0.0, .max = 1.0},
-         {"of an offer, which must then state its own", "any"});
-  s.read("duration_min", c.duration_min, {.min = Duration(0), .max = std::chrono::hours(24 * 3650)},
-         {"an offer must be there for so long, and must say so", "any"});
-  s.read("workers_max", c.workers_max,
-         {.min = 1, .max = simulated ? static_cast<std::uint32_t>(chains::kChainWorkersMax) : 4096},
-         "rented at the same time");
-  s.read("join_timeout", c.join_timeout, {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)},
-         "a rented worker that has not joined by then is returned, and another rented in its place");
-  s.read("away_max", c.away_max, {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)},
-         "how long machine and place of a worker that is away are kept, and how long a worker tries to come back");
-  s.read("replace_lost", c.replace_lost, "rent another where a worker was lost");
-}
-
 void read_worker(ConfigSection s, const RolloutSection& rollout, WorkerSection& c) {
   s.read_choice("engine", c.engine, {{"builtin", "builtin"}, {"sglang", "sglang"}, {"vllm", "vllm"}},
                 "what generates on a rented worker: the engine that comes with it, or a server that it starts");
@@ -524,7 +407,7 @@ void read_all(ConfigSection root, RunConfig& c) {
   read_learner(root.section("learner", "Loss, optimiser, checkpoints."), c.run, c.model, c.rollout, c.learner);
   c.learner.loss.fixed_length = c.rollout.response_tokens_max;
   read_network(root.section("network", "How policies and trajectories travel."), c.network);
-  read_fleet(root.section("fleet", "What is rented."), c.fleet);
+  provisioner::read(root.section("fleet", "What is rented."), c.fleet);
   read_worker(root.section("worker", "What rented workers generate with; see engines.md."), c.rollout, c.worker);
 }
 
@@ -539,7 +422,7 @@ void read_simulated_run(ConfigSection root, RunConfig& c) {
   read_staleness(root.section("staleness"), c.staleness);
   read_learner(root.section("learner"), c.run, c.model, c.rollout, c.learner);
   read_network(root.section("network"), c.network);
-  read_fleet(root.section("fleet"), c.fleet, true);
+  provisioner::read(root.section("fleet"), c.fleet, true);
   if (root.has("worker")) read_worker(root.section("worker"), c.rollout, c.worker);
 }
 

@@ -348,7 +348,7 @@ class Service {
   }
 
   Status start_fleet() {
-    if (config_.fleet.provider == ProviderKind::kNone) {
+    if (config_.fleet.joined_by_hand()) {
       std::string join;
       for (const overlay::Endpoint& endpoint : overlay::reached_from_elsewhere(node_->endpoint()))
         join += (join.empty() ? "" : " or ") + overlay::to_text(endpoint);
@@ -362,9 +362,6 @@ class Service {
     provisioner::FleetOptions fleet;
     fleet.run = config_.run.name;
     fleet.plan = plan_.plan;
-    fleet.boot_max = config_.fleet.join_timeout;
-    fleet.stalled_after = config_.fleet.away_max;
-    fleet.replace_lost = config_.fleet.replace_lost;
     fleet.other_usd = [this] { return run_clock_->learner_usd().value_or(0); };
     ECHO_ASSIGN(const model::ModelConfig model, run_model_config(config_));
     fleet.market = [this,
@@ -478,7 +475,7 @@ class Service {
   }
   std::string where_to_look() const {
     const std::string folder = record_->folder().string();
-    if (config_.fleet.provider == ProviderKind::kLocal) return fmt::format("logs of workers are in {}/logs", folder);
+    if (config_.fleet.local()) return fmt::format("logs of workers are in {}/logs", folder);
     return fmt::format("`echoline ledger show {}` has every decision", folder);
   }
 

@@ -33,9 +33,9 @@ std::string_view to_string(MachineState state) {
 
 FleetCore::FleetCore(FleetRules rules, const std::vector<FleetOffer>& offers, std::vector<std::string> wanted)
     : rules_(std::move(rules)), wanted_(std::move(wanted)) {
-  ECHO_CHECK(rules_.headroom >= 0 && rules_.boot_max > Duration{} && rules_.group_size > 0);
+  ECHO_CHECK(rules_.fleet.headroom >= 0 && rules_.fleet.join_timeout > Duration{} && rules_.group_size > 0);
   for (const FleetOffer& offer : offers) book_[offer.id] = Entry{offer};
-  auto planned = capacity_target(rules_.pace, rules_.broadcast_time, rules_.headroom);
+  auto planned = capacity_target(rules_.pace, rules_.broadcast_time, rules_.fleet.headroom);
   ECHO_CHECK(planned.has_value(), "{}", planned.error().message());  // a plan was made for it
   target_ = *planned;
 }

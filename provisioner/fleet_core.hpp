@@ -18,6 +18,7 @@
 #include "provisioner/capacity.hpp"
 #include "provisioner/offers.hpp"
 #include "provisioner/provider.hpp"
+#include "provisioner/settings.hpp"
 
 namespace echoline::provisioner {
 
@@ -40,16 +41,12 @@ struct FleetRules {
   Duration broadcast_time{};  // T_b, until it has been measured
   Bytes payload{};            // of a publication, until it has been measured; 0: what traffic costs stays as planned
   Bytes snapshot{};           // what a newcomer has to receive before it can hand in anything; 0: nothing
-  double headroom = 0.10;     // of the target above M*
   double group_size = 1;      // rollouts that one worker generates as a unit
-  std::size_t machines_max = 64;
-  std::optional<std::size_t> per_host_max;  // of one owner (of one machine, where the owner is not stated)
-  // Absent: whatever the plan costs; but a learner that turns out faster than planned is then not given more than that.
-  std::optional<double> usd_per_hour_max;
-  std::optional<double> usd_max;                     // of the whole run, earlier processes included
-  Duration boot_max = std::chrono::seconds(60);      // from asking for a machine until its worker has joined
-  Duration stalled_after = std::chrono::minutes(5);  // in which others hand in results, and a worker none
-  bool replace_lost = true;                          // at once; otherwise a loss waits like any shortfall
+  // Of these count: headroom, workers_max, per_host_max, join_timeout, away_max (in which others hand in results, and a
+  // worker none), replace_lost (at once; otherwise a loss waits like any shortfall), and the two budgets. Without
+  // usd_per_hour_max the fleet may cost whatever the plan costs; but a learner that turns out faster than planned is
+  // then not given more than that.
+  FleetSettings fleet;
 };
 
 // The same in every run; docs/provisioning.md gives the reasons.

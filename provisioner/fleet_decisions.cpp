@@ -187,21 +187,21 @@ void FleetCore::retarget() {
   pace.step_time = step_time();
   const Duration t_b = broadcast_time();
   const Duration period = pace.publish_every * pace.step_time;
-  const auto planned = capacity_target(rules_.pace, rules_.broadcast_time, rules_.headroom);
-  const auto most = capacity_target(pace, period / 2, rules_.headroom);
+  const auto planned = capacity_target(rules_.pace, rules_.broadcast_time, rules_.fleet.headroom);
+  const auto most = capacity_target(pace, period / 2, rules_.fleet.headroom);
   if (!planned || !most) return;
-  const auto wanted = capacity_target(pace, t_b, rules_.headroom);
+  const auto wanted = capacity_target(pace, t_b, rules_.fleet.headroom);
   double limit = planned->required_rollouts_per_s;
-  if (rules_.usd_per_hour_max) limit = std::max(limit, most->required_rollouts_per_s);
+  if (rules_.fleet.usd_per_hour_max) limit = std::max(limit, most->required_rollouts_per_s);
   const bool above = !wanted || wanted->required_rollouts_per_s > limit * (1 + rules::kDeadband);
   if (above)
     note_once("faster", "",
               fmt::format("steps of {} with broadcasts of {} could use more than {:.4g} rollouts/s; {}",
                           to_text(pace.step_time), to_text(t_b), limit,
-                          rules_.usd_per_hour_max ? "but the broadcast is what they wait for"
-                                                  : "fleet.usd_per_hour_max says how much more that may cost"));
+                          rules_.fleet.usd_per_hour_max ? "but the broadcast is what they wait for"
+                                                        : "fleet.usd_per_hour_max says how much more that may cost"));
   target_.required_rollouts_per_s = wanted ? std::min(limit, wanted->required_rollouts_per_s) : limit;
-  target_.provisioned_rollouts_per_s = (1 + rules_.headroom) * target_.required_rollouts_per_s;
+  target_.provisioned_rollouts_per_s = (1 + rules_.fleet.headroom) * target_.required_rollouts_per_s;
 }
 
 // ---- decisions ----
@@ -213,17 +213,19 @@ void FleetCore::mind_time_limits() {
   for (const std::uint64_t key : keys) {
     Machine& machine = machines_.at(key);
     const Duration waited = now_ - machine.asked;
-    const bool late = waited >= std::max<Duration>(rules_.boot_max, rules::kStepMax);
+    const bool late = waited >= std::max<Duration>(rules_.fleet.join_timeout, rules::kStepMax);
     switch (machine.state) {
       case MachineState::kBooting:
         if (!late) break;
-        lose(machine, "lost", fmt::format("its worker has not joined within {}", to_text(rules_.boot_max)));
+        lose(machine, "lost", fmt::format("its worker has not joined within {}", to_text(rules_.fleet.join_timeout)));
         blame(machine, false);
-        stop(machine, fmt::format("its worker did not join within {}", to_text(rules_.boot_max)));
+        stop(machine, fmt::format("its worker did not join within {}", to_text(rules_.fleet.join_timeout)));
         break;
       case MachineState::kStarting:
         // Starting may take a while to answer, but what is not wanted any more costs money meanwhile.
-        if (waited < (machine.unwanted ? rules::kAnswer : std::max<Duration>(rules_.boot_max, rules::kAnswer))) break;
+        if (waited <
+            (machine.unwanted ? rules::kAnswer : std::max<Duration>(rules_.fleet.join_timeout, rules::kAnswer)))
+          break;
         if (!machine.unwanted) {
           lose(machine, "lost", fmt::format("the provider has not answered within {}", to_text(waited)));
           blame(machine, false);
@@ -250,7 +252,7 @@ void FleetCore::mind_time_limits() {
 void FleetCore::mind_stalled() {
   const double working = this->working();
   for (auto& [key, machine] : machines_) {
-    if (machine.state != MachineState::kWorking || worked_ - machine.worked_then < rules_.stalled_after) continue;
+    if (machine.state != MachineState::kWorking || worked_ - machine.worked_then < rules_.fleet.away_max) continue;
     const double rate = rate_of(machine), others = working - rate;
     if (others <= 0) continue;
     const double due = (rollouts_ - machine.rollouts_then) * rate / others;
@@ -267,23 +269,23 @@ void FleetCore::mind_stalled() {
 
 void FleetCore::mind_budgets() {
   const double reserve = usd_per_hour() * seconds(rules::kReserve) / 3600;
-  if (rules_.usd_max && spent() + reserve >= *rules_.usd_max) {
+  if (rules_.fleet.usd_max && spent() + reserve >= *rules_.fleet.usd_max) {
     money_spent_ = closed_ = true;
     note("budget", "",
          fmt::format("${:.4g} of ${:.4g} are spent, and giving everything back may take {} more: the fleet is returned",
-                     spent(), *rules_.usd_max, to_text(rules::kReserve)));
+                     spent(), *rules_.fleet.usd_max, to_text(rules::kReserve)));
     for (auto& [key, machine] : machines_) stop(machine, "the run's budget is spent");
     return;
   }
-  while (rules_.usd_per_hour_max) {
+  while (rules_.fleet.usd_per_hour_max) {
     const double scale = traffic_scale();
     double total = 0;
     for (const auto& [key, machine] : machines_)
       if (counts(machine)) total += price_of(machine, scale);
     Machine* const dearest = this->dearest([&](const Machine& machine) { return counts(machine); });
-    if (dearest == nullptr || total <= *rules_.usd_per_hour_max * (1 + 1e-9)) break;
+    if (dearest == nullptr || total <= *rules_.fleet.usd_per_hour_max * (1 + 1e-9)) break;
     note("released", dearest->offer.id,
-         fmt::format("${:.4g} an hour are more than the ${:.4g} allowed; {}", total, *rules_.usd_per_hour_max,
+         fmt::format("${:.4g} an hour are more than the ${:.4g} allowed; {}", total, *rules_.fleet.usd_per_hour_max,
                      numbers_text()),
          dearest->ticket);
     stop(*dearest, "the fleet costs more per hour than it may");
@@ -291,10 +293,10 @@ void FleetCore::mind_budgets() {
 }
 
 bool FleetCore::affordable(double per_hour) const {
-  if (rules_.usd_per_hour_max && per_hour > *rules_.usd_per_hour_max * (1 + 1e-9)) return false;
+  if (rules_.fleet.usd_per_hour_max && per_hour > *rules_.fleet.usd_per_hour_max * (1 + 1e-9)) return false;
   // What could not be kept for as long as it takes to be of use is not rented.
-  const Duration least = rules::kReserve + 2 * rules_.boot_max;
-  return !rules_.usd_max || spent() + per_hour * seconds(least) / 3600 < *rules_.usd_max;
+  const Duration least = rules::kReserve + 2 * rules_.fleet.join_timeout;
+  return !rules_.fleet.usd_max || spent() + per_hour * seconds(least) / 3600 < *rules_.fleet.usd_max;
 }
 
 bool FleetCore::available(const Entry& entry) const {
@@ -302,7 +304,7 @@ bool FleetCore::available(const Entry& entry) const {
 }
 
 std::size_t FleetCore::rentals_allowed() const {
-  const std::size_t most = std::max(rules::kRentalsPerMinute, rules_.machines_max / 4);
+  const std::size_t most = std::max<std::size_t>(rules::kRentalsPerMinute, rules_.fleet.workers_max / 4);
   const auto lately = static_cast<std::size_t>(std::count_if(
       rentals_.begin(), rentals_.end(), [&](TimePoint at) { return now_ - at < std::chrono::minutes(1); }));
   return lately >= most ? 0 : most - lately;
@@ -338,7 +340,7 @@ void FleetCore::rent_wanted() {
     if (machine != nullptr || entry == book_.end()) continue;
     if (adopted && expected() >= target_.provisioned_rollouts_per_s * (1 - rules::kDeadband)) continue;
     const double price = price_of(entry->second.offer);
-    if (machines_.size() >= rules_.machines_max || !affordable(usd_per_hour() + price)) {
+    if (machines_.size() >= rules_.fleet.workers_max || !affordable(usd_per_hour() + price)) {
       note_once("budget", id,
                 fmt::format("it was planned, and ${:.4g} an hour more are not allowed; {}", price, numbers_text()));
       continue;
@@ -353,7 +355,7 @@ void FleetCore::rent_wanted() {
 
 // The cheapest of what can be had that fills the gap.
 std::vector<std::string> FleetCore::choose(double missing) const {
-  Beside rented(rules_.per_host_max);
+  Beside rented(rules_.fleet.per_host_max);
   for (const auto& [key, machine] : machines_) rented.add(machine.offer);
   const double per_hour = usd_per_hour();
   struct Choice {
@@ -383,7 +385,7 @@ std::vector<std::string> FleetCore::choose(double missing) const {
   std::vector<Candidate> pool;
   for (const Choice& c : choices) pool.push_back(c.candidate);
   AllocationLimits limits;
-  limits.workers_max = rules_.machines_max - std::min(rules_.machines_max, machines_.size());
+  limits.workers_max = rules_.fleet.workers_max - std::min<std::size_t>(rules_.fleet.workers_max, machines_.size());
   std::vector<std::size_t> order;
   std::optional<Allocation> best;
   if (!pool.empty() && limits.workers_max > 0) best = allocate_greedy(pool, missing, limits);
@@ -416,7 +418,7 @@ void FleetCore::mind_shortfall() {
     return;
   }
   if (!wanted_.empty()) return;  // an earlier process may have rented what is missing
-  const bool at_once = rules_.replace_lost && loss_to_replace_;
+  const bool at_once = rules_.fleet.replace_lost && loss_to_replace_;
   const bool felt = loss_to_replace_ || idle() >= rules::kFeltIdle;
   if (!at_once) {
     if (!felt) below_since_.reset();

@@ -6,6 +6,7 @@
 
 #include "base/log.hpp"
 #include "provisioner/eligibility.hpp"
+#include "provisioner/fleet_rules.hpp"
 
 namespace echoline::provisioner {
 namespace {
@@ -20,41 +21,6 @@ constexpr Duration kSignsEvery = std::chrono::seconds(5);
 constexpr Duration kSpentEvery = std::chrono::seconds(1);
 constexpr Duration kCloseLocal = kGrace + std::chrono::seconds(2), kCloseRemote = std::chrono::minutes(2);
 constexpr std::string_view kLocal = "local";  // its instances end with the process that started them
-
-FleetRules rules_of(const FleetOptions& options) {
-  const PlanRequest& request = options.plan.request;
-  FleetRules rules;
-  rules.pace = request.pace;
-  rules.broadcast_time = options.plan.broadcast_time;
-  rules.payload = request.delta_bytes;
-  rules.snapshot = request.full_bytes;
-  rules.headroom = request.headroom;
-  rules.group_size = request.group_size;
-  rules.machines_max = request.workers_max;
-  rules.per_host_max = request.per_host_max;
-  rules.usd_per_hour_max = request.budget_usd_per_hour;
-  rules.usd_max = request.budget_usd;
-  rules.boot_max = options.boot_max;
-  rules.stalled_after = options.stalled_after;
-  rules.replace_lost = options.replace_lost;
-  return rules;
-}
-
-FleetOffer fleet_offer(const PlanRequest& request, const Offer& offer, const OfferCost& cost) {
-  FleetOffer lot{offer.id,
-                 offer.provider,
-                 offer.host,
-                 offer.rollouts_per_s,
-                 cost.gpu.value_or(0) + cost.storage.value_or(0),
-                 cost.bandwidth.value_or(0)};
-  lot.owner = offer.owner;
-  lot.upload_usd_per_gb = offer.upload_usd_per_gb.value_or(request.assume.upload_usd_per_gb.value_or(0));
-  lot.download_usd_per_gb = offer.download_usd_per_gb.value_or(request.assume.download_usd_per_gb.value_or(0));
-  if (offer.gpu_ids.empty()) return lot;
-  lot.gpus = 0;
-  for (const int gpu : offer.gpu_ids) lot.gpus |= std::uint64_t{1} << (gpu % 64);
-  return lot;
-}
 
 void warn(const Status& status) {
   if (!status) log::error("{}", status.error().message());
@@ -122,7 +88,7 @@ Status FleetDriver::open_on_thread() {
   for (const auto& [provider, count] : unusable)
     log::info("{} offers are of provider '{}', which cannot be used here", count, provider);
   ECHO_ASSIGN(ledger_, Ledger::open(options_.ledger_file, options_.run));
-  core_.emplace(rules_of(options_), market, std::move(wanted));
+  core_.emplace(rules_of(options_.plan), market, std::move(wanted));
   ECHO_TRY(take_up());
   tell_spent();
   carry_out(core_->tick(clock_.now()));
@@ -140,7 +106,7 @@ void FleetDriver::take(Refreshed refreshed) {
   for (Offer& offer : refreshed_) {
     if (defect_of(request, offer) || !provider_of(offer.provider)) continue;
     offer.bid_usd_per_hour = bid_for(request, offer);
-    market.push_back(fleet_offer(request, offer, cost_of(request, offer, 1)));
+    market.push_back(fleet_offer(request, offer));
     offers_[offer.id] = &offer;
   }
   hear(fleet::OffersRefreshed{std::move(market)});

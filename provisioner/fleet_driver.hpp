@@ -23,11 +23,8 @@ namespace echoline::provisioner {
 
 struct FleetOptions {
   std::string run;
-  Plan plan;                                     // what it chose is rented first, and nothing that it does not consider
-  Duration boot_max = std::chrono::seconds(60);  // from asking for a machine until its worker has joined
-  Duration stalled_after = std::chrono::minutes(5);
-  bool replace_lost = true;
-  MarketLook market;                                // may be empty: then what the plan considers is all there is
+  Plan plan;          // what it chose is rented first, and nothing that it does not consider
+  MarketLook market;  // may be empty: then what the plan considers is all there is
   Duration market_every = std::chrono::seconds(2);  // it is called
   // What the run has cost beside its fleet, for the budget in total; may be empty. On the fleet's thread.
   std::function<double()> other_usd;

@@ -38,8 +38,8 @@ struct Solution {
 class Planner {
  public:
   Planner(const PlanRequest& request, std::span<const Offer> offers) : request_(request), offers_(offers) {
-    limits_.workers_max = request.workers_max;
-    if (request.per_host_max) limits_.per_host_max = *request.per_host_max;
+    limits_.workers_max = request.fleet.workers_max;
+    if (request.fleet.per_host_max) limits_.per_host_max = *request.fleet.per_host_max;
   }
 
   Result<Plan> run() {
@@ -55,19 +55,19 @@ class Planner {
  private:
   Status check_request() const {
     const PlanRequest& r = request_;
-    ECHO_TRY(capacity_target(r.pace, Duration{}, r.headroom));
+    ECHO_TRY(capacity_target(r.pace, Duration{}, r.fleet.headroom));
     ECHO_TRY(check_staleness_budget(r.staleness_budget, r.pace.publish_every));
     const auto invalid = [](std::string_view what) { return fail(Code::kInvalid, kOperation, "{}", what); };
     if (r.delta_bytes.count == 0) return invalid("the size of one publication must be positive");
     if (!(r.learner_up.bits_per_s > 0)) return invalid("the learner's uplink must be positive");
     if (r.worker_cap && !(r.worker_cap->bits_per_s > 0))
       return invalid("the cap on a worker's uplink must be positive");
-    if (r.delay < Duration{} || r.install_time < Duration{})
+    if (r.delay < Duration{} || r.fleet.install_time_expected < Duration{})
       return invalid("delay and install time must not be negative");
-    if (!(r.active_fraction > 0 && r.active_fraction <= 1)) return invalid("q must be above 0 and at most 1");
-    if (r.workers_max < 1 || r.workers_max > chains::kChainWorkersMax)
+    if (!(r.quorum > 0 && r.quorum <= 1)) return invalid("q must be above 0 and at most 1");
+    if (r.fleet.workers_max < 1 || r.fleet.workers_max > chains::kChainWorkersMax)
       return fail(Code::kInvalid, kOperation, "workers_max must be 1 to {}, found {}", chains::kChainWorkersMax,
-                  r.workers_max);
+                  r.fleet.workers_max);
     if (offers_.empty()) return invalid("there are no offers");
     return ok();
   }
@@ -104,9 +104,9 @@ class Planner {
     if (kept != keep.size())
       return fail(Code::kInvalid, kOperation, "{} of the {} offers to keep are not to be had", keep.size() - kept,
                   keep.size());
-    if (kept > request_.workers_max)
+    if (kept > request_.fleet.workers_max)
       return fail(Code::kInvalid, kOperation, "{} offers are to be kept, workers_max is {}", kept,
-                  request_.workers_max);
+                  request_.fleet.workers_max);
     order_ = by_unit_cost(pool_);
     short_ = shortlist(pool_, limits_);
     for (const std::size_t i : short_) short_pool_.push_back(pool_[i]);
@@ -115,7 +115,7 @@ class Planner {
 
   Result<Solution> solve(Duration assumed) const {
     Solution s;
-    ECHO_ASSIGN(s.target, capacity_target(request_.pace, assumed, request_.headroom));
+    ECHO_ASSIGN(s.target, capacity_target(request_.pace, assumed, request_.fleet.headroom));
     const double target = s.target.provisioned_rollouts_per_s;
     auto set = allocate_greedy(short_pool_, target, limits_);
     const bool greedy = set.has_value();
@@ -166,7 +166,7 @@ class Planner {
     const BitRate chain_rate = request_.worker_cap.value_or(slowest_up);
     const chains::Regions& ways = request_.regions.ways;
     if (request_.topology == chains::TopologyPolicy::kAuto) {
-      const chains::Cargo cargo{request_.delta_bytes, request_.chunk, request_.active_fraction};
+      const chains::Cargo cargo{request_.delta_bytes, request_.chunk, request_.quorum};
       ECHO_ASSIGN(chains::Choice choice,
                   chains::choose_topology(request_.learner_up, chain_rate, workers, s.links, cargo, {}, ways));
       s.topology = std::move(choice.topology);
@@ -174,14 +174,14 @@ class Planner {
       s.chunk = choice.chunk;
     } else {
       ECHO_ASSIGN(s.topology, chains::plan_chains(request_.learner_up, chain_rate, workers, request_.topology,
-                                                  request_.active_fraction, ways));
+                                                  request_.quorum, ways));
       const Duration bound =
-          chains::lower_bound(request_.delta_bytes, request_.learner_up, s.links, request_.active_fraction, ways);
+          chains::lower_bound(request_.delta_bytes, request_.learner_up, s.links, request_.quorum, ways);
       s.chunk = request_.chunk.count > 0 ? request_.chunk : chains::best_chunk(request_.delta_bytes, s.topology, bound);
       ECHO_ASSIGN(s.times, chains::broadcast_time(s.topology, request_.delta_bytes, s.chunk, request_.learner_up,
                                                   s.links, ways));
     }
-    s.broadcast_time = s.times.fraction(request_.active_fraction) + request_.install_time;
+    s.broadcast_time = s.times.fraction(request_.quorum) + request_.fleet.install_time_expected;
     return ok();
   }
 
@@ -216,7 +216,7 @@ class Planner {
     std::iota(fastest.begin(), fastest.end(), std::size_t{0});
     std::stable_sort(fastest.begin(), fastest.end(),
                      [&](auto a, auto b) { return pool_[a].rollouts_per_s > pool_[b].rollouts_per_s; });
-    const std::size_t usable = std::min(fastest.size(), request_.workers_max);
+    const std::size_t usable = std::min<std::size_t>(fastest.size(), request_.fleet.workers_max);
     const auto sum = [&](std::size_t from, std::size_t to) {
       double total = 0;
       for (std::size_t i = from; i < to; ++i) total += pool_[fastest[i]].rollouts_per_s;
@@ -238,7 +238,7 @@ class Planner {
         "{} {:.4g} rollouts/s are needed (R = {:.6g} per step, T = {}, kappa = {}, headroom {:.3g} %; T_b = {} for the "
         "largest fleet)",
         t_b > assumed ? "more than" : "at least", needed, request_.pace.rollouts_per_step,
-        to_text(request_.pace.step_time), request_.pace.publish_every, request_.headroom * 100, to_text(t_b));
+        to_text(request_.pace.step_time), request_.pace.publish_every, request_.fleet.headroom * 100, to_text(t_b));
     if (all >= needed) {
       text += fmt::format(" and the {} fastest offers give {:.4g}: raise workers_max, {} offers give {:.4g}", usable,
                           within, pool_.size(), all);
@@ -249,13 +249,14 @@ class Planner {
     }
     // (1 + headroom) kappa R / (kappa T - T_b) <= M, solved for kappa.
     const double step_s = seconds(request_.pace.step_time);
-    const double slack = within * step_s - (1 + request_.headroom) * request_.pace.rollouts_per_step;
+    const double slack = within * step_s - (1 + request_.fleet.headroom) * request_.pace.rollouts_per_step;
     if (slack > 0) {
       const int kappa = static_cast<int>(std::ceil(within * seconds(t_b) / slack - 1e-9));
       if (kappa > request_.pace.publish_every) text += fmt::format(", or publish every {} steps (kappa)", kappa);
     }
     const double generating_s = request_.pace.publish_every * step_s - seconds(t_b);
-    const double r_max = std::floor(within * generating_s / ((1 + request_.headroom) * request_.pace.publish_every));
+    const double r_max =
+        std::floor(within * generating_s / ((1 + request_.fleet.headroom) * request_.pace.publish_every));
     if (r_max >= 1) text += fmt::format(", or lower R to {:.0f} or less", r_max);
     return fail(Code::kInfeasible, kOperation, "{}, or allow a longer step", text);
   }
@@ -280,8 +281,8 @@ class Planner {
     plan.target = s.target;
     plan.broadcast_time = assumed;
     plan.broadcast_time_last = s.times.last();
-    plan.broadcast_lower_bound = chains::lower_bound(request_.delta_bytes, request_.learner_up, s.links,
-                                                     request_.active_fraction, request_.regions.ways);
+    plan.broadcast_lower_bound =
+        chains::lower_bound(request_.delta_bytes, request_.learner_up, s.links, request_.quorum, request_.regions.ways);
     plan.settled = settled_;
     plan.topology = s.topology;
     plan.chunk = s.chunk;
@@ -298,7 +299,7 @@ class Planner {
       fastest = std::max(fastest, pool_[i].rollouts_per_s);
     }
     const int lag =
-        staleness_lag(request_.pace.step_time, s.times.last() + request_.install_time,
+        staleness_lag(request_.pace.step_time, s.times.last() + request_.fleet.install_time_expected,
                       from_seconds(std::min(1e6, request_.group_size / slowest - request_.group_size / fastest)));
     plan.staleness_worst = request_.staleness_worst ? request_.staleness_worst(lag) : request_.staleness_budget;
     add_rows(s, plan);
@@ -379,8 +380,8 @@ class Planner {
     if (std::find(s.dropped.begin(), s.dropped.end(), i) != s.dropped.end())
       return "dropped: the target holds without it";
     if (per_1k(pool_[i]) > per_1k(last)) return fmt::format("dearer per rollout: above ${:.3g}/1k", per_1k(last));
-    if (s.members.size() == request_.workers_max)
-      return fmt::format("too slow for a fleet of at most {} workers", request_.workers_max);
+    if (s.members.size() == request_.fleet.workers_max)
+      return fmt::format("too slow for a fleet of at most {} workers", request_.fleet.workers_max);
     return "not needed: the rented cost less";
   }
 
@@ -455,15 +456,15 @@ class Planner {
                   "allow S = {}, publish more often, or shorten the broadcast",
                   plan.staleness_needed, request_.pace.publish_every, to_text(plan.broadcast_time),
                   to_text(request_.pace.step_time), request_.staleness_budget, plan.staleness_needed);
-    if (request_.budget_usd_per_hour && plan.usd_per_hour.expected > *request_.budget_usd_per_hour)
+    if (request_.fleet.usd_per_hour_max && plan.usd_per_hour.expected > *request_.fleet.usd_per_hour_max)
       return fail(Code::kInfeasible, kOperation,
                   "the cheapest fleet found costs ${:.4f}/h and the budget is ${:.4f}/h: raise it to that, lower R, or "
                   "allow a longer step",
-                  plan.usd_per_hour.expected, *request_.budget_usd_per_hour);
-    if (const auto run = plan.usd_run(); request_.budget_usd && run && run->expected > *request_.budget_usd)
+                  plan.usd_per_hour.expected, *request_.fleet.usd_per_hour_max);
+    if (const auto run = plan.usd_run(); request_.fleet.usd_max && run && run->expected > *request_.fleet.usd_max)
       return fail(Code::kInfeasible, kOperation,
                   "the run comes to ${:.2f} in {} and the budget is ${:.2f}: raise it to that, or take fewer steps",
-                  run->expected, to_text(*request_.run_time), *request_.budget_usd);
+                  run->expected, to_text(*request_.run_time), *request_.fleet.usd_max);
     return ok();
   }
 

@@ -16,6 +16,7 @@
 #include "provisioner/capacity.hpp"
 #include "provisioner/offers.hpp"
 #include "provisioner/regions.hpp"
+#include "provisioner/settings.hpp"
 
 namespace echoline::provisioner {
 
@@ -26,8 +27,7 @@ struct PlanRequest {
   // The replay buffer's rule: oldest a rollout can be when it is trained on, of a staleness_lag(). Absent: S. A plan
   // that was read back has none.
   std::function<int(int lag)> staleness_worst;
-  double group_size = 1;  // G, rollouts that one worker generates as a unit
-  double headroom = 0.10;
+  double group_size = 1;                       // G, rollouts that one worker generates as a unit
   std::optional<Duration> run_time;            // of all steps
   std::optional<double> learner_usd_per_hour;  // the learner's own machine; absent: not stated
 
@@ -38,26 +38,14 @@ struct PlanRequest {
   Bytes chunk;                        // none: as is best for the payload and the fleet
   Duration delay{};                   // one way, between any two neighbours whose regions do not say it
   RegionMap regions;
-  Duration boot_max = std::chrono::seconds(60);  // from asking for a machine until its worker has joined, at most
-  Duration install_time{};                       // part of T_b that is not transfer: waiting for a safe point, applying
-  double active_fraction = 0.9;                  // q of T_b
+  double quorum = 0.9;  // q of T_b
   chains::TopologyPolicy topology = chains::TopologyPolicy::kTrees;
 
-  std::size_t workers_max = 64;
-  std::optional<double> budget_usd_per_hour;  // of the fleet
-  std::optional<double> budget_usd;  // of the whole run: fleet, joining, and the learner where its price is stated
-  Pricing pricing = Pricing::kOnDemand;
-  double bid_over_min = 0.10;  // a bid is so much above the least that would rent the offer
-  // Offers of one owner (of one machine, where the owner is not stated) that are rented at the same time.
-  std::optional<std::size_t> per_host_max;
-  std::string provider;                 // who starts the workers; offers of others are not considered; "": any
+  // Which offers are considered, how they are paid for and how many are rented. Not considered are offers of other
+  // providers, offers below reliability_min, duration_min or up_min, and offers that state that they end before
+  // `run_time` is over.
+  FleetSettings fleet;
   std::optional<Bytes> gpu_memory_min;  // of one GPU
-  std::vector<std::string> places;      // an offer's place must contain one of these words; empty: any
-  // Offers below these are not considered, nor offers that state that they end before `run_time` is over.
-  std::optional<double> reliability_min;
-  std::optional<Duration> duration_min;
-  std::optional<BitRate> up_min;
-  Assumptions assume;
   std::vector<std::string> keep;  // ids of offers that are rented whatever they cost: what is left of an earlier plan
 };
 

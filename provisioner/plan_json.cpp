@@ -360,7 +360,7 @@ void read_request(const Reader& r, PlanRequest& q) {
   r.number("staleness_budget", q.staleness_budget, 0, 1e9);
   r.number("lookahead", q.lookahead, 0, 1e9);
   r.number("group_size", q.group_size, 1e-9, 1e9);
-  r.number("headroom", q.headroom, 0, 1e6);
+  r.number("headroom", q.fleet.headroom, 0, 1e6);
   r.duration("run_seconds", q.run_time);
   r.optional("learner_usd_per_hour", q.learner_usd_per_hour);
   r.bytes("delta_bytes", q.delta_bytes);
@@ -371,38 +371,39 @@ void read_request(const Reader& r, PlanRequest& q) {
   r.rate("worker_cap_mbit_per_s", q.worker_cap);
   if (!r.absent("chunk_bytes")) r.bytes("chunk_bytes", q.chunk);
   r.duration("delay_seconds", q.delay);
-  r.duration("install_seconds", q.install_time);
-  r.duration("boot_seconds_max", q.boot_max);
-  r.number("active_fraction", q.active_fraction, 0, 1);
+  r.duration("install_seconds", q.fleet.install_time_expected);
+  r.duration("boot_seconds_max", q.fleet.join_timeout);
+  r.number("active_fraction", q.quorum, 0, 1);
   std::string policy;
   r.text("topology", policy);
   if (auto parsed = chains::parse_topology_policy(policy))
     q.topology = *parsed;
   else
     r.wrong("topology", "a topology", json(policy));
-  r.number("workers_max", q.workers_max, 1, 1e6);
-  r.optional("budget_usd_per_hour", q.budget_usd_per_hour);
-  r.optional("budget_usd", q.budget_usd);
-  r.choice("pricing", q.pricing, {Pricing::kOnDemand, Pricing::kBid});
-  r.number("bid_over_min", q.bid_over_min, 0, 1e6);
-  if (!r.absent("per_host_max")) r.number("per_host_max", q.per_host_max.emplace(), 1, 1e6);
-  r.text("provider", q.provider);
+  r.number("workers_max", q.fleet.workers_max, 1, 1e6);
+  r.optional("budget_usd_per_hour", q.fleet.usd_per_hour_max);
+  r.optional("budget_usd", q.fleet.usd_max);
+  r.choice("pricing", q.fleet.pricing, {Pricing::kOnDemand, Pricing::kBid});
+  r.number("bid_over_min", q.fleet.bid_over_min, 0, 1e6);
+  if (!r.absent("per_host_max")) r.number("per_host_max", q.fleet.per_host_max.emplace(), 1, 1e6);
+  r.text("provider", q.fleet.provider);
+  if (q.fleet.provider.empty()) q.fleet.provider = "none";
   if (!r.absent("gpu_bytes_min")) r.bytes("gpu_bytes_min", q.gpu_memory_min.emplace());
-  r.texts("places", q.places);
+  r.texts("places", q.fleet.places);
   read_regions(r, q.regions);
-  r.optional("reliability_min", q.reliability_min, 0, 1);
-  r.duration("duration_days_min", q.duration_min, 86400);
-  r.rate("up_mbit_per_s_min", q.up_min);
+  r.optional("reliability_min", q.fleet.reliability_min, 0, 1);
+  r.duration("duration_days_min", q.fleet.duration_min, 86400);
+  r.rate("up_mbit_per_s_min", q.fleet.up_min);
   r.texts("keep", q.keep);
   const Reader a = r.section("assume");
-  a.optional("storage_usd_per_hour", q.assume.storage_usd_per_hour);
-  a.optional("upload_usd_per_gb", q.assume.upload_usd_per_gb);
-  a.optional("download_usd_per_gb", q.assume.download_usd_per_gb);
-  a.rate("up_mbit_per_s", q.assume.up);
-  a.rate("down_mbit_per_s", q.assume.down);
-  a.optional("vram_gb", q.assume.vram_gb);
-  a.optional("reliability", q.assume.reliability, 0, 1);
-  a.duration("duration_days", q.assume.duration, 86400);
+  a.optional("storage_usd_per_hour", q.fleet.assume.storage_usd_per_hour);
+  a.optional("upload_usd_per_gb", q.fleet.assume.upload_usd_per_gb);
+  a.optional("download_usd_per_gb", q.fleet.assume.download_usd_per_gb);
+  a.rate("up_mbit_per_s", q.fleet.assume.up);
+  a.rate("down_mbit_per_s", q.fleet.assume.down);
+  a.optional("vram_gb", q.fleet.assume.vram_gb);
+  a.optional("reliability", q.fleet.assume.reliability, 0, 1);
+  a.duration("duration_days", q.fleet.assume.duration, 86400);
 }
 
 void read_row(const Reader& r, PlanRow& row) {
@@ -494,7 +495,7 @@ nlohmann::json Plan::to_json() const {
         {"staleness_budget", q.staleness_budget},
         {"lookahead", q.lookahead},
         {"group_size", q.group_size},
-        {"headroom", q.headroom},
+        {"headroom", q.fleet.headroom},
         {"run_seconds", or_null(q.run_time)},
         {"learner_usd_per_hour", or_null(q.learner_usd_per_hour)},
         {"delta_bytes", q.delta_bytes.count},
@@ -504,27 +505,27 @@ nlohmann::json Plan::to_json() const {
         {"chunk_bytes", q.chunk.count > 0 ? json(q.chunk.count) : json()},
         {"t_b_chunk_bytes", chunk.count},
         {"delay_seconds", seconds(q.delay)},
-        {"install_seconds", seconds(q.install_time)},
-        {"boot_seconds_max", seconds(q.boot_max)},
-        {"active_fraction", q.active_fraction},
+        {"install_seconds", seconds(q.fleet.install_time_expected)},
+        {"boot_seconds_max", seconds(q.fleet.join_timeout)},
+        {"active_fraction", q.quorum},
         {"topology", chains::to_string(q.topology)},
-        {"workers_max", q.workers_max},
-        {"budget_usd_per_hour", or_null(q.budget_usd_per_hour)},
-        {"budget_usd", or_null(q.budget_usd)},
-        {"pricing", to_string(q.pricing)},
-        {"bid_over_min", q.bid_over_min},
-        {"per_host_max", or_null(q.per_host_max)},
-        {"provider", q.provider},
+        {"workers_max", q.fleet.workers_max},
+        {"budget_usd_per_hour", or_null(q.fleet.usd_per_hour_max)},
+        {"budget_usd", or_null(q.fleet.usd_max)},
+        {"pricing", to_string(q.fleet.pricing)},
+        {"bid_over_min", q.fleet.bid_over_min},
+        {"per_host_max", or_null(q.fleet.per_host_max)},
+        {"provider", q.fleet.joined_by_hand() ? "" : q.fleet.provider},
         {"gpu_bytes_min", or_null(q.gpu_memory_min)},
         {"gpu_gb_min", or_null(gpu_gb)},
-        {"places", q.places},
+        {"places", q.fleet.places},
         {"region", q.regions.regions.empty() ? json() : json(q.regions.regions[q.regions.ways.learner].name)},
         {"regions", regions_json(q.regions)},
         {"ways", ways_json(q.regions)},
-        {"reliability_min", or_null(q.reliability_min)},
-        {"duration_days_min", or_null(days_of(q.duration_min))},
-        {"up_mbit_per_s_min", or_null(q.up_min)},
-        {"assume", assume_json(q.assume)},
+        {"reliability_min", or_null(q.fleet.reliability_min)},
+        {"duration_days_min", or_null(days_of(q.fleet.duration_min))},
+        {"up_mbit_per_s_min", or_null(q.fleet.up_min)},
+        {"assume", assume_json(q.fleet.assume)},
         {"keep", q.keep},
         {"t_b_seconds", seconds(broadcast_time)},
         {"t_b_last_seconds", seconds(broadcast_time_last)},

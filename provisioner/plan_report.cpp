@@ -132,12 +132,12 @@ std::string Plan::to_table(std::optional<double> now_unix_s, std::optional<std::
   line(fmt::format("R {:.6g} rollouts/step   kappa {}   S {}   T {}", request.pace.rollouts_per_step,
                    request.pace.publish_every, request.staleness_budget, echoline::to_text(request.pace.step_time)));
   line(fmt::format("T_b {} ({}lower bound {}, last worker {})", echoline::to_text(broadcast_time),
-                   request.install_time > Duration{}
-                       ? fmt::format("{} of it to install; ", echoline::to_text(request.install_time))
+                   request.fleet.install_time_expected > Duration{}
+                       ? fmt::format("{} of it to install; ", echoline::to_text(request.fleet.install_time_expected))
                        : "",
                    echoline::to_text(broadcast_lower_bound), echoline::to_text(broadcast_time_last)));
   line(fmt::format("rollouts/s: {:.4g} required, {:.4g} with {:.3g} % headroom", target.required_rollouts_per_s,
-                   target.provisioned_rollouts_per_s, 100 * request.headroom));
+                   target.provisioned_rollouts_per_s, 100 * request.fleet.headroom));
   if (!market.source.empty())
     line(fmt::format("offers: {} ({}){}", cut(market.source, 50), market.format,
                      now_unix_s && market.recorded_unix_s
@@ -146,7 +146,7 @@ std::string Plan::to_table(std::optional<double> now_unix_s, std::optional<std::
   const Spend rate = rollouts_range();
   line(fmt::format("rented: {:.4g} rollouts/s ({:.4g} to {:.4g}) from {} of {} offers{}", rate.expected, rate.low,
                    rate.high, topology.size(), rows.size() + rows_left_out,
-                   request.pricing == Pricing::kBid ? ", by bids" : ""));
+                   request.fleet.pricing == Pricing::kBid ? ", by bids" : ""));
   line(fmt::format("fleet: {} per hour", range(usd_per_hour, 4)));
   line(fmt::format("       {} once to join, ${:.3g} per 1k rollouts", range({usd_joining, usd_joining, usd_joining}, 4),
                    1000 * usd_per_hour.expected / (3600 * rollouts_per_s)));

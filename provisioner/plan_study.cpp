@@ -26,8 +26,8 @@ std::string usd(const std::optional<double>& x) { return x ? fmt::format("${:.4f
 bool rented_at(const PlanRequest& request, std::vector<Offer>& offers, std::size_t index, double usd_per_hour) {
   Offer& o = offers[index];
   const auto on_demand = o.gpu_usd_per_hour, bid = o.bid_usd_per_hour_min;
-  if (request.pricing == Pricing::kBid)
-    o.bid_usd_per_hour_min = usd_per_hour / (1 + request.bid_over_min);
+  if (request.fleet.pricing == Pricing::kBid)
+    o.bid_usd_per_hour_min = usd_per_hour / (1 + request.fleet.bid_over_min);
   else
     o.gpu_usd_per_hour = usd_per_hour;
   const auto plan = make_plan(request, offers);
@@ -70,8 +70,9 @@ void price_lines(const Plan& plan, const PlanRow& row, std::vector<std::string>&
   lines.push_back(fmt::format("disk     {}/h{}", usd(row.cost.storage),
                               o.storage_usd_per_hour || !row.cost.storage ? "" : " (assumed)"));
   lines.push_back(fmt::format("traffic  {}/h: {:.4g} GB/h in at {}, {:.4g} GB/h out ({:.3g} copies) at {}",
-                              usd(row.cost.bandwidth), gb, price(o.download_usd_per_gb, q.assume.download_usd_per_gb),
-                              gb * copies, copies, price(o.upload_usd_per_gb, q.assume.upload_usd_per_gb)));
+                              usd(row.cost.bandwidth), gb,
+                              price(o.download_usd_per_gb, q.fleet.assume.download_usd_per_gb), gb * copies, copies,
+                              price(o.upload_usd_per_gb, q.fleet.assume.upload_usd_per_gb)));
   const auto per_1k = row.usd_per_1k_rollouts();
   lines.push_back(fmt::format("in all   {}/h, {} per 1k rollouts", usd(row.cost.usd_per_hour()),
                               per_1k ? fmt::format("${:.3g}", *per_1k) : "$?"));
@@ -172,16 +173,16 @@ std::vector<Variation> vary_plan(const PlanRequest& base, std::span<const Offer>
   for (const double factor : {0.5, 2.0, 4.0})
     with(fmt::format("uplink {}", to_text(BitRate{base.learner_up.bits_per_s * factor})),
          [&](auto& r) { r.learner_up.bits_per_s *= factor; });
-  with("headroom 0", [&](auto& r) { r.headroom = 0; });
-  with(fmt::format("workers_max {}", 2 * base.workers_max),
-       [&](auto& r) { r.workers_max = std::min<std::size_t>(2 * base.workers_max, 4096); });
-  if (base.pricing == Pricing::kOnDemand &&
+  with("headroom 0", [&](auto& r) { r.fleet.headroom = 0; });
+  with(fmt::format("workers_max {}", 2 * base.fleet.workers_max),
+       [&](auto& r) { r.fleet.workers_max = std::min<std::size_t>(2 * base.fleet.workers_max, 4096); });
+  if (base.fleet.pricing == Pricing::kOnDemand &&
       std::any_of(offers.begin(), offers.end(), [](const Offer& o) { return o.bid_usd_per_hour_min.has_value(); }))
-    with("bids", [&](auto& r) { r.pricing = Pricing::kBid; });
-  if (base.budget_usd_per_hour || base.budget_usd)
+    with("bids", [&](auto& r) { r.fleet.pricing = Pricing::kBid; });
+  if (base.fleet.usd_per_hour_max || base.fleet.usd_max)
     with("no budget", [&](auto& r) {
-      r.budget_usd_per_hour.reset();
-      r.budget_usd.reset();
+      r.fleet.usd_per_hour_max.reset();
+      r.fleet.usd_max.reset();
     });
   std::vector<Offer> other(offers.begin(), offers.end());
   for (Offer& o : other) {

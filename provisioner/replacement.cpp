@@ -12,7 +12,7 @@ namespace echoline::provisioner {
 std::optional<double> losses_per_hour(const PlanRequest& request, const Offer& offer) {
   std::optional<double> prior;
   if (const auto up = reliability_of(request, offer)) prior = (1 - *up) / (std::max(*up, 1e-3) * kOutageHours);
-  if (request.pricing == Pricing::kBid) prior = prior.value_or(0) + kOutbidPerHour;
+  if (request.fleet.pricing == Pricing::kBid) prior = prior.value_or(0) + kOutbidPerHour;
   if (!prior && offer.seen_hours < kPriorHours) return std::nullopt;
   if (!prior) return offer.seen_losses / offer.seen_hours;
   return (*prior * kPriorHours + offer.seen_losses) / (kPriorHours + offer.seen_hours);
@@ -21,13 +21,13 @@ std::optional<double> losses_per_hour(const PlanRequest& request, const Offer& o
 double usd_to_join(const PlanRequest& request, const Offer& offer) {
   const auto stated = offer.download_usd_per_gb;
   return static_cast<double>(request.full_bytes.count) / 1e9 *
-         (stated ? *stated : request.assume.download_usd_per_gb.value_or(0));
+         (stated ? *stated : request.fleet.assume.download_usd_per_gb.value_or(0));
 }
 
 Replacing expected_replacing(const PlanRequest& request, std::span<const PlanRow> rows) {
   Replacing out;
   if (!request.run_time) return out;
-  const double hours = seconds(*request.run_time) / 3600, boot_hours = seconds(request.boot_max) / 3600;
+  const double hours = seconds(*request.run_time) / 3600, boot_hours = seconds(request.fleet.join_timeout) / 3600;
   double joining = 0, booting = 0;  // of all losses; booting at boot_max each
   for (const PlanRow& row : rows) {
     if (!row.chosen || !row.losses_per_hour) continue;

@@ -32,16 +32,18 @@ HttpAnswer asked_once(const std::string& url, const std::string& body, const Vas
 std::string vast_search_body(const VastSearch& search, const PlanRequest& request) {
   nlohmann::json body = {{"rentable", {{"eq", true}}},
                          {"rented", {{"eq", false}}},
-                         {"type", request.pricing == Pricing::kBid ? "bid" : "on-demand"},
+                         {"type", request.fleet.pricing == Pricing::kBid ? "bid" : "on-demand"},
                          {"limit", search.offers_max},
                          {"allocated_storage", static_cast<double>(search.disk.count) / 1e9},
                          {"disk_space", {{"gte", static_cast<double>(search.disk.count) / 1e9}}}};
   body["order"] = nlohmann::json::array({nlohmann::json::array({"dlperf_per_dphtotal", "desc"})});
-  if (request.gpu_memory_min && !request.assume.vram_gb)
+  if (request.gpu_memory_min && !request.fleet.assume.vram_gb)
     body["gpu_ram"] = {{"gte", static_cast<double>(request.gpu_memory_min->count) / 1e6}};
-  if (request.reliability_min && !request.assume.reliability) body["reliability"] = {{"gte", *request.reliability_min}};
-  if (request.up_min && !request.assume.up) body["inet_up"] = {{"gte", request.up_min->mbit_per_s()}};
-  if (request.duration_min && !request.assume.duration) body["duration"] = {{"gte", seconds(*request.duration_min)}};
+  if (request.fleet.reliability_min && !request.fleet.assume.reliability)
+    body["reliability"] = {{"gte", *request.fleet.reliability_min}};
+  if (request.fleet.up_min && !request.fleet.assume.up) body["inet_up"] = {{"gte", request.fleet.up_min->mbit_per_s()}};
+  if (request.fleet.duration_min && !request.fleet.assume.duration)
+    body["duration"] = {{"gte", seconds(*request.fleet.duration_min)}};
   return body.dump();
 }
 

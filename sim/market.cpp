@@ -86,13 +86,13 @@ class Market {
     rules_.pace = {100, static_cast<int>(random_.between(1, 3)), seconds(random_.between(2, 12) * 5)};
     rules_.broadcast_time =
         from_seconds(between(0, 0.4) * rules_.pace.publish_every * echoline::seconds(rules_.pace.step_time));
-    rules_.headroom = chance(0.2) ? 0 : between(0.02, 0.3);
+    rules_.fleet.headroom = chance(0.2) ? 0 : between(0.02, 0.3);
     rules_.group_size = 4;
-    rules_.boot_max = kBootMax;
-    rules_.stalled_after = kAwayMax;
-    rules_.machines_max = static_cast<std::size_t>(random_.between(8, 48));
+    rules_.fleet.join_timeout = kBootMax;
+    rules_.fleet.away_max = kAwayMax;
+    rules_.fleet.workers_max = static_cast<std::size_t>(random_.between(8, 48));
     const double target =
-        capacity_target(rules_.pace, rules_.broadcast_time, rules_.headroom)->provisioned_rollouts_per_s;
+        capacity_target(rules_.pace, rules_.broadcast_time, rules_.fleet.headroom)->provisioned_rollouts_per_s;
     const std::uint64_t machines = random_.between(1, 12);
     const auto offers = static_cast<std::size_t>(random_.between(4, 40) + 2 * static_cast<std::int64_t>(machines));
     std::vector<Candidate> pool;
@@ -116,15 +116,15 @@ class Market {
         of_pool.push_back(i);
         pool.push_back({hosts_[i].offer.rollouts_per_s, hosts_[i].offer.all_usd_per_hour()});
       }
-    const auto plan = allocate_greedy(pool, target, {.workers_max = rules_.machines_max});
+    const auto plan = allocate_greedy(pool, target, {.workers_max = rules_.fleet.workers_max});
     double cost = 0;
     for (std::size_t i = 0; i < of_pool.size(); ++i)
       if (!plan || std::count(plan->chosen.begin(), plan->chosen.end(), i) > 0) {
         wanted_.push_back(hosts_[of_pool[i]].offer.id);
         cost += pool[i].usd_per_hour;
       }
-    if (chance(0.5)) rules_.usd_per_hour_max = cost * between(1, 3);
-    if (chance(0.3)) rules_.usd_max = cost * between(0.3, 2);
+    if (chance(0.5)) rules_.fleet.usd_per_hour_max = cost * between(1, 3);
+    if (chance(0.3)) rules_.fleet.usd_max = cost * between(0.3, 2);
     true_step_ =
         calm_ ? rules_.pace.step_time : from_seconds(echoline::seconds(rules_.pace.step_time) * between(0.8, 1.5));
     true_step_ = std::max<Duration>(kStep, true_step_ / kStep * kStep);
@@ -134,9 +134,10 @@ class Market {
         "{} offers, {} planned for {:.4g} rollouts/s, T {}, T_b {}, headroom {:.2f}, at most {} machines, ${} an hour, "
         "${} in "
         "all{}",
-        offers, wanted_.size(), target, to_text(rules_.pace.step_time), to_text(rules_.broadcast_time), rules_.headroom,
-        rules_.machines_max, rules_.usd_per_hour_max ? fmt::format("{:.3f}", *rules_.usd_per_hour_max) : "any",
-        rules_.usd_max ? fmt::format("{:.3f}", *rules_.usd_max) : "any", calm_ ? ", no trouble" : "");
+        offers, wanted_.size(), target, to_text(rules_.pace.step_time), to_text(rules_.broadcast_time),
+        rules_.fleet.headroom, rules_.fleet.workers_max,
+        rules_.fleet.usd_per_hour_max ? fmt::format("{:.3f}", *rules_.fleet.usd_per_hour_max) : "any",
+        rules_.fleet.usd_max ? fmt::format("{:.3f}", *rules_.fleet.usd_max) : "any", calm_ ? ", no trouble" : "");
     hash_ = 14695981039346656037ull;
     tell(result_.scenario);
   }
@@ -236,7 +237,7 @@ class Market {
       return violate("order", fmt::format("{} is started twice", start.ticket));
     const std::size_t index = index_of(start.offer);
     const double now_per_hour = rented_usd_per_hour() + hosts_[index].offer.all_usd_per_hour();
-    if (rules_.usd_per_hour_max && now_per_hour > *rules_.usd_per_hour_max * (1 + 1e-6))
+    if (rules_.fleet.usd_per_hour_max && now_per_hour > *rules_.fleet.usd_per_hour_max * (1 + 1e-6))
       violate("budget", fmt::format("{} brings the fleet to ${:.4f} an hour", start.offer, now_per_hour));
     const Duration answered = now_ + some(seconds(0), seconds(15));
     const bool refuses = trouble() && chance(hosts_[index].refuses);
@@ -518,14 +519,14 @@ class Market {
       const auto asked = stop_asked_at_.find(ticket);
       if (asked != stop_asked_at_.end() && now_ - asked->second > rules::kReserve) not_taken_back_ += usd;
     }
-    if (rules_.usd_max && spent_ - not_taken_back_ > *rules_.usd_max && !over_told_) {
+    if (rules_.fleet.usd_max && spent_ - not_taken_back_ > *rules_.fleet.usd_max && !over_told_) {
       over_told_ = true;
-      violate("budget", fmt::format("${:.4f} of ${:.4f} are spent", spent_, *rules_.usd_max));
+      violate("budget", fmt::format("${:.4f} of ${:.4f} are spent", spent_, *rules_.fleet.usd_max));
     }
     if (!up_) return;
     const FleetNumbers n = core_->numbers();
     result_.closed = n.money_spent;
-    if (rules_.usd_per_hour_max && rented_usd_per_hour() > *rules_.usd_per_hour_max * (1 + 1e-6) &&
+    if (rules_.fleet.usd_per_hour_max && rented_usd_per_hour() > *rules_.fleet.usd_per_hour_max * (1 + 1e-6) &&
         now_ - price_rose_at_ > minutes(4))
       violate("budget", fmt::format("${:.4f} an hour", rented_usd_per_hour()));
     double all = 0, largest = 0;

@@ -54,16 +54,16 @@ Status RunBroadcast::plan() {
   if (policy == chains::TopologyPolicy::kAuto) {  // compared where the fleet has become another one, as the learner
                                                   // does at all times
     if (!chosen_ || members_.size() >= 2 * chosen_for_ || 2 * members_.size() <= chosen_for_) {
-      ECHO_ASSIGN(const chains::Choice choice,
-                  chains::choose_topology(request.learner_up, chain_rate, workers, links_,
-                                          {request.delta_bytes, request.chunk, request.active_fraction}, chosen_,
-                                          request.regions.ways));
+      ECHO_ASSIGN(
+          const chains::Choice choice,
+          chains::choose_topology(request.learner_up, chain_rate, workers, links_,
+                                  {request.delta_bytes, request.chunk, request.quorum}, chosen_, request.regions.ways));
       chosen_ = choice.topology.policy;
       chosen_for_ = members_.size();
     }
     policy = *chosen_;
   }
-  ECHO_ASSIGN(topology_, chains::plan_chains(request.learner_up, chain_rate, workers, policy, request.active_fraction,
+  ECHO_ASSIGN(topology_, chains::plan_chains(request.learner_up, chain_rate, workers, policy, request.quorum,
                                              request.regions.ways));
   copies_.clear();
   std::size_t from_learner = 0;
@@ -117,7 +117,7 @@ Status RunBroadcast::reckon(Bytes payload) {
     first_ = std::min(first_, c.time);
   }
   half_ = times_.fraction(0.5);
-  quorum_ = times_.fraction(request.active_fraction);
+  quorum_ = times_.fraction(request.quorum);
   return ok();
 }
 
@@ -125,8 +125,7 @@ Bytes RunBroadcast::chunk_of(Bytes sent) const {
   const provisioner::PlanRequest& request = scenario_.request;
   if (request.chunk.count > 0) return request.chunk;
   return chains::best_chunk(
-      sent, topology_,
-      chains::lower_bound(sent, request.learner_up, links_, request.active_fraction, request.regions.ways));
+      sent, topology_, chains::lower_bound(sent, request.learner_up, links_, request.quorum, request.regions.ways));
 }
 
 double RunBroadcast::on_the_wire(Bytes payload) const {
@@ -144,7 +143,7 @@ Duration RunBroadcast::time_of(WorkerId id) const {
 }
 
 Duration RunBroadcast::lower_bound() const {
-  return chains::lower_bound(payload_, scenario_.request.learner_up, links_, scenario_.request.active_fraction,
+  return chains::lower_bound(payload_, scenario_.request.learner_up, links_, scenario_.request.quorum,
                              scenario_.request.regions.ways);
 }
 

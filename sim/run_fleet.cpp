@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "provisioner/fleet_rules.hpp"
+
 namespace echoline::sim {
 namespace {
 
@@ -23,20 +25,10 @@ RunFleet::RunFleet(const RunScenario& scenario, const FleetRules& rules, const s
                    Hooks hooks, RunResult& result)
     : scenario_(scenario), hooks_(std::move(hooks)), result_(result), draws_(scenario.seed, 21) {
   const PlanRequest& request = scenario.request;
-  const double publications_per_hour = 3600 / (request.pace.publish_every * seconds(request.pace.step_time));
-  const double gb_per_hour = publications_per_hour * static_cast<double>(request.delta_bytes.count) / kBytesPerGb;
   Draws shuffled(scenario.seed, 22);
   for (std::size_t i = 0; i < scenario.offers.size(); ++i) {
     const Offer& o = scenario.offers[i].offer;
-    FleetOffer lot{o.id, o.provider, o.host, o.rollouts_per_s, o.usd_per_hour_known(), 0};
-    lot.owner = o.owner;
-    lot.upload_usd_per_gb = o.upload_usd_per_gb.value_or(request.assume.upload_usd_per_gb.value_or(0));
-    lot.download_usd_per_gb = o.download_usd_per_gb.value_or(request.assume.download_usd_per_gb.value_or(0));
-    lot.traffic_usd_per_hour = gb_per_hour * (lot.upload_usd_per_gb + lot.download_usd_per_gb);
-    if (!o.gpu_ids.empty()) {
-      lot.gpus = 0;
-      for (const int gpu : o.gpu_ids) lot.gpus |= std::uint64_t{1} << (gpu % 64);
-    }
+    FleetOffer lot = provisioner::fleet_offer(request, o);
     rent_.push_back(lot.usd_per_hour);
     // Who goes by chance is shown prices by chance, and pays what everybody pays.
     if (scenario.activation == Activation::kRandom)
@@ -97,7 +89,7 @@ void RunFleet::tick(double now) {
     }
     carry_out(core_->handle(event, time_of(now)));
   }
-  if (now - refreshed_s_ >= seconds(scenario_.search_every)) {
+  if (now - refreshed_s_ >= seconds(scenario_.request.fleet.search_every)) {
     refreshed_s_ = now;
     carry_out(core_->handle(fleet::OffersRefreshed{page()}, time_of(now)));
   }
@@ -126,7 +118,7 @@ void RunFleet::settle_rent(double now) {
 }
 
 double RunFleet::usd(double now) const {
-  const double learner = scenario_.learner_usd_per_hour.value_or(0) * now / 3600;
+  const double learner = scenario_.request.learner_usd_per_hour.value_or(0) * now / 3600;
   return result_.usd_fleet + rent_per_hour_ * (now - settled_s_) / 3600 + learner;
 }
 

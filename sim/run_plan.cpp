@@ -5,6 +5,8 @@
 #include <numeric>
 #include <unordered_map>
 
+#include "provisioner/fleet_rules.hpp"
+
 namespace echoline::sim {
 namespace {
 
@@ -21,7 +23,7 @@ Status check(const RunScenario& s) {
   if (s.offers.empty()) return invalid("there is nothing to rent");
   if (s.steps == 0 || s.prompts_per_step == 0 || s.group_size == 0)
     return invalid("steps, prompts and rollouts must be positive");
-  if (s.full_bytes.count == 0) return invalid("the policy has no bytes");
+  if (s.request.full_bytes.count == 0) return invalid("the policy has no bytes");
   if (!s.token_histogram && !(s.tokens.median >= 1)) return invalid("a response has at least one token");
   if (s.token_histogram && (s.token_histogram->values.empty() || !(s.token_histogram->until.back() > 0)))
     return invalid("the histogram of lengths is empty");
@@ -46,9 +48,9 @@ std::vector<std::size_t> cheapest(const RunScenario& s, const std::vector<Offer>
   double rate = 0, usd = 0;
   for (const std::size_t i : order) {
     const double price = s.offers[i].offer.usd_per_hour_known();
-    if (chosen.size() == s.request.workers_max || rate >= enough) break;
+    if (chosen.size() == s.request.fleet.workers_max || rate >= enough) break;
     if (!(offers[i].rollouts_per_s > 0) || provisioner::defect_of(s.request, offers[i])) continue;
-    if (s.request.budget_usd_per_hour && usd + price > *s.request.budget_usd_per_hour) continue;
+    if (s.request.fleet.usd_per_hour_max && usd + price > *s.request.fleet.usd_per_hour_max) continue;
     chosen.push_back(i);
     rate += offers[i].rollouts_per_s;
     usd += price;
@@ -64,7 +66,7 @@ Result<Plan> plan_by_price(const RunScenario& s, const std::vector<Offer>& offer
   plan.method = "by price";
   Duration assumed{};
   for (int round = 0; round < kRounds; ++round) {
-    ECHO_ASSIGN(plan.target, capacity_target(s.request.pace, assumed, s.request.headroom));
+    ECHO_ASSIGN(plan.target, capacity_target(s.request.pace, assumed, s.request.fleet.headroom));
     wanted = cheapest(s, offers, plan.target.provisioned_rollouts_per_s);
     RunBroadcast broadcast(s);
     plan.rollouts_per_s = 0;
@@ -74,7 +76,7 @@ Result<Plan> plan_by_price(const RunScenario& s, const std::vector<Offer>& offer
       plan.rollouts_per_s += o.offer.rollouts_per_s;
     }
     ECHO_TRY(broadcast.prepare(s.request.delta_bytes));
-    const Duration t_b = broadcast.quorum() + s.request.install_time;
+    const Duration t_b = broadcast.quorum() + s.request.fleet.install_time_expected;
     if (t_b <= assumed) break;
     assumed = t_b;
   }
@@ -92,7 +94,7 @@ Receiver receiver_of(const RunScenario& s, const RunOffer& o, WorkerId id) {
     const BitRate rate = stated ? *stated : assumed.value_or(s.request.learner_up);
     return s.request.worker_cap ? std::min(rate, *s.request.worker_cap) : rate;
   };
-  return {id, link(o.offer.up, s.request.assume.up), link(o.offer.down, s.request.assume.down),
+  return {id, link(o.offer.up, s.request.fleet.assume.up), link(o.offer.down, s.request.fleet.assume.down),
           s.request.regions.of(o.offer.place), o.offer.reliability.value_or(1)};
 }
 
@@ -122,32 +124,18 @@ Result<RunStart> plan_simulated_run(const RunScenario& s) {
       offers.back().bid_usd_per_hour_min.reset();
     }
   }
-  const bool large = s.request.workers_max > kPlannedMax;
+  const bool large = s.request.fleet.workers_max > kPlannedMax;
   auto plan = large ? plan_by_price(s, offers, start.wanted) : make_plan(s.request, offers);
-  FleetRules& rules = start.rules;
-  rules.pace = s.request.pace;
-  rules.payload = s.request.delta_bytes;
-  rules.snapshot = s.full_bytes;
-  rules.headroom = s.request.headroom;
-  rules.group_size = s.request.group_size;
-  rules.machines_max = s.request.workers_max;
-  rules.per_host_max = s.request.per_host_max;
-  rules.usd_per_hour_max = s.request.budget_usd_per_hour;
-  rules.usd_max = s.request.budget_usd;
-  rules.boot_max = s.request.boot_max;
-  rules.stalled_after = s.stalled_after;
-  rules.replace_lost = s.replace_lost;
   if (plan) {
     start.plan = std::move(*plan);
-    rules.broadcast_time = start.plan.broadcast_time;
     for (const PlanRow* row : start.plan.chosen()) start.wanted.push_back(index.at(row->offer.id));
   } else {
     if (plan.error().code != Code::kInfeasible) return std::move(plan).error();
     start.trouble = plan.error().message();
     start.plan.request = s.request;
-    ECHO_ASSIGN(start.plan.target, capacity_target(s.request.pace, half_period(s), s.request.headroom));
+    ECHO_ASSIGN(start.plan.target, capacity_target(s.request.pace, half_period(s), s.request.fleet.headroom));
     start.wanted = cheapest(s, offers, start.plan.target.provisioned_rollouts_per_s);
-    start.plan.broadcast_time = rules.broadcast_time = half_period(s);  // the most that the core plans for
+    start.plan.broadcast_time = half_period(s);  // the most that the core plans for
     start.plan.staleness_worst = s.request.staleness_budget;
     start.plan.rollouts_per_s = 0;
     for (const std::size_t i : start.wanted) start.plan.rollouts_per_s += offers[i].rollouts_per_s;
@@ -156,7 +144,8 @@ Result<RunStart> plan_simulated_run(const RunScenario& s) {
     start.plan.usd_per_hour.expected = 0;
     for (const std::size_t i : start.wanted) start.plan.usd_per_hour.expected += s.offers[i].offer.usd_per_hour_known();
   }
-  ECHO_ASSIGN(const CapacityTarget target, capacity_target(rules.pace, rules.broadcast_time, rules.headroom));
+  const FleetRules& rules = start.rules = provisioner::rules_of(start.plan);
+  ECHO_ASSIGN(const CapacityTarget target, capacity_target(rules.pace, rules.broadcast_time, rules.fleet.headroom));
   start.rules_target = target.provisioned_rollouts_per_s;
   start.plan.rows.clear();  // of thousands of offers, and nobody asks any more
   start.plan.standby.clear();

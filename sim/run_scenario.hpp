@@ -65,7 +65,8 @@ struct RunFaults {
 struct RunScenario {
   std::uint64_t seed = 1;
   std::uint64_t steps = 100;
-  // R, kappa, T, S, L, sizes, links, topology, budgets: what the planner is asked. The core's rules follow from it.
+  // R, kappa, T, S, L, sizes, links, topology, prices, budgets: what the planner is asked. The fleet core's rules
+  // follow from it.
   provisioner::PlanRequest request;
   std::vector<RunOffer> offers;
 
@@ -83,13 +84,12 @@ struct RunScenario {
   std::vector<double>
       step_seconds;      // of the first learner step, the second, ..., and again from the first; empty: step_time
   Duration step_time{};  // of the learner, without waiting; request.pace has what the plan is made with
-  std::optional<Duration> install_time;  // what it takes; absent: as planned, request.install_time
+  std::optional<Duration> install_time;  // what it takes; absent: as planned, request.fleet.install_time_expected
   double step_s_per_token = 0;           // and so much for each token that it trains on
   Duration encode_time{};       // from the end of a step until its policy can be sent; the next step goes on meanwhile
   Duration acknowledge_time{};  // from a worker's installation until the learner has heard of it
 
   double wire_overhead = 0;  // that headers and encryption add to every byte sent; plans and bounds do not count it
-  Bytes full_bytes;
   std::vector<Bytes> delta_bytes;  // of the first publication, the second, ...; the last counts for all that follow
   Publishes publishes = Publishes::kDelta;
   Activation activation = Activation::kCheapest;
@@ -98,10 +98,6 @@ struct RunScenario {
 
   Lognormal boot_s{30, 30};  // from asking for a machine until its worker calls
   Duration heartbeat_timeout = std::chrono::seconds(3);
-  Duration stalled_after = std::chrono::minutes(5);
-  Duration search_every = std::chrono::minutes(5);
-  bool replace_lost = true;
-  std::optional<double> learner_usd_per_hour;
 
   std::vector<std::string> regions{""};
   RunChurn churn;

@@ -247,7 +247,7 @@ class Simulation {
     SimWorker& worker = workers_[w];
     worker.delivered = newest_out_;
     worker.not_before = newest_out_ + 1;
-    const double takes = seconds(broadcast_.from_a_neighbour(s_.full_bytes, receiver(w)));
+    const double takes = seconds(broadcast_.from_a_neighbour(s_.request.full_bytes, receiver(w)));
     receives_first(w, takes);
     push(now_ + takes + install_s(), kSynced, w, newest_out_);
   }
@@ -257,7 +257,7 @@ class Simulation {
   }
   void arrives(std::size_t w) {
     if (workers_[w].state != State::kDead)
-      moved(w, static_cast<double>(s_.full_bytes.count) / static_cast<double>(rules::kArrivalParts), 0);
+      moved(w, static_cast<double>(s_.request.full_bytes.count) / static_cast<double>(rules::kArrivalParts), 0);
   }
 
   void synced(std::size_t w) {
@@ -344,7 +344,7 @@ class Simulation {
     if (worker.state == State::kDead) return;
     leaves(w);
     worker.hung = true;
-    push(now_ + seconds(s_.stalled_after), kGivenUp, w);
+    push(now_ + seconds(s_.request.fleet.away_max), kGivenUp, w);
     desk_.release_worker(id_of(w), now_);
   }
   void given_up(std::size_t w) { hear(fleet::Left{id_of(w), "away for too long"}); }
@@ -445,20 +445,20 @@ class Simulation {
   Status perhaps_begin() {
     const std::size_t there = broadcast_.size();
     const bool all = there >= std::max<std::size_t>(1, wanted_);
-    if (there == 0 || (!all && now_ < seconds(s_.request.boot_max))) return ok();
+    if (there == 0 || (!all && now_ < seconds(s_.request.fleet.join_timeout))) return ok();
     begun_ = true;
     result_.begun_s = now_;
     wait_from_s_ = now_;
     hear(fleet::Waiting{true});
     for (std::size_t w = 0; w < workers_.size(); ++w) workers_[w].not_before = 0;
-    return publish({0, now_, s_.full_bytes, true});
+    return publish({0, now_, s_.request.full_bytes, true});
   }
 
   Status publish_step() {
     const std::uint64_t nth = publications_made_++;
-    Bytes delta =
-        s_.delta_bytes.empty() ? s_.full_bytes : s_.delta_bytes[std::min<std::size_t>(nth, s_.delta_bytes.size() - 1)];
-    if (s_.publishes == Publishes::kSnapshot) delta = s_.full_bytes;
+    Bytes delta = s_.delta_bytes.empty() ? s_.request.full_bytes
+                                         : s_.delta_bytes[std::min<std::size_t>(nth, s_.delta_bytes.size() - 1)];
+    if (s_.publishes == Publishes::kSnapshot) delta = s_.request.full_bytes;
     encoding_.push_back({desk_.step(), now_, delta, s_.publishes == Publishes::kSnapshot});
     if (s_.encode_time == Duration{}) return encoded();
     encoder_free_s_ = std::max(encoder_free_s_, now_) + seconds(s_.encode_time);
@@ -472,8 +472,8 @@ class Simulation {
     if (!links_busy_) return publish(next);
     if (waiting_) {  // the learner's links are behind: what waits goes out as one
       ++result_.publications_merged;
-      next.bytes = Bytes{
-          std::min(next.snapshot ? next.bytes.count : waiting_->bytes.count + next.bytes.count, s_.full_bytes.count)};
+      next.bytes = Bytes{std::min(next.snapshot ? next.bytes.count : waiting_->bytes.count + next.bytes.count,
+                                  s_.request.full_bytes.count)};
       next.at_s = waiting_->at_s;
     }
     waiting_ = next;
@@ -567,7 +567,7 @@ class Simulation {
     install(w);
   }
 
-  double install_s() const { return seconds(s_.install_time.value_or(s_.request.install_time)); }
+  double install_s() const { return seconds(s_.install_time.value_or(s_.request.fleet.install_time_expected)); }
 
   void install(std::size_t w) {
     SimWorker& worker = workers_[w];
@@ -609,7 +609,7 @@ class Simulation {
 
   bool quorum_reached(const Open& open) {
     if (open.targets == 0) return true;  // nobody is left
-    if (open.installed < chains::counted(s_.request.active_fraction, open.targets)) return false;
+    if (open.installed < chains::counted(s_.request.quorum, open.targets)) return false;
     SimPublication& row = result_.publications[open.index];
     row.t_b_s = now_ - row.at_s + seconds(s_.acknowledge_time);
     row.installed = open.installed;
@@ -776,7 +776,7 @@ class Simulation {
     step_.rollouts_per_s = working_rate_;
     step_.target_rollouts_per_s = target_;
     step_.usd = fleet_->usd(now_);
-    step_.usd_per_hour = fleet_->usd_per_hour() + s_.learner_usd_per_hour.value_or(0);
+    step_.usd_per_hour = fleet_->usd_per_hour() + s_.request.learner_usd_per_hour.value_or(0);
     result_.by_step.push_back(std::exchange(step_, {}));
     result_.steps = desk_.step();
     if (progress_) progress_(result_.steps);
@@ -809,7 +809,7 @@ class Simulation {
     const double steps = std::max<double>(1, static_cast<double>(result_.by_step.size()));
     for (auto* ages : {&result_.in_flight, &result_.in_queue})
       for (auto& [age, n] : *ages) n /= steps;
-    result_.usd_learner = s_.learner_usd_per_hour.value_or(0) * now_ / 3600;
+    result_.usd_learner = s_.request.learner_usd_per_hour.value_or(0) * now_ / 3600;
     fleet_->close("the run has ended", now_);
     for (const double until = now_ + 600; now_ < until && !fleet_->empty(); now_ += 1) fleet_->tick(now_);
     for (std::size_t w = 0; w < workers_.size(); ++w) leaves(w);

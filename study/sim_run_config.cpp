@@ -233,11 +233,7 @@ void make_market(const Read& c, double tokens_mean, sim::RunScenario& s) {
 }
 
 Status read_offers(const learner::RunConfig& config, double parameters, double tokens_mean, sim::RunScenario& s) {
-  provisioner::OfferReading reading;
-  reading.format = config.fleet.offers_format;
-  reading.disk = config.fleet.disk;
-  reading.copies = config.fleet.catalogue_copies;
-  auto list = provisioner::load_offers(config.fleet.offers, reading);
+  auto list = provisioner::load_offers(config.fleet.offers, config.fleet.reading());
   if (!list) return as_mistake(std::move(list).error());
   std::optional<provisioner::ThroughputProfile> profile;
   if (config.fleet.profile) {
@@ -288,10 +284,6 @@ Status put_together(const Read& c, SimRun& run) {
   s.step_s_per_token = seconds(c.step_time_per_1k_tokens) / 1000;
   s.boot_s = {seconds(c.boot), seconds(c.boot_p95.value_or(c.boot))};
   s.heartbeat_timeout = config.network.heartbeat_timeout;
-  s.stalled_after = config.fleet.away_max;
-  s.search_every = config.fleet.search_every;
-  s.replace_lost = config.fleet.replace_lost;
-  s.learner_usd_per_hour = config.learner.usd_per_hour;
   s.regions.clear();
   const double tokens_mean = sim::mean_tokens(s);
   if (c.market.empty())
@@ -316,14 +308,13 @@ Status put_together(const Read& c, SimRun& run) {
   }
 
   s.request = learner::plan_request(config, run.parameters);
-  s.request.provider = "";  // whoever it is, the market is made up
-  s.full_bytes = s.request.full_bytes;
+  s.request.fleet.provider = "none";  // the market is made up: offers of every provider count
   if (c.densities.empty() && c.density) s.delta_bytes = {delta_of(run.parameters, *c.density, c.bytes_per_change)};
   for (const double density : c.densities)
     s.delta_bytes.push_back(delta_of(run.parameters, density, c.bytes_per_change));
   if (s.delta_bytes.empty()) s.delta_bytes = {s.request.delta_bytes};
   if (s.publishes == sim::Publishes::kSnapshot)
-    s.request.delta_bytes = s.full_bytes;
+    s.request.delta_bytes = s.request.full_bytes;
   else if (!c.delta_expected)
     s.request.delta_bytes = s.delta_bytes.front();  // else the plan is made with what is expected
   s.request.pace.step_time = config.fleet.step_time_expected +

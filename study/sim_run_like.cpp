@@ -151,7 +151,7 @@ Result<LikeRun> like_run(const std::filesystem::path& folder) {
   set("tokens.median", fmt::format("{:.3f}", std::max(1.0, measured.tokens / measured.rollouts)));
   // Processes of this machine are held to the speed of their offers, and ask for that much ahead.
   ECHO_ASSIGN(const learner::RunConfig config, learner::load_run_config(run.config));
-  if (config.fleet.provider == learner::ProviderKind::kLocal) set("work_ahead", time(worker::kAheadSeconds));
+  if (config.fleet.local()) set("work_ahead", time(worker::kAheadSeconds));
   learner::Distribution installs;
   if (run.report.contains("workers") && run.report.at("workers").is_array())
     for (const json& worker : run.report.at("workers"))

@@ -95,7 +95,7 @@ json sim_run_report(const SimRun& run, const sim::RunResult& r, const std::vecto
   input.config = &run.config;
   input.plan = &r.plan;
   input.figures = learner::run_figures(metrics);
-  if (input.figures.snapshot.is_object()) input.figures.snapshot["state_bytes"] = run.scenario.full_bytes.count;
+  if (input.figures.snapshot.is_object()) input.figures.snapshot["state_bytes"] = run.scenario.request.full_bytes.count;
   std::size_t joined = 0;
   for (const sim::SimMachine& m : r.machines)
     if (m.worker != 0 && ++joined <= kWorkersListed) input.workers.push_back(entry(m));
@@ -106,7 +106,7 @@ json sim_run_report(const SimRun& run, const sim::RunResult& r, const std::vecto
   input.fleet.usd = r.usd_fleet;
   input.fleet.prices_known = run.prices_known;
   input.wall_seconds = r.wall_s;
-  if (run.scenario.learner_usd_per_hour) input.learner_usd = r.usd_learner;
+  if (run.scenario.request.learner_usd_per_hour) input.learner_usd = r.usd_learner;
   input.version = Version{r.version};
   input.bytes_sent = static_cast<std::uint64_t>(r.learner_bytes_sent);
   input.steps_done = r.steps;

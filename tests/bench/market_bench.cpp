@@ -69,6 +69,7 @@ int main(int argc, char** argv) {
   const auto profile = ThroughputProfile::load("configs/profiles/gpus.yaml");
   ECHO_CHECK(profile.has_value());
   PlanRequest request;
+  request.fleet.provider = "none";  // of any
   request.pace = {512, 1, std::chrono::seconds(300)};
   request.staleness_budget = 3;
   request.delta_bytes = {250'000'000};
@@ -113,14 +114,14 @@ int main(int argc, char** argv) {
       });
       PlanRequest asked = request;
       if (list->format == OfferFormat::kSkyPilot)
-        asked.assume = {.storage_usd_per_hour = 0.01,
-                        .upload_usd_per_gb = 0.05,
-                        .download_usd_per_gb = 0,
-                        .up = BitRate::from_mbit_per_s(500),
-                        .down = BitRate::from_mbit_per_s(500),
-                        .vram_gb = {},
-                        .reliability = {},
-                        .duration = {}};
+        asked.fleet.assume = {.storage_usd_per_hour = 0.01,
+                              .upload_usd_per_gb = 0.05,
+                              .download_usd_per_gb = 0,
+                              .up = BitRate::from_mbit_per_s(500),
+                              .down = BitRate::from_mbit_per_s(500),
+                              .vram_gb = {},
+                              .reliability = {},
+                              .duration = {}};
       const double planned = bench::seconds_of([&] {
         predict_throughput(list->offers, {8e9, 1000}, &*profile, {});
         const auto plan = make_plan(asked, list->offers);

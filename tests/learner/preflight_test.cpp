@@ -116,7 +116,7 @@ TEST(Preflight, ARunThatGoesOnKeepsItsPlan) {
   }
   EXPECT_EQ(kept.standby, made.standby);
   EXPECT_DOUBLE_EQ(kept.target.required_rollouts_per_s, made.target.required_rollouts_per_s);
-  EXPECT_EQ(kept.request.budget_usd_per_hour, 7.0);
+  EXPECT_EQ(kept.request.fleet.usd_per_hour_max, 7.0);
 }
 
 // A file of offers is read again when it has changed, and only then.

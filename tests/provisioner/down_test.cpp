@@ -181,15 +181,16 @@ FleetOptions fleet_options(const Clock& clock, const std::string& url, const std
     offers.push_back(std::move(o));
   }
   PlanRequest request;
+  request.fleet.provider = "none";  // of any
   request.pace = {1000, 1, std::chrono::seconds(10)};
   request.delta_bytes = request.full_bytes = {1000};
   request.learner_up = {1e9};
+  request.fleet.join_timeout = std::chrono::minutes(5);
   FleetOptions options;
   options.run = "run";
   options.plan = std::move(make_plan(request, offers)).value();
   options.ledger_file = ledger;
   options.providers.vast_url = url;
-  options.boot_max = std::chrono::minutes(5);
   options.clock = &clock;
   options.tick = milliseconds(1);
   options.launch = [](const Offer&) -> Result<LaunchSpec> {

@@ -122,8 +122,8 @@ TEST_F(Fleet, APromiseDoesNotFlatterForEver) {
 // What is to be let go before its provider has said that it runs may run all the same: it is looked for after a minute,
 // however long a machine may take to boot.
 TEST_F(Fleet, WhatIsNotWantedAnyMoreIsLookedForSoonWhereNoAnswerComes) {
-  rules.boot_max = minutes(10);
-  rules.usd_per_hour_max = 0.25;
+  rules.fleet.join_timeout = minutes(10);
+  rules.fleet.usd_per_hour_max = 0.25;
   starts = false;
   make({offer("a", 60, 0.1), offer("b", 60, 0.1)}, {"a", "b"});
   pass(seconds(10));
@@ -193,7 +193,7 @@ TEST_F(Fleet, ALearnerStepOfMinutesRentsNothing) {
 }
 
 TEST_F(Fleet, WhoNeverJoinsIsStoppedAndReplaced) {
-  rules.boot_max = seconds(300);
+  rules.fleet.join_timeout = seconds(300);
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.2)}, {"a", "b"});
   joins = false;
   pass(seconds(1));
@@ -367,8 +367,8 @@ TEST_F(Fleet, ALossThatTheFleetCanBearIsNotReplaced) {
 // Eight workers, three of which do 40 % less than promised; one dies and one is outbid. The learner is a fluid that
 // takes 1,000 rollouts a step of 10 s.
 TEST_F(Fleet, ThreeOfEightLieOneDiesOneIsOutbidAndTheLearnerSoonWaitsNoMore) {
-  rules.boot_max = seconds(60);
-  rules.usd_per_hour_max = 1.6;
+  rules.fleet.join_timeout = seconds(60);
+  rules.fleet.usd_per_hour_max = 1.6;
   std::vector<FleetOffer> offers;
   Names planned;
   for (int i = 0; i < 16; ++i) {
@@ -415,7 +415,7 @@ TEST_F(Fleet, ThreeOfEightLieOneDiesOneIsOutbidAndTheLearnerSoonWaitsNoMore) {
 }
 
 TEST_F(Fleet, WithoutReplaceLostALossWaitsLikeAnyShortfall) {
-  rules.replace_lost = false;
+  rules.fleet.replace_lost = false;
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.1)}, {"a", "b"});
   pass(seconds(1));
   tell(fleet::Exited{tickets["a"], "gone"});
@@ -509,7 +509,7 @@ TEST_F(Fleet, WhatAnEarlierProcessHadAndIsGoneIsBookedAndRentedAnew) {
 
 // T has been measured: the target follows, and is what the loop works for.
 TEST_F(Fleet, MeasuredPaceMovesTheTarget) {
-  rules.usd_per_hour_max = 10;
+  rules.fleet.usd_per_hour_max = 10;
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.1)}, {"a", "b"});
   pass(seconds(1));
   for (int i = 0; i < 4; ++i) tell(fleet::StepMeasured{seconds(5)});
@@ -630,7 +630,7 @@ TEST_F(Fleet, ANewcomerThatHardlyReceivesAnythingIsReplaced) {
 }
 
 TEST_F(Fleet, TheBudgetPerHourIsNeverPassed) {
-  rules.usd_per_hour_max = 0.35;
+  rules.fleet.usd_per_hour_max = 0.35;
   make({offer("a", 40, 0.1), offer("b", 40, 0.1), offer("c", 40, 0.2), offer("d", 40, 0.1)}, {"a", "b", "c"});
   pass(seconds(1));
   EXPECT_THAT(rented, ElementsAre("a", "b"));
@@ -645,7 +645,7 @@ TEST_F(Fleet, TheBudgetPerHourIsNeverPassed) {
 }
 
 TEST_F(Fleet, TheTotalBudgetIsNeverPassedAndEverythingIsGivenBack) {
-  rules.usd_max = 1;
+  rules.fleet.usd_max = 1;
   make({offer("a", 60, 3), offer("b", 60, 3)}, {"a", "b"});
   pass(minutes(1));
   EXPECT_THAT(rented, ElementsAre("a", "b"));
@@ -662,7 +662,7 @@ TEST_F(Fleet, TheTotalBudgetIsNeverPassedAndEverythingIsGivenBack) {
 
 // What the ledger says counts: traffic, and what earlier processes of the run spent.
 TEST_F(Fleet, TheLedgersSumIsWhatIsSpent) {
-  rules.usd_max = 1;
+  rules.fleet.usd_max = 1;
   make({offer("a", 120, 1)}, {"a"});
   tell(fleet::Spent{0.99});
   pass(minutes(5));
@@ -671,7 +671,7 @@ TEST_F(Fleet, TheLedgersSumIsWhatIsSpent) {
 }
 
 TEST_F(Fleet, RentalsPerMinuteAreBounded) {
-  rules.machines_max = 8;
+  rules.fleet.workers_max = 8;
   std::vector<FleetOffer> offers;
   for (int i = 0; i < 100; ++i) offers.push_back(offer("o" + std::to_string(i), 30, 0.1));
   make(offers, {"o0", "o1", "o2", "o3"});
@@ -743,7 +743,7 @@ TEST_F(Fleet, TwoOffersOfOneMachineAreNeverRentedTogether) {
 }
 
 TEST_F(Fleet, GpusOfOneMachineAreRentedOnceAndAHostNotTooOften) {
-  rules.per_host_max = 2;
+  rules.fleet.per_host_max = 2;
   std::vector<FleetOffer> offers{offer("a", 50, 0.1, "h"), offer("a0", 50, 0.1, "h"), offer("a1", 50, 0.1, "h"),
                                  offer("a2", 50, 0.1, "h"), offer("z", 50, 0.9, "k")};
   offers[1].gpus = 1, offers[2].gpus = 2, offers[3].gpus = 4;

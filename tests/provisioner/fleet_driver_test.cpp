@@ -35,6 +35,7 @@ class DriverOfFleet : public testing::Test {
   // 110 rollouts/s are wanted: two of the offers.
   FleetOptions options(const std::vector<Offer>& offers) {
     PlanRequest request;
+    request.fleet.provider = "none";  // of any
     request.pace = {1000, 1, seconds(10)};
     request.delta_bytes = {1000};
     request.full_bytes = {1000};

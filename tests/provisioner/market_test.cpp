@@ -24,6 +24,7 @@ using testing::HasSubstr;
 // An 8B model: a delta of 250 MB every ten minutes, R = 512.
 PlanRequest request() {
   PlanRequest r;
+  r.fleet.provider = "none";  // of any
   r.pace = {512, 1, seconds(600)};
   r.staleness_budget = 3;
   r.delta_bytes = {250'000'000};

@@ -44,6 +44,7 @@ Offer offer(const std::string& id, double rollouts_per_s, double usd) {
 // Three chains of 8 Mbit/s, 300 kB each second.
 PlanRequest request() {
   PlanRequest r;
+  r.fleet.provider = "none";  // of any
   r.pace = {256, 1, seconds(1)};
   r.staleness_budget = 6;
   r.delta_bytes = {300'000};
@@ -131,9 +132,9 @@ TEST(MakePlan, DrawsWhoSendsToWhom) {
 
 TEST(MakePlan, KeepsEveryOfferWithAReason) {
   auto r = request();
-  r.reliability_min = 0.95;
-  r.duration_min = std::chrono::hours(24);
-  r.up_min = BitRate::from_mbit_per_s(8);
+  r.fleet.reliability_min = 0.95;
+  r.fleet.duration_min = std::chrono::hours(24);
+  r.fleet.up_min = BitRate::from_mbit_per_s(8);
   std::vector<Offer> offers{offer("dear", 100, 9),       offer("flaky", 100, 0.01), offer("brief", 100, 0.01),
                             offer("unrated", 100, 0.01), offer("thin", 100, 0.01),  offer("endless", 100, 0.01)};
   for (int i = 0; i < 8; ++i) offers.push_back(offer("ok" + std::to_string(i), 80, 0.1));
@@ -229,9 +230,9 @@ TEST(MakePlan, WhatIsMissingIsUnknownAndLeftOutOrAssumedButNeverZero) {
   EXPECT_THAT(plan.to_table(), HasSubstr(" ? "));
 
   // Assumed by an explicit option, and said so.
-  r.assume.storage_usd_per_hour = 0.15;
-  r.assume.upload_usd_per_gb = 0.02;
-  r.assume.down = BitRate::from_mbit_per_s(100);
+  r.fleet.assume.storage_usd_per_hour = 0.15;
+  r.fleet.assume.upload_usd_per_gb = 0.02;
+  r.fleet.assume.down = BitRate::from_mbit_per_s(100);
   const Plan assumed = planned(r, offers);
   EXPECT_NEAR(*row(assumed, "o0").cost.usd_per_hour(), 0.001 + 0.15, 1e-12);
   EXPECT_NEAR(*row(assumed, "o1").cost.bandwidth,
@@ -276,7 +277,7 @@ TEST(MakePlan, TheSpendHasARangeByHowSureTheThroughputIs) {
   plan = planned(r, offers);
   EXPECT_NEAR(plan.usd_per_hour.high, usd / 0.95, 1e-9);
   EXPECT_NEAR(plan.usd_fleet()->expected, 10 * usd + plan.replacing.usd.expected, 1e-9);
-  r.budget_usd = 10 * usd * 0.9;
+  r.fleet.usd_max = 10 * usd * 0.9;
   EXPECT_THAT(refusal(r, offers), HasSubstr("the budget is"));
 }
 
@@ -290,7 +291,7 @@ TEST(MakePlan, MachinesThatAreLostArePaidForWhileOthersBoot) {
   }
   auto r = request();
   r.run_time = std::chrono::hours(240);
-  r.boot_max = std::chrono::minutes(6);
+  r.fleet.join_timeout = std::chrono::minutes(6);
   r.full_bytes = {16'000'000'000};
   Plan plan = planned(r, offers);
   const double machines = static_cast<double>(plan.topology.size());
@@ -317,7 +318,7 @@ TEST(MakePlan, MachinesThatAreLostArePaidForWhileOthersBoot) {
   EXPECT_NEAR(*losses_per_hour(r, offers[2]), (24 * 0.04 / 0.96 + 0) / (24 + 400), 1e-12);
   EXPECT_NEAR(*losses_per_hour(r, offers[3]), (24 * 0.04 / 0.96 + 2) / (24 + 472), 1e-12);
   auto bids = r;
-  bids.pricing = Pricing::kBid;
+  bids.fleet.pricing = Pricing::kBid;
   EXPECT_NEAR(*losses_per_hour(bids, offers[0]), 0.04 / 0.96 + 1 / 24.0, 1e-12);
   // Not known is not never.
   for (Offer& o : offers) o.reliability.reset();
@@ -329,7 +330,7 @@ TEST(MakePlan, MachinesThatAreLostArePaidForWhileOthersBoot) {
   EXPECT_TRUE(plan.to_json()["offers"][0]["losses_per_hour"].is_null());
   EXPECT_THAT(plan.notes,
               testing::Contains("how often these are lost is not known, and nothing is counted for it: o0"));
-  r.assume.reliability = 0.9;
+  r.fleet.assume.reliability = 0.9;
   EXPECT_NEAR(*losses_per_hour(r, offers[0]), 0.1 / 0.9, 1e-12);
 }
 
@@ -341,8 +342,8 @@ TEST(MakePlan, BidsAreAMarginAboveTheLeastAndMayRiseToTheFullPrice) {
     if (i > 0) offers.back().bid_usd_per_hour_min = 0.04;
   }
   auto r = request();
-  r.pricing = Pricing::kBid;
-  r.bid_over_min = 0.25;
+  r.fleet.pricing = Pricing::kBid;
+  r.fleet.bid_over_min = 0.25;
   const Plan plan = planned(r, offers);
   EXPECT_EQ(row(plan, "o0").reason, "no bid stated that would rent it");
   for (const PlanRow* chosen : plan.chosen()) {
@@ -368,7 +369,7 @@ TEST(MakePlan, PartsOfAMachineThatShareNoGpuGoTogetherUpToTheCapOfAHost) {
   EXPECT_EQ(row(plan, "o3").reason, "the same machine as o0");
   EXPECT_THAT(plan.standby, testing::Not(testing::Contains("o2")));
   auto r = request();
-  r.per_host_max = 1;
+  r.fleet.per_host_max = 1;
   for (int i = 4; i < 7; ++i) {  // of one owner, on machines of their own
     offers[static_cast<std::size_t>(i)].host = "m" + std::to_string(i);
     offers[static_cast<std::size_t>(i)].owner = "somebody";
@@ -402,7 +403,7 @@ TEST(MakePlan, OffersThatAreTakenOrElsewhereAreNotConsidered) {
   offers[1].place = "Ohio, US";
   offers[2].place = "";
   auto r = request();
-  r.places = {", se", "Norway"};
+  r.fleet.places = {", se", "Norway"};
   const Plan plan = planned(r, offers);
   EXPECT_EQ(row(plan, "o0").reason, "somebody else has it");
   EXPECT_EQ(row(plan, "o1").reason, "in Ohio, US, not in fleet.places");
@@ -426,7 +427,7 @@ TEST(MakePlan, TheRunAndTheLearnerHaveAPrice) {
 
 TEST(MakePlan, RefusesWhatCannotHoldTheModelOrEndsEarlyOrIsAnothers) {
   auto r = request();
-  r.provider = "local";
+  r.fleet.provider = "local";
   r.gpu_memory_min = Bytes{17'000'000'000};
   r.run_time = std::chrono::hours(30);
   std::vector<Offer> offers;
@@ -499,7 +500,7 @@ TEST(MakePlan, TheWorstStalenessFollowsTheLookahead) {
 TEST(MakePlan, TakesTheOptimumWhereTheGreedySetIsDearer) {
   auto r = request();
   r.pace.rollouts_per_step = 100;
-  r.headroom = 0;
+  r.fleet.headroom = 0;
   r.delta_bytes = {1};
   r.delay = {};
   // About 100/s are needed: greedy keeps "best" and completes it with "small"; the others together cost less.
@@ -522,12 +523,12 @@ TEST(MakePlan, LargePoolsGoWithoutTheOptimum) {
 TEST(MakePlan, InfeasiblePoolsSayWhatToChange) {
   EXPECT_THAT(refusal(request(), {offer("a", 100, 1), offer("b", 100, 1)}), HasSubstr("together give 200"));
   auto r = request();
-  r.workers_max = 2;
+  r.fleet.workers_max = 2;
   std::vector<Offer> offers;
   for (int i = 0; i < 8; ++i) offers.push_back(offer("o" + std::to_string(i), 80, 0.10));
   EXPECT_THAT(refusal(r, offers), HasSubstr("raise workers_max"));
   r = request();
-  r.reliability_min = 0.999;
+  r.fleet.reliability_min = 0.999;
   EXPECT_THAT(refusal(r, offers), HasSubstr("8 more are refused"));
 }
 
@@ -575,7 +576,7 @@ TEST(MakePlan, InstallingIsPartOfTheBroadcastTime) {
   for (int i = 0; i < 12; ++i) offers.push_back(offer("o" + std::to_string(i), 70, 0.10));
   auto r = request();
   const Plan plain = planned(r, offers);
-  r.install_time = milliseconds(100);
+  r.fleet.install_time_expected = milliseconds(100);
   const Plan plan = planned(r, offers);
   const auto times = replayed(plan);
   ASSERT_TRUE(times);
@@ -595,7 +596,7 @@ TEST(MakePlan, HoldsTheBudgets) {
   auto r = request();
   std::vector<Offer> offers;
   for (int i = 0; i < 8; ++i) offers.push_back(offer("o" + std::to_string(i), 80, 0.10));
-  r.budget_usd_per_hour = 0.3;
+  r.fleet.usd_per_hour_max = 0.3;
   EXPECT_THAT(refusal(r, offers), HasSubstr("the budget is $0.3000/h"));
   r = request();
   r.pace.publish_every = 4;
@@ -603,7 +604,7 @@ TEST(MakePlan, HoldsTheBudgets) {
   EXPECT_THAT(refusal(r, offers, Code::kInvalid), HasSubstr("set S to 4"));
   r.pace = {256, 4, seconds(1)};
   r.staleness_budget = 4;
-  r.headroom = 0;
+  r.fleet.headroom = 0;
   const std::string text = refusal(r, offers);  // kappa - 1 + ceil(R/M + T_b) = 5 for this fleet
   EXPECT_THAT(text, HasSubstr("allow S = 5"));
   r.staleness_budget = 5;
@@ -621,8 +622,8 @@ TEST(MakePlan, RefusesRequestsOutOfRange) {
   EXPECT_THAT(with([](auto& r) { r.learner_up = {}; }), HasSubstr("uplink"));
   EXPECT_THAT(with([](auto& r) { r.worker_cap = BitRate{}; }), HasSubstr("cap"));
   EXPECT_THAT(with([](auto& r) { r.delay = seconds(-1); }), HasSubstr("delay"));
-  EXPECT_THAT(with([](auto& r) { r.active_fraction = 0; }), HasSubstr("q "));
-  EXPECT_THAT(with([](auto& r) { r.workers_max = 0; }), HasSubstr("workers_max"));
+  EXPECT_THAT(with([](auto& r) { r.quorum = 0; }), HasSubstr("q "));
+  EXPECT_THAT(with([](auto& r) { r.fleet.workers_max = 0; }), HasSubstr("workers_max"));
   EXPECT_THAT(with([](auto& r) { r.pace.step_time = {}; }), HasSubstr("T must"));
   EXPECT_THAT(refusal(request(), {}, Code::kInvalid), HasSubstr("no offers"));
 }
@@ -653,7 +654,7 @@ TEST(MakePlan, SetsThatAlternateAreReportedAndStillMeetTheirTarget) {
     ++given;
     unsettled += !plan->settled;
     EXPECT_GE(plan->rollouts_per_s, plan->target.provisioned_rollouts_per_s * (1 - 1e-9));
-    const auto target = capacity_target(r.pace, plan->broadcast_time, r.headroom);
+    const auto target = capacity_target(r.pace, plan->broadcast_time, r.fleet.headroom);
     ASSERT_TRUE(target);
     EXPECT_DOUBLE_EQ(target->provisioned_rollouts_per_s, plan->target.provisioned_rollouts_per_s);
     EXPECT_LE(plan->staleness_worst, r.staleness_budget);
@@ -670,8 +671,8 @@ TEST(MakePlan, SetsThatAlternateAreReportedAndStillMeetTheirTarget) {
 PlanRequest quickstart() {
   PlanRequest r = request();
   r.pace = {2560, 1, seconds(1)};
-  r.reliability_min = 0.95;
-  r.duration_min = std::chrono::hours(6);
+  r.fleet.reliability_min = 0.95;
+  r.fleet.duration_min = std::chrono::hours(6);
   return r;
 }
 
@@ -790,8 +791,8 @@ TEST(Output, APlanReadsBackToTheSame) {
     r.topology = policy;
     r.learner_up = BitRate::from_mbit_per_s(200);
     r.run_time = std::chrono::hours(2);
-    r.assume.upload_usd_per_gb = 0.1;
-    r.places = {"SE", "US", "CA", "PL", "DE", "NL", "FR", "IS", "ES", "CZ", "FI"};
+    r.fleet.assume.upload_usd_per_gb = 0.1;
+    r.fleet.places = {"SE", "US", "CA", "PL", "DE", "NL", "FR", "IS", "ES", "CZ", "FI"};
     r.regions.regions = {{"here", {"US"}}, {"far", {"SE", "DE"}}};
     r.regions.ways.ways.assign(2, std::vector<chains::RegionWay>(2));
     r.regions.ways.ways[0][1].rate = BitRate::from_mbit_per_s(100);
@@ -805,7 +806,7 @@ TEST(Output, APlanReadsBackToTheSame) {
     EXPECT_EQ(again->topology, plan.topology);
     EXPECT_EQ(again->to_table(), plan.to_table());
     EXPECT_EQ(chosen_ids(*again), chosen_ids(plan));
-    EXPECT_EQ(again->request.assume, plan.request.assume);
+    EXPECT_EQ(again->request.fleet.assume, plan.request.fleet.assume);
   }
 }
 

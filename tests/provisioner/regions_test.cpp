@@ -68,6 +68,7 @@ TEST(Regions, APlanSendsOverEachWayOnce) {
     offers.push_back(o);
   }
   PlanRequest r;
+  r.fleet.provider = "none";  // of any
   r.pace = {256, 1, std::chrono::seconds(4)};
   r.staleness_budget = 6;
   r.delta_bytes = {1'000'000};

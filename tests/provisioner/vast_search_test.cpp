@@ -58,8 +58,9 @@ TEST(VastSearch, AsksForWhatThePlanCouldRentAndWaitsWhereItIsToldTo) {
   Market market;
   market.busy = 2;
   PlanRequest request;
-  request.pricing = Pricing::kBid;
-  request.reliability_min = 0.98;
+  request.fleet.provider = "none";  // of any
+  request.fleet.pricing = Pricing::kBid;
+  request.fleet.reliability_min = 0.98;
   request.gpu_memory_min = Bytes{20'000'000'000};
   const auto reply = search_vast(market.search(), request);
   ASSERT_TRUE(reply) << reply.error().message();

@@ -25,25 +25,25 @@ RunScenario scenario(std::size_t machines = 20) {
   s.lease.tokens_max = 4000;
   s.tokens = {500, 900};
   s.step_time = seconds(20);
-  s.full_bytes = Bytes{200'000'000};
+  s.request.full_bytes = Bytes{200'000'000};
   s.delta_bytes = {Bytes{8'000'000}};
   s.boot_s = {20, 40};
   s.heartbeat_timeout = seconds(3);
-  s.learner_usd_per_hour = 1.5;
+  s.request.learner_usd_per_hour = 1.5;
   provisioner::PlanRequest& r = s.request;
   r.pace = {160, 1, s.step_time};
   r.staleness_budget = 3;
   r.lookahead = 2;
   r.group_size = 8;
-  r.headroom = 0.2;
+  r.fleet.headroom = 0.2;
   r.delta_bytes = s.delta_bytes.front();
-  r.full_bytes = s.full_bytes;
+  r.fleet.provider = "none";  // the market is made up
   r.learner_up = BitRate::from_mbit_per_s(400);
   r.chunk = Bytes{256 * 1024};
   r.delay = milliseconds(10);
-  r.install_time = milliseconds(500);
-  r.boot_max = minutes(3);
-  r.workers_max = 64;
+  r.fleet.install_time_expected = milliseconds(500);
+  r.fleet.join_timeout = minutes(3);
+  r.fleet.workers_max = 64;
   for (std::size_t i = 0; i < machines; ++i) {
     RunOffer o;
     o.offer.id = "m" + std::to_string(i + 1);
@@ -158,7 +158,7 @@ TEST(RunSim, DoesEveryStepAndTrainsOnTheRightNumberOfRollouts) {
 
 TEST(RunSim, TheLearnerNeverWaitsWithPlentyAndWaitsTheMoreTheLessThereIs) {
   RunScenario s = scenario();
-  s.request.headroom = 1;
+  s.request.fleet.headroom = 1;
   EXPECT_LT(idle(simulated(s)), 0.02);
   // Four machines make half of what five do in 20 s beside a broadcast; two a quarter.
   std::vector<double> idles;
@@ -345,7 +345,7 @@ TEST(RunSim, AStarAndWholePoliciesTakeLonger) {
   EXPECT_GT(t_b(), trees);
   s.request.topology = chains::TopologyPolicy::kTrees;
   s.publishes = Publishes::kSnapshot;
-  s.request.delta_bytes = s.full_bytes;
+  s.request.delta_bytes = s.request.full_bytes;
   EXPECT_GT(t_b(), 10 * trees);
 }
 
@@ -369,7 +369,7 @@ TEST(RunSim, WhoRentsAtRandomPaysMore) {
 
 TEST(RunSim, TheBudgetEndsTheRunAndIsKept) {
   RunScenario s = scenario();
-  s.request.budget_usd = 0.6;
+  s.request.fleet.usd_max = 0.6;
   s.steps = s.pacing.steps_total.emplace(100'000);
   const RunResult r = simulated(s);
   EXPECT_EQ(r.ended, "the budget is spent");
@@ -390,7 +390,7 @@ TEST(RunSim, HungWorkersAreGivenUpAndReplaced) {
   RunScenario s = scenario();
   s.steps = s.pacing.steps_total.emplace(150);
   s.faults.hangs_per_hour = 3;
-  s.stalled_after = minutes(2);
+  s.request.fleet.away_max = minutes(2);
   const RunResult r = simulated(s);
   EXPECT_EQ(r.ended, "completed");
   EXPECT_GT(r.lost, 3u);
@@ -402,9 +402,9 @@ TEST(RunSim, HungWorkersAreGivenUpAndReplaced) {
 TEST(RunSim, WhoFindsNothingToDoIsNotTakenForStalled) {
   RunScenario s = scenario(80);
   s.steps = s.pacing.steps_total.emplace(80);
-  s.request.headroom = 3;
+  s.request.fleet.headroom = 3;
   s.request.topology = chains::TopologyPolicy::kTrees;
-  s.request.workers_max = 80;
+  s.request.fleet.workers_max = 80;
   for (std::size_t i = 0; i < s.offers.size(); ++i) {
     s.offers[i].offer.rollouts_per_s = 0.5;
     s.offers[i].offer.down = BitRate::from_mbit_per_s(20 + 15.0 * static_cast<double>(i % 20));
@@ -481,7 +481,7 @@ TEST(RunSim, SaysWhatMakesNoSense) {
   s.offers.push_back(s.offers.front());
   EXPECT_EQ(simulate_run(s).error().message(), "simulate a run: offer 'm1' is there twice");
   s = scenario();
-  s.full_bytes = {};
+  s.request.full_bytes = {};
   EXPECT_EQ(simulate_run(s).error().code, Code::kInvalid);
 }
 
@@ -519,10 +519,10 @@ TEST(RunSim, BroadcastTimesAreThoseOfTheProtocol) {
     RunScenario s = scenario(f.workers);
     s.steps = s.pacing.steps_total.emplace(4);
     s.request.topology = f.topology;
-    s.request.install_time = {};
+    s.request.fleet.install_time_expected = {};
     s.request.chunk = real.chunk;
-    s.request.headroom = 1000;  // everybody is rented
-    s.request.workers_max = f.workers;
+    s.request.fleet.headroom = 1000;  // everybody is rented
+    s.request.fleet.workers_max = f.workers;
     s.delta_bytes = {Bytes{20'000'000}};
     s.request.delta_bytes = s.delta_bytes.front();
     for (std::size_t w = 0; w < f.workers; ++w) {

@@ -22,7 +22,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     expect(s.request.regions.ways.ways.size() == s.request.regions.regions.size(), "ways");
     for (const sim::RunOffer& o : s.offers)
       expect(o.region < s.regions.size() && o.rate_share > 0, "a region", o.offer.id);
-    expect(!s.delta_bytes.empty() && s.request.delta_bytes.count > 0 && s.full_bytes.count > 0, "bytes");
+    expect(!s.delta_bytes.empty() && s.request.delta_bytes.count > 0 && s.request.full_bytes.count > 0, "bytes");
     if (s.offers.size() <= 64 &&
         s.prompts_per_step * std::uint64_t{s.group_size} <= 4096) {  // the beginning of the run itself
       sim::RunScenario few = s;

@@ -53,7 +53,7 @@ TEST(SimRunConfig, ReadsAScenario) {
   EXPECT_EQ(regions.ways.ways[0][1].delay, std::chrono::milliseconds(80));
   EXPECT_EQ(regions.ways.rate(0, 1), BitRate::from_mbit_per_s(20));
   EXPECT_FALSE(regions.ways.ways[0][0].delay);
-  EXPECT_EQ(s.full_bytes.count, 200'000'000u);
+  EXPECT_EQ(s.request.full_bytes.count, 200'000'000u);
   EXPECT_EQ(s.delta_bytes, (std::vector<Bytes>{Bytes{3'500'001}}));  // 1e8 x 0.05 x 0.7
   EXPECT_EQ(s.request.delta_bytes, s.delta_bytes.front());
   EXPECT_EQ(s.pacing.trajectories_per_step, 32u);
@@ -80,7 +80,7 @@ TEST(SimRunConfig, PlansWithWhatIsExpectedAndSimulatesWhatIsSo) {
   EXPECT_EQ(s.step_time, std::chrono::seconds(5));
   EXPECT_EQ(s.request.pace.step_time, std::chrono::seconds(20));
   EXPECT_EQ(s.install_time, std::chrono::seconds(2));
-  EXPECT_EQ(s.request.install_time, std::chrono::seconds(1));
+  EXPECT_EQ(s.request.fleet.install_time_expected, std::chrono::seconds(1));
   EXPECT_EQ(s.delta_bytes.front(), Bytes{3'500'001});
   EXPECT_EQ(s.request.delta_bytes, Bytes{50'000'001});
   EXPECT_EQ(s.work_ahead, std::chrono::seconds(3));

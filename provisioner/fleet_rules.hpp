@@ -1,0 +1,16 @@
+// What a plan says to the fleet's core: its rules, and the offers as it knows them. A run and a simulated run both take
+// them from here.
+#pragma once
+#include "provisioner/fleet_core.hpp"
+#include "provisioner/plan.hpp"
+
+namespace echoline::provisioner {
+
+FleetRules rules_of(const Plan& plan);
+
+// `cost`: $/h as planned; a part that is not known counts as 0.
+FleetOffer fleet_offer(const PlanRequest& request, const Offer& offer, const OfferCost& cost);
+// The same where the offer would forward each publication once.
+FleetOffer fleet_offer(const PlanRequest& request, const Offer& offer);
+
+}  // namespace echoline::provisioner

@@ -1,0 +1,64 @@
+// What a run file says of its fleet: the section `fleet`, with its defaults. The planner, the fleet's core and its
+// driver are handed this struct as it was read.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/units.hpp"
+#include "provisioner/offers.hpp"
+
+namespace echoline {
+class ConfigSection;
+}
+
+namespace echoline::provisioner {
+
+struct FleetSettings {
+  std::filesystem::path offers;
+  bool search = false;                              // ask vast.ai for offers instead
+  Duration search_every = std::chrono::minutes(5);  // while the run goes on
+  OfferFormat offers_format = OfferFormat::kAuto;
+  std::uint32_t catalogue_copies = 1;                     // of each kind of machine that a catalogue lists
+  std::optional<std::filesystem::path> profile;           // throughput by GPU
+  std::optional<std::uint32_t> response_tokens_expected;  // of a rollout; absent: rollout.response_tokens_max
+  std::string provider = "local";                         // a provider's name, or "none": workers join by hand
+  OfferReading reading() const { return {offers_format, disk, catalogue_copies}; }
+  bool joined_by_hand() const { return provider == "none"; }
+  bool local() const { return provider == "local"; }
+  std::optional<std::filesystem::path> provider_file;
+  std::string image;                            // of the container that a rented host runs
+  std::optional<std::filesystem::path> bundle;  // from which a rented host gets the program
+  Bytes disk{20'000'000'000};
+  std::string vast_url;
+  std::optional<std::filesystem::path> vast_key_file;
+  double vast_bid_raise_max = 0;
+  double headroom = 0.10;             // delta of (1 + delta) M*
+  Duration step_time_expected{};      // T, until it has been measured
+  double delta_ratio_expected = 3.0;  // dense bytes / delta bytes, until it has been measured
+  Duration install_time_expected{};   // part of T_b that is not transfer: safe point, apply
+  std::optional<double> usd_per_hour_max;
+  std::optional<double> usd_max;  // of the whole run
+  Pricing pricing = Pricing::kOnDemand;
+  double bid_over_min = 0.10;                 // a bid is so much above the least one
+  std::optional<std::uint32_t> per_host_max;  // offers of one owner, or machine where that is not stated
+  std::vector<std::string> places;            // an offer's place contains one of these words; empty: any
+  std::optional<BitRate> up_min;
+  Assumptions assume;                     // for what offers do not state
+  std::optional<double> reliability_min;  // of an offer, 0..1; offers that do not state it are then left out
+  std::optional<Duration>
+      duration_min;  // an offer can be rented so long; offers that do not state it are then left out
+  std::uint32_t workers_max = 64;
+  Duration join_timeout = std::chrono::seconds(60);
+  // How long the machine and the place of a worker that is away are kept; also how long a worker tries to come back.
+  Duration away_max = std::chrono::minutes(5);
+  bool replace_lost = true;
+};
+
+// Reads the section; mistakes are noted in it. `simulated`: offers may be made up elsewhere, and a fleet may have as
+// many workers as the simulator takes.
+void read(ConfigSection section, FleetSettings& settings, bool simulated = false);
+
+}  // namespace echoline::provisioner
