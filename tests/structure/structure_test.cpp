@@ -3,9 +3,9 @@
 #include <unistd.h>
 
 #include <fstream>
-#include <regex>
 
 #include "base/result.hpp"
+#include "tests/structure/documents.hpp"
 #include "tests/structure/source_tree.hpp"
 
 namespace echoline::structure {
@@ -46,17 +46,9 @@ TEST(Tree, PublicHeadersHideTheirLibraries) {
   }
 }
 
-TEST(Tree, DocumentsLinkToFilesThatExist) {
-  static const std::regex kLink(R"(\]\(([^)#:]+)\))");  // relative ones: no scheme, no anchor
-  int links = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(kRoot)) {
-    if (entry.path().extension() != ".md") continue;
-    std::ifstream in(entry.path());
-    for (std::string line; std::getline(in, line);)
-      for (std::sregex_iterator it(line.begin(), line.end(), kLink), end; it != end; ++it, ++links)
-        EXPECT_TRUE(std::filesystem::exists(kRoot / (*it)[1].str())) << entry.path() << " links to " << (*it)[1];
-  }
-  EXPECT_GT(links, 0);
+TEST(Tree, DocumentsLinkToFilesAndHeadingsThatExist) {
+  EXPECT_GT(read_documents(kRoot).size(), 20u);
+  EXPECT_EQ(joined(check_links(kRoot)), "");
 }
 
 // A small tree of its own, to see the rules fail.
@@ -113,6 +105,19 @@ TEST_F(BrokenTree, LibtorchIsFoundThroughOtherHeaders) {
             "low/tensors/forgotten.cpp: includes libtorch, and is not among the TORCH sources\n"
             "middle/a.hpp: includes low/tensors/loss.hpp, where libtorch must not be known\n"
             "tests/high/b_test.cpp: includes middle/a.hpp, and is not among the TORCH sources\n");
+}
+
+TEST_F(BrokenTree, LinksThatLeadNowhereAreNamed) {
+  write("low/FORMAT.md", "# Bytes\n\n## Where T_b goes, in `ms`\n\n```\n# no heading\n[no](link.md)\n```\n");
+  write(
+      "README.md",
+      "[a](low/FORMAT.md) [b](low/FORMAT.md#where-t_b-goes-in-ms) [c](https://example.org/x.md) [d](#here)\n# Here\n");
+  EXPECT_EQ(joined(check_links(root_)), "");
+  write("low/notes.md", "[a](FORMAT.md#no-heading) [b](../low/gone.md) [c](FORMAT.md)\n[d](#bytes)\n");
+  EXPECT_EQ(joined(check_links(root_)),
+            "low/notes.md: links to FORMAT.md#no-heading, which has no such heading\n"
+            "low/notes.md: links to ../low/gone.md, which does not exist\n"
+            "low/notes.md: links to #bytes, which has no such heading\n");
 }
 
 TEST_F(BrokenTree, PrivateHeadersAndTestsStayHome) {
