@@ -51,6 +51,19 @@ TEST(Tree, DocumentsLinkToFilesAndHeadingsThatExist) {
   EXPECT_EQ(joined(check_links(kRoot)), "");
 }
 
+// The program, the Python client and the newest section of the changelog have one version.
+TEST(Tree, VersionsAgree) {
+  const auto find = [](const std::filesystem::path& file, const std::string& before, const std::string& after) {
+    std::ifstream in(kRoot / file);
+    for (std::string line; std::getline(in, line);)
+      if (line.starts_with(before)) return line.substr(before.size(), line.find(after, before.size()) - before.size());
+    return std::string("nothing that begins with ") + before;
+  };
+  EXPECT_EQ(find("clients/python/pyproject.toml", "version = \"", "\""), ECHOLINE_VERSION);
+  const std::string newest = find("CHANGELOG.md", "## ", " ");
+  EXPECT_TRUE(newest == ECHOLINE_VERSION || newest == "Unreleased") << newest;
+}
+
 // A small tree of its own, to see the rules fail.
 class BrokenTree : public testing::Test {
  protected:
