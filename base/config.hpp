@@ -152,6 +152,11 @@ class ConfigSection {
                    ConfigDoc doc = {}) {
     choose(key, value, choices, Absent::kDefault, doc);
   }
+  // The same where the value is the name itself.
+  void read_choice(std::string_view key, std::string& value, const std::vector<std::string>& names,
+                   ConfigDoc doc = {}) {
+    if (const auto chosen = choose_index(key, names, value, Absent::kDefault, doc)) value = names[*chosen];
+  }
   template <class E>
   void require_choice(std::string_view key, E& value,
                       std::initializer_list<std::pair<std::string_view, std::type_identity_t<E>>> choices,

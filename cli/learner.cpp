@@ -9,13 +9,13 @@
 #include "base/log.hpp"
 #include "cli/built_in.hpp"
 #include "cli/output.hpp"
-#include "cli/rented_host.hpp"
 #include "cli/signals.hpp"
 #include "cli/verbs.hpp"
 #include "learner/report.hpp"
 #include "learner/run_record.hpp"
 #include "learner/service.hpp"
 #include "overlay/uv/hosts.hpp"
+#include "provisioner/providers/registry.hpp"
 #include "worker/agent.hpp"
 #include "worker/engines/make.hpp"
 
@@ -95,8 +95,9 @@ int work(const WorkerArguments& a, const std::atomic<bool>& stop) {
     if (!advertise) return complain("worker", advertise.error());
     options.advertise = *advertise;
   } else {
-    options.advertise = overlay::mapped_to(a.port, [](const char* name) { return std::getenv(name); });
-    if (options.advertise) log::info("its port {} is reached by {}", a.port, overlay::to_text(*options.advertise));
+    const auto mapped = provisioner::mapped_port(a.port, [](const char* name) { return std::getenv(name); });
+    if (mapped) options.advertise = overlay::Endpoint{mapped->host, mapped->port};
+    if (mapped) log::info("its port {} is reached by {}", a.port, overlay::to_text(*options.advertise));
   }
   options.port = a.port;
   options.folder = a.folder;
@@ -164,9 +165,13 @@ int work(const WorkerArguments& a, const std::atomic<bool>& stop) {
 int run_worker_verb(const WorkerArguments& a) {
   const std::atomic<bool>& stop = stop_on_signals();
   log::configure(log::Level::kInfo, "worker " + a.name);
-  const RentedHost host;
+  const auto instance = provisioner::own_instance();
   const int exit = work(a, stop);
-  if (!stop) host.end();  // whoever stops it from outside knows of it
+  if (stop || !instance) return exit;  // a worker that is stopped from outside is ended from there
+  if (const Status ended = instance->end(); ended)
+    log::info("this instance ({}) is ended, so that it costs nothing more", instance->id);
+  else
+    log::warn("this instance may go on to cost money: {}", ended.error().message());
   return exit;
 }
 

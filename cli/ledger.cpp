@@ -20,9 +20,9 @@
 #include "cli/verbs.hpp"
 #include "learner/planning.hpp"
 #include "learner/run_record.hpp"
+#include "provisioner/bill.hpp"
 #include "provisioner/down.hpp"
-#include "provisioner/providers/vast.hpp"
-#include "provisioner/vast_bill.hpp"
+#include "provisioner/providers/registry.hpp"
 
 namespace echoline::cli {
 namespace {
@@ -88,36 +88,13 @@ Result<Charged> charged_of(const Ledger& ledger) {
   return charged;
 }
 
-// Reads what vast.ai says that it charged for this run's instances, and what is left on the account, into the ledger.
+// Reads what providers say that they charged for this run's instances, and what is left on the accounts, into the
+// ledger.
 Status read_charges(Opened& o) {
-  const double now = SystemClock().unix_seconds();
-  ECHO_ASSIGN(const auto rows, o.ledger.rows());
-  std::map<std::string, std::int64_t> row_of;
-  provisioner::VastBillQuestion question;
-  question.from_unix_s = question.to_unix_s = now;
-  for (const LedgerRow& row : rows) {
-    if (row.provider != "vast" || row.instance.empty()) continue;
-    row_of[row.instance] = row.id;
-    question.from_unix_s = std::min(question.from_unix_s, row.intended_unix_s);
-  }
-  if (row_of.empty())
-    return fail(Code::kNotFound, "ledger",
-                "{}: nothing of this run was rented from vast.ai, and no other provider says what it charged",
-                o.folder.string());
   const auto options = o.config ? learner::provider_options(*o.config) : provisioner::ProviderOptions{};
-  ECHO_ASSIGN(question.key, provisioner::read_vast_key(options.vast_key_file));
-  question.url = options.vast_url;
-  ECHO_ASSIGN(const provisioner::VastBill bill, provisioner::ask_vast_bill(question));
-  std::vector<provisioner::LedgerCharge> charges;
-  for (provisioner::LedgerCharge charge : bill.charges) {
-    const auto row = row_of.find(fmt::format("vast:{}", charge.row));
-    if (row == row_of.end()) continue;  // of another run
-    charge.row = row->second;
-    charges.push_back(charge);
-  }
-  std::optional<provisioner::LedgerCredit> credit;
-  if (bill.credit_usd) credit = {"vast", *bill.credit_usd, now};
-  return o.ledger.charged(charges, credit, now);
+  const Status booked = provisioner::book_bills(o.ledger, options, SystemClock().unix_seconds());
+  if (booked || booked.error().code != Code::kNotFound) return booked;
+  return fail(Code::kNotFound, "ledger", "{}: {}", o.folder.string(), booked.error().detail);
 }
 
 json row_json(const LedgerRow& row, double now) {

@@ -3,11 +3,12 @@
 #include <sys/stat.h>
 
 #include "base/clock.hpp"
+#include "learner/planning.hpp"
 #include "provisioner/ledger.hpp"
 #include "provisioner/links.hpp"
+#include "provisioner/providers/registry.hpp"
 #include "provisioner/replacement.hpp"
 #include "provisioner/throughput.hpp"
-#include "provisioner/vast_search.hpp"
 
 namespace echoline::learner {
 namespace {
@@ -47,25 +48,18 @@ Result<RunMarket> read_market(const RunConfig& config, const model::ModelConfig&
                               const provisioner::PlanRequest& request,
                               const std::vector<provisioner::MeasuredRate>& measured,
                               const std::vector<provisioner::KnownLinks>& links, const std::atomic<bool>* stop) {
-  provisioner::OfferReading reading = config.fleet.reading();
   RunMarket market;
-  Result<provisioner::OfferList> list = provisioner::OfferList{};
   if (config.fleet.search) {
-    provisioner::VastSearch search;
-    if (!config.fleet.vast_url.empty()) search.url = config.fleet.vast_url;
-    search.disk = config.fleet.disk;
-    search.stop = stop;
-    ECHO_ASSIGN(const std::string reply, provisioner::search_vast(search, request));
-    reading.format = provisioner::OfferFormat::kVast;
-    list = provisioner::parse_offers(reply, search.url, reading);
-    market.from = {search.url, "", SystemClock().unix_seconds()};
+    ECHO_ASSIGN(provisioner::MarketAnswer answer,
+                provisioner::search_market(config.fleet.provider, provider_options(config),
+                                           {request, stop}));
+    market = {std::move(answer.offers), {answer.source, answer.format, SystemClock().unix_seconds()}};
   } else {
-    list = provisioner::load_offers(config.fleet.offers, reading);
-    market.from = {config.fleet.offers.string(), "", written_unix_s(config.fleet.offers)};
+    auto list = provisioner::load_offers(config.fleet.offers, config.fleet.reading());
+    if (!list) return as_mistake(std::move(list).error());
+    market = {std::move(list->offers),
+              {config.fleet.offers.string(), list->format, written_unix_s(config.fleet.offers)}};
   }
-  if (!list) return as_mistake(std::move(list).error());
-  market.from.format = to_string(list->format);
-  market.offers = std::move(list->offers);
 
   std::optional<provisioner::ThroughputProfile> profile;
   if (config.fleet.profile) {

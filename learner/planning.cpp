@@ -5,6 +5,7 @@
 #include "base/log.hpp"
 #include "learner/market.hpp"
 #include "provisioner/down.hpp"
+#include "provisioner/providers/registry.hpp"
 #include "replay_buffer/rules.hpp"
 
 namespace echoline::learner {
@@ -53,9 +54,8 @@ Bytes gpu_memory_needed(const RunConfig& config, const model::ModelConfig& model
 }
 
 provisioner::ProviderOptions provider_options(const RunConfig& config) {
-  return {config.run_folder() / "logs", config.fleet.vast_url,
-          config.fleet.vast_key_file.value_or(std::filesystem::path{}), config.fleet.vast_bid_raise_max,
-          config.fleet.provider_file.value_or(std::filesystem::path{})};
+  return {config.run_folder() / "logs", config.fleet.provider_file.value_or(std::filesystem::path{}),
+          config.fleet.services};
 }
 
 provisioner::PlanRequest plan_request(const RunConfig& config, const model::ModelConfig& model,

@@ -9,7 +9,7 @@
 #include "model/phrasing.hpp"
 #include "provisioner/offers.hpp"
 #include "provisioner/plan.hpp"
-#include "provisioner/providers/make.hpp"
+#include "provisioner/provider.hpp"
 
 namespace echoline::learner {
 

@@ -22,6 +22,7 @@
 #include "overlay/sizes.hpp"
 #include "overlay/types.hpp"
 #include "overlay/uv/hosts.hpp"
+#include "provisioner/providers/registry.hpp"
 #include "replay_buffer/buffer.hpp"
 
 namespace echoline::learner {

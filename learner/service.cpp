@@ -37,6 +37,7 @@
 #include "overlay/uv/node.hpp"
 #include "provisioner/fleet_driver.hpp"
 #include "provisioner/host_script.hpp"
+#include "provisioner/providers/registry.hpp"
 
 namespace echoline::learner {
 namespace {
@@ -48,7 +49,6 @@ constexpr Duration kPoll = std::chrono::milliseconds(200);
 constexpr Duration kStatusEvery = std::chrono::milliseconds(500);
 constexpr Duration kFinalAckWait = std::chrono::seconds(30);
 constexpr Duration kDiskRetry = std::chrono::seconds(1);
-constexpr std::uint16_t kContainerPort = 7070;  // of a worker in a container whose ports are mapped
 
 class Service {
  public:
@@ -399,7 +399,7 @@ class Service {
       const std::lock_guard lock(mutex_);
       rented_[offer.id] = offer;
     }
-    if (offer.provider == "local") {
+    if (provisioner::is_here(offer.provider)) {
       const std::filesystem::path folder = std::filesystem::absolute(worker_folders() / offer.id);
       std::error_code error;
       std::filesystem::remove_all(folder, error);  // of an earlier machine under this offer
@@ -426,19 +426,11 @@ class Service {
       const std::string at = overlay::to_text(reached.front());
       std::vector<std::string> words{
           "worker", "--join", at, "--name", offer.id, "--folder", "/var/tmp/echoline-" + offer.id, "--bind", "::"};
-      if (offer.provider == "vast") {  // the container is told by which port others reach this one
-        spec.ports = {kContainerPort};
-        words.insert(words.end(), {"--port", std::to_string(kContainerPort)});
-      }
       const std::vector<std::string> engine = config_.worker.arguments();
       words.insert(words.end(), engine.begin(), engine.end());
-      if (const auto& bundle = node_->bundle()) {
-        spec.argv = provisioner::host_command({at, bundle->sha256, bundle->key_pin, bundle->authority}, words);
-        spec.found_there = true;
-      } else {
-        spec.argv = std::move(words);
-        spec.argv.insert(spec.argv.begin(), "echoline");
-      }
+      std::optional<provisioner::HostScript> script;
+      if (const auto& bundle = node_->bundle()) script = {at, bundle->sha256, bundle->key_pin, bundle->authority};
+      provisioner::become_worker(spec, offer.provider, script, std::move(words));
     }
     // Good for as long as the machine is waited for: images and bundles take their time.
     ECHO_ASSIGN(const auto token,

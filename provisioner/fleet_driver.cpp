@@ -7,6 +7,7 @@
 #include "base/log.hpp"
 #include "provisioner/eligibility.hpp"
 #include "provisioner/fleet_rules.hpp"
+#include "provisioner/providers/registry.hpp"
 
 namespace echoline::provisioner {
 namespace {
@@ -19,8 +20,7 @@ constexpr Duration kGrace = std::chrono::seconds(5);  // between asking an insta
 // of.
 constexpr Duration kSignsEvery = std::chrono::seconds(5);
 constexpr Duration kSpentEvery = std::chrono::seconds(1);
-constexpr Duration kCloseLocal = kGrace + std::chrono::seconds(2), kCloseRemote = std::chrono::minutes(2);
-constexpr std::string_view kLocal = "local";  // its instances end with the process that started them
+constexpr Duration kCloseHere = kGrace + std::chrono::seconds(2), kCloseRemote = std::chrono::minutes(2);
 
 void warn(const Status& status) {
   if (!status) log::error("{}", status.error().message());
@@ -125,10 +125,10 @@ Status FleetDriver::take_up() {
     FleetOffer offer{row.offer, row.provider, row.host, row.promised_rollouts_per_s.value_or(0), row.usd_per_hour, 0};
     offer.upload_usd_per_gb = row.upload_usd_per_gb.value_or(0);
     offer.download_usd_per_gb = row.download_usd_per_gb.value_or(0);
-    hear(fleet::Recovered{row.id, offer, {row.instance}, row.provider != kLocal});
+    hear(fleet::Recovered{row.id, offer, {row.instance}, !is_here(row.provider)});
   }
   for (const auto& [name, provider] : providers_)
-    if (name != kLocal) provider->list(0, ledger_->label_prefix());
+    if (!is_here(name)) provider->list(0, ledger_->label_prefix());
   return ok();
 }
 
@@ -159,8 +159,8 @@ void FleetDriver::close_all() {
     book_signs();
     carry_out(core_->close("the run has ended", clock_.now()));
     bool remote = false;
-    for (const auto& [key, machine] : core_->machines()) remote = remote || machine.offer.provider != kLocal;
-    const TimePoint deadline = clock_.now() + (remote ? kCloseRemote : kCloseLocal);
+    for (const auto& [key, machine] : core_->machines()) remote = remote || !is_here(machine.offer.provider);
+    const TimePoint deadline = clock_.now() + (remote ? kCloseRemote : kCloseHere);
     while (!core_->empty() && clock_.now() < deadline) {
       poll_providers();
       carry_out(core_->tick(clock_.now()));
@@ -343,7 +343,7 @@ void FleetDriver::on(const std::string& provider, const Listed& e) {
     }
     return hear(fleet::Found{e.ticket, info.instance, true});
   }
-  if (e.complete) hear(fleet::Found{e.ticket, std::nullopt, provider == kLocal});
+  if (e.complete) hear(fleet::Found{e.ticket, std::nullopt, is_here(provider)});
 }
 
 // ---- accounts ----

@@ -17,7 +17,7 @@
 #include "provisioner/links.hpp"
 #include "provisioner/market_watch.hpp"
 #include "provisioner/plan.hpp"
-#include "provisioner/providers/make.hpp"
+#include "provisioner/provider.hpp"
 
 namespace echoline::provisioner {
 

@@ -2,21 +2,23 @@
 
 #include <fmt/format.h>
 
+#include "provisioner/providers/registry.hpp"
+
 namespace echoline::provisioner {
 namespace {
 
 // After lines that set learner, sum, pin and ca. Short, since a service may take only a few thousand characters. The
 // token goes by stdin, a file of mode 600 or the environment: arguments can be seen by everybody on the machine.
-constexpr const char* kScript = R"sh(umask 077
+// Its two parts stand around what ends the instance.
+constexpr const char* kScript[] = {R"sh(umask 077
 url=https://$learner/bundle new=
 has() { command -v "$1" >/dev/null 2>&1; }
 auth() { printf '%s"Authorization: Bearer %s"\n' "$1" "$2"; }
 die() {
   echo "echoline: $*" >&2
   [ -z "$new" ] || rm -rf "$new"
-  [ -z "${CONTAINER_API_KEY-}" ] || ! has curl || auth header= "$CONTAINER_API_KEY" |
-    curl -qsSK- -X DELETE "${ECHOLINE_VAST_URL:-https://console.vast.ai}/api/v0/instances/$CONTAINER_ID/" >&2
-  exit 1
+)sh",
+                                   R"sh(  exit 1
 }
 fetch() {
   if has curl; then
@@ -59,14 +61,27 @@ if [ ! -x "$home/bin/echoline" ]; then
   rm -rf "$new"
 fi
 exec "$home/bin/echoline" "$@"
-)sh";
+)sh"};
 
 }  // namespace
 
-std::vector<std::string> host_command(const HostScript& s, const std::vector<std::string>& arguments) {
+void become_worker(LaunchSpec& spec, std::string_view provider, const std::optional<HostScript>& script,
+                   std::vector<std::string> arguments) {
+  if (const ProviderKind* kind = provider_kind(provider); kind && kind->mapped_port) {
+    spec.ports = {kMappedPort};
+    arguments.insert(arguments.end(), {"--port", std::to_string(kMappedPort)});
+  }
+  spec.found_there = script.has_value();
+  if (!script) arguments.insert(arguments.begin(), "echoline");
+  spec.argv = script ? host_command(*script, provider, arguments) : std::move(arguments);
+}
+
+std::vector<std::string> host_command(const HostScript& s, std::string_view provider,
+                                      const std::vector<std::string>& arguments) {
   std::vector<std::string> argv{
       "sh", "-c",
-      fmt::format("learner={} sum={} pin={} ca={}\n", s.learner, s.sha256, s.key_pin, s.authority) + kScript,
+      fmt::format("learner={} sum={} pin={} ca={}\n", s.learner, s.sha256, s.key_pin, s.authority) + kScript[0] +
+          end_own_instance_script(provider) + kScript[1],
       "echoline"};
   argv.insert(argv.end(), arguments.begin(), arguments.end());
   return argv;

@@ -2,6 +2,8 @@
 
 #include <map>
 
+#include "provisioner/providers/registry.hpp"
+
 namespace echoline::provisioner {
 
 void LinkMeter::heard(Bytes total, TimePoint at) {
@@ -23,7 +25,7 @@ void fill_links(std::span<Offer> offers, std::span<const KnownLinks> known) {
     if (rate && (!to || *rate > *to)) to = rate;
   };
   for (const KnownLinks& links : known) {
-    if (links.provider == "local" || links.host.empty()) continue;
+    if (is_here(links.provider) || links.host.empty()) continue;
     KnownLinks& host = best[{links.provider, links.host}];
     raise(host.up, links.up);
     raise(host.down, links.down);

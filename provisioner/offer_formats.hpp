@@ -1,8 +1,7 @@
-// Readers of what others call offers. Private to provisioner/.
+// What readers of offers share. Private to provisioner/.
 #pragma once
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "provisioner/offers.hpp"
 
@@ -29,8 +28,5 @@ inline constexpr double kMbitMax = 1e6;  // 1 Tbit/s
 inline constexpr double kUsdMax = 1e6;
 inline constexpr int kGpusMax = 1024;
 inline constexpr std::size_t kOfferTextMax = 512;
-
-Result<std::vector<Offer>> read_vast(std::string_view text, std::string_view name, const OfferReading& reading);
-Result<std::vector<Offer>> read_skypilot(std::string_view text, std::string_view name, const OfferReading& reading);
 
 }  // namespace echoline::provisioner

@@ -7,6 +7,7 @@
 #include "base/files.hpp"
 #include "base/text.hpp"
 #include "provisioner/offer_formats.hpp"
+#include "provisioner/providers/registry.hpp"
 
 namespace echoline::provisioner {
 namespace {
@@ -84,20 +85,18 @@ char first_of(std::string_view text) {
   return at == std::string_view::npos ? '\0' : text[at];
 }
 
-// By what stands near its beginning.
-OfferFormat recognised(std::string_view text) {
+bool is_json(std::string_view text) { return first_of(text) == '{' || first_of(text) == '['; }
+
+// The form of another, by its name or by what stands near the beginning of the text. Null for our own.
+Result<const OfferFormat*> format_of(std::string_view text, const std::string& name) {
   const std::string_view head = text.substr(0, 64 * 1024);
-  const auto has = [&](std::string_view word) { return head.find(word) != std::string_view::npos; };
-  if (first_of(text) == '{' || first_of(text) == '[') {
-    if (has("\"schema_version\"")) return OfferFormat::kOwn;
-    const bool vast = has("\"gpu_name\"") || has("\"ask_contract_id\"") || has("\"machine_id\"") ||
-                      has("\"dph_total\"") || has("\"success\"");
-    return vast || first_of(text) == '[' ? OfferFormat::kVast : OfferFormat::kOwn;
-  }
-  const std::string_view line = head.substr(0, head.find('\n'));
-  const bool catalogue =
-      line.find("InstanceType") != std::string_view::npos && line.find(',') != std::string_view::npos;
-  return catalogue ? OfferFormat::kSkyPilot : OfferFormat::kOwn;
+  const bool own = is_json(text) && head.find("\"schema_version\"") != std::string_view::npos;
+  if (name == kOwnFormat || (name == kAutoFormat && own)) return nullptr;
+  for (const ProviderKind* kind : provider_kinds())
+    if (kind->offers && (name == kAutoFormat ? kind->offers->recognises(head) : kind->offers->name == name))
+      return &*kind->offers;
+  if (name == kAutoFormat) return nullptr;
+  return fail(Code::kInvalid, "read offers", "expected {}, found '{}'", one_of(offer_format_names()), name);
 }
 
 }  // namespace
@@ -129,20 +128,6 @@ double usual_uncertainty(RateSource source) {
   return 0.50;
 }
 
-std::string_view to_string(OfferFormat format) {
-  switch (format) {
-    case OfferFormat::kAuto:
-      return "auto";
-    case OfferFormat::kOwn:
-      return "own";
-    case OfferFormat::kVast:
-      return "vast";
-    case OfferFormat::kSkyPilot:
-      return "skypilot";
-  }
-  return "?";
-}
-
 std::string shown(std::string_view value) { return printable(value, 60); }
 
 void OfferProblems::add(std::string_view where, std::string_view what) {
@@ -164,17 +149,14 @@ Result<OfferList> load_offers(const std::filesystem::path& path, const OfferRead
 
 Result<OfferList> parse_offers(std::string_view text, std::string_view name, const OfferReading& reading) {
   OfferList list;
-  list.format = reading.format == OfferFormat::kAuto ? recognised(text) : reading.format;
-  if (list.format == OfferFormat::kVast) {
-    ECHO_ASSIGN(list.offers, read_vast(text, name, reading));
+  ECHO_ASSIGN(const OfferFormat* const format, format_of(text, reading.format));
+  list.format = format ? format->name : kOwnFormat;
+  if (format) {
+    ECHO_ASSIGN(list.offers, format->read(text, name, reading));
     return list;
   }
-  if (list.format == OfferFormat::kSkyPilot) {
-    ECHO_ASSIGN(list.offers, read_skypilot(text, name, reading));
-    return list;
-  }
-  auto file = first_of(text) == '{' || first_of(text) == '[' ? ConfigFile::parse_json(text, std::string(name))
-                                                             : ConfigFile::parse_yaml_data(text, std::string(name));
+  auto file = is_json(text) ? ConfigFile::parse_json(text, std::string(name))
+                            : ConfigFile::parse_yaml_data(text, std::string(name));
   if (!file) return std::move(file).error();
   ECHO_ASSIGN(list.offers, read_offers(std::move(*file)));
   return list;

@@ -19,7 +19,7 @@ double usual_uncertainty(RateSource source);
 
 struct Offer {
   std::string id;        // unique in its file
-  std::string provider;  // "local", "vast", ...
+  std::string provider;  // ProviderKind::name
   std::string host;      // the machine; "" when not stated
   std::string owner;     // who runs the machine; "" when not stated
   std::string gpu;
@@ -83,21 +83,20 @@ std::string_view to_string(Pricing pricing);
 inline constexpr std::size_t kOffersMax = 500'000;
 inline constexpr std::uint64_t kOffersBytesMax = 1ull << 30;
 
-// What a file of offers can be. kOwn: {"schema_version":1,"offers":[...]} as JSON or YAML, keys as in
-// configs/offers/README.md. kVast: the reply to a search of vast.ai, or its list of offers alone. kSkyPilot: a
-// catalogue of SkyPilot (vms.csv).
-enum class OfferFormat { kAuto, kOwn, kVast, kSkyPilot };
-std::string_view to_string(OfferFormat format);
+// What a file of offers can be. "own": {"schema_version":1,"offers":[...]} as JSON or YAML, keys as in
+// configs/offers/README.md. Others are those of providers (OfferFormat). "auto": by what stands in it.
+inline constexpr const char* kAutoFormat = "auto";
+inline constexpr const char* kOwnFormat = "own";
 
 struct OfferReading {
-  OfferFormat format = OfferFormat::kAuto;  // kAuto: by what stands in it
-  Bytes disk{};                             // that a worker will rent: some markets sell it by the GB
-  std::size_t copies = 1;                   // a catalogue lists kinds of machines: how many of each can be rented
+  std::string format = kAutoFormat;
+  Bytes disk{};            // that a worker will rent: some markets sell it by the GB
+  std::size_t copies = 1;  // a catalogue lists kinds of machines: how many of each can be rented
 };
 
 struct OfferList {
   std::vector<Offer> offers;
-  OfferFormat format = OfferFormat::kOwn;
+  std::string format;  // not "auto"
 };
 
 // Null and absent values are unknown. A bad file is one kInvalid error whose detail lists every problem (the first ones

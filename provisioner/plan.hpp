@@ -88,8 +88,8 @@ struct Replacing {
 
 // Where the offers come from.
 struct Market {
-  std::string source;                     // "offers.json", "https://console.vast.ai", ...
-  std::string format;                     // to_string(OfferFormat)
+  std::string source;                     // "offers.json", the URL of a service
+  std::string format;                     // OfferList::format
   std::optional<double> recorded_unix_s;  // when they were true
 };
 

@@ -1,9 +1,16 @@
-// Where instances come from: the same few calls for a process on this machine and for a rented host. No call waits;
-// what comes of it, and what happens by itself, comes from poll().
+// All that a provider may do. Provider rents instances, looks at them and returns them: the same few calls for a
+// process on this machine and for a rented host. ProviderKind says what the provider is called, what it needs, and what
+// else it can do. providers/registry.hpp lists the kinds.
 #pragma once
+#include <atomic>
 #include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -13,7 +20,15 @@
 #include "base/units.hpp"
 #include "provisioner/offers.hpp"
 
+namespace echoline {
+class ConfigSection;
+}
+
 namespace echoline::provisioner {
+
+struct PlanRequest;
+
+// ---- instances ----
 
 // The provider's own name for an instance, with the provider's before it ("vast:123"); written to the ledger.
 struct InstanceId {
@@ -96,8 +111,9 @@ struct Listed {
 };
 using ProviderEvent = std::variant<Started, StartFailed, Stopped, StopFailed, Exited, Ending, PriceChanged, Listed>;
 
-// Use from one thread. Every start() is answered by one Started or StartFailed, every stop() by one Stopped or
-// StopFailed, every list() by one Listed; an instance that is being stopped has no Exited.
+// No call waits: what comes of it, and what happens by itself, comes from poll(). Use from one thread. Every start() is
+// answered by one Started or StartFailed, every stop() by one Stopped or StopFailed, every list() by one Listed; an
+// instance that is being stopped has no Exited.
 class Provider {
  public:
   virtual ~Provider() = default;
@@ -108,6 +124,104 @@ class Provider {
   virtual void list(Ticket ticket, const std::string& label_prefix) = 0;
   // What happened since the last call; also carries on what is under way. Call it often.
   virtual std::vector<ProviderEvent> poll(TimePoint now) = 0;
+};
+
+// ---- kinds of providers ----
+
+// Section fleet.NAME of the run file, for a provider that has one.
+struct ServiceSettings {
+  std::string url;                                // "": the service itself
+  std::optional<std::filesystem::path> key_file;  // read where the environment has no key
+  double bid_raise_max = 0;  // a bid that is topped is raised to at most (1 + this) times what it was at first
+};
+
+// What providers need to know; each reads its own part.
+struct ProviderOptions {
+  std::filesystem::path log_folder;                 // of instances on this machine
+  std::filesystem::path file;                       // fleet.provider_file
+  std::map<std::string, ServiceSettings> services;  // by the provider's name
+
+  ServiceSettings service(std::string_view name) const {
+    const auto it = services.find(std::string(name));
+    return it == services.end() ? ServiceSettings{} : it->second;
+  }
+};
+
+// A form of offers that is not our own.
+struct OfferFormat {
+  std::string name;     // in fleet.offers_format and in plans: "vast"
+  std::string meaning;  // for the run file's reference: "the reply to a search of vast.ai"
+  // Whether a text that begins like this is one.
+  std::function<bool(std::string_view head)> recognises;
+  // `name` stands for the text in messages. Errors as those of parse_offers().
+  std::function<Result<std::vector<Offer>>(std::string_view text, std::string_view name, const OfferReading& reading)>
+      read;
+};
+
+struct MarketQuestion {
+  const PlanRequest& request;               // what it would refuse need not be found
+  const std::atomic<bool>* stop = nullptr;  // true: the answer is not needed any more
+};
+
+struct MarketAnswer {
+  std::string source, format;  // as in Market
+  std::vector<Offer> offers;
+};
+
+// What the service charged for an instance on one day (UTC), so far.
+struct Charge {
+  InstanceId instance;
+  double day_unix_s = 0;
+  double usd = 0, usd_rent = 0, usd_traffic = 0;
+};
+
+struct Bill {
+  std::vector<Charge> charges;       // of the whole account
+  std::optional<double> credit_usd;  // left on the account
+};
+
+// By environment variables; null where there is none of that name.
+using Environment = std::function<const char*(const char* name)>;
+
+struct MappedPort {
+  std::string host;  // a numeric address
+  std::uint16_t port = 0;
+};
+
+// The instance that this process runs on.
+struct OwnInstance {
+  std::string id;
+  std::function<Status()> end;  // waits until the service has ended it, or says why it does not
+};
+
+// What follows `make` is optional: empty where the provider does not have it.
+struct ProviderKind {
+  std::string name;     // of offers, ledgers and fleet.provider: "vast"
+  std::string title;    // for people: "vast.ai"
+  std::string meaning;  // for the run file's reference: "hosts of vast.ai"
+  // kInvalid where something that it needs is missing, such as a key.
+  std::function<Result<std::unique_ptr<Provider>>(const ProviderOptions&)> make;
+
+  // Its instances are processes of this machine, and end with the process that rented them.
+  bool here = false;
+  // Credentials: variables of the environment that no worker inherits.
+  std::vector<std::string> secrets = {};
+  // Reads section fleet.NAME of the run file, which settings_meaning describes; both texts live as long as the program.
+  const char* settings_meaning = "";
+  std::function<void(ConfigSection section, ServiceSettings& settings)> read_settings = {};
+  // How others write down its offers.
+  std::optional<OfferFormat> offers = {};
+  // What can be rented now. Waits. kUnavailable where the market does not answer.
+  std::function<Result<MarketAnswer>(const ProviderOptions&, const MarketQuestion&)> search = {};
+  // What it charged on these days. Waits. All of it or an error: part of a bill would be too small.
+  std::function<Result<Bill>(const ProviderOptions&, double from_unix_s, double to_unix_s)> bill = {};
+  // Ports of its hosts are mapped. On a host: where others reach `port`; absent where the environment does not say it.
+  std::function<std::optional<MappedPort>(std::uint16_t port, const Environment&)> mapped_port = {};
+  // On a host: the instance, where its environment has what ends it. Takes that secret out of the environment.
+  std::function<std::optional<OwnInstance>()> own_instance = {};
+  // The same for a host that has no program yet: lines of sh that end the instance, or do nothing on other hosts. They
+  // may call `has PROGRAM` and `auth PREFIX SECRET` (provisioner/host_script).
+  std::string end_own_instance = {};
 };
 
 }  // namespace echoline::provisioner

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "provisioner/eligibility.hpp"
+#include "provisioner/providers/registry.hpp"
 
 namespace echoline::provisioner {
 
@@ -50,7 +51,7 @@ void note_seen(std::span<Offer> offers, std::span<const SeenMachine> seen) {
   };
   std::map<std::pair<std::string_view, std::string_view>, Record> of;  // host "": the provider
   for (const SeenMachine& machine : seen) {
-    if (machine.provider == "local") continue;
+    if (is_here(machine.provider)) continue;
     for (const std::string_view host : {std::string_view(machine.host), std::string_view()}) {
       Record& record = of[{machine.provider, host}];
       record.hours += machine.hours;

@@ -2,6 +2,7 @@
 
 #include "base/config.hpp"
 #include "chains/planner.hpp"
+#include "provisioner/providers/registry.hpp"
 
 namespace echoline::provisioner {
 namespace {
@@ -22,7 +23,24 @@ void read_assume(ConfigSection s, Assumptions& c) {
          {"longest rental", "such offers are left out where fleet.duration_min is given"});
 }
 
+// The meaning of every fleet.provider, and of every fleet.offers_format.
+std::string provider_meanings() {
+  std::string text;
+  for (const ProviderKind* kind : provider_kinds()) text += fmt::format("{} ({}), ", kind->meaning, kind->name);
+  return text + "or nothing is rented and workers join by hand (none)";
+}
+std::string format_meanings() {
+  std::vector<std::string> texts;
+  for (const ProviderKind* kind : provider_kinds())
+    if (kind->offers) texts.push_back(fmt::format("{} ({})", kind->offers->meaning, kind->offers->name));
+  texts.back() = "or " + texts.back();
+  return fmt::format("what the file is: recognised by what stands in it (auto), our own JSON or YAML (own), {}",
+                     fmt::join(texts, ", "));
+}
+
 }  // namespace
+
+bool FleetSettings::local() const { return is_here(provider); }
 
 void read(ConfigSection s, FleetSettings& c, bool simulated) {
   std::optional<std::filesystem::path> offers;
@@ -38,13 +56,8 @@ void read(ConfigSection s, FleetSettings& c, bool simulated) {
                 ? "a simulated market is not searched: name a file of offers, or make some up under simulation.market"
                 : "expected exactly one of 'offers' (a file) and 'search: true'");
   c.offers = offers.value_or(std::filesystem::path{});
-  s.read_choice("offers_format", c.offers_format,
-                {{"auto", OfferFormat::kAuto},
-                 {"own", OfferFormat::kOwn},
-                 {"vast", OfferFormat::kVast},
-                 {"skypilot", OfferFormat::kSkyPilot}},
-                "what the file is: recognised by what stands in it (auto), our own JSON or YAML (own), the reply to a "
-                "search of vast.ai (vast), or a catalogue of SkyPilot, vms.csv (skypilot)");
+  static const std::string formats = format_meanings(), providers = provider_meanings();
+  s.read_choice("offers_format", c.offers_format, offer_format_names(), formats.c_str());
   s.read("catalogue_copies", c.catalogue_copies, {.min = 1, .max = 4096},
          "a catalogue lists kinds of machines: how many of each can be rented");
   s.read("profile", c.profile,
@@ -53,11 +66,9 @@ void read(ConfigSection s, FleetSettings& c, bool simulated) {
           "such offers are left out"});
   s.read("response_tokens_expected", c.response_tokens_expected, {.min = 1, .max = 1'000'000},
          {"tokens of a rollout on the average, to predict throughput by", "rollout.response_tokens_max"});
-  s.read_choice("provider", c.provider,
-                {{"local", "local"}, {"vast", "vast"}, {"ssh", "ssh"}, {"exec", "exec"}, {"none", "none"}},
-                "processes on this machine, held to their offer's speed and links (local), hosts of vast.ai (vast), "
-                "hosts that are there (ssh), whatever commands start (exec), or nothing is rented and workers join "
-                "by hand (none)");
+  std::vector<std::string> names = provider_names();
+  names.emplace_back("none");
+  s.read_choice("provider", c.provider, names, providers.c_str());
   s.read("provider_file", c.provider_file,
          {"the hosts of ssh, the commands of exec; see configs/providers/README.md", "none; ssh and exec need one"});
   s.read("image", c.image,
@@ -68,13 +79,8 @@ void read(ConfigSection s, FleetSettings& c, bool simulated) {
           "from the learner, on the port on which they join, and run the program in it",
           "the host has the program: in its image, or brought by ssh"});
   s.read("disk", c.disk, {.min = Bytes{1'000'000'000}, .max = Bytes{1ull << 50}}, "of a rented host");
-  ConfigSection vast =
-      s.section("vast", "vast.ai. The key comes from VAST_API_KEY or a file, and is given to nobody else.");
-  vast.read("url", c.vast_url, {"where the service is", "https://console.vast.ai"});
-  vast.read("key_file", c.vast_key_file, {"a file of mode 600 that holds the key", "VAST_API_KEY"});
-  vast.read("bid_raise_max", c.vast_bid_raise_max, {.min = 0.0, .max = 10.0},
-            "a bid that others top while its machine runs is raised, to at most (1 + this) times what it was at first; "
-            "0: never");
+  for (const ProviderKind* kind : provider_kinds())
+    if (kind->read_settings) kind->read_settings(s.section(kind->name, kind->settings_meaning), c.services[kind->name]);
   s.read("headroom", c.headroom, {.min = 0.0, .max = 10.0},
          "delta: (1 + delta) times the capacity that keeps the learner busy is rented, and again when half of it is "
          "used up");

@@ -3,38 +3,34 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "base/units.hpp"
 #include "provisioner/offers.hpp"
-
-namespace echoline {
-class ConfigSection;
-}
+#include "provisioner/provider.hpp"
 
 namespace echoline::provisioner {
 
 struct FleetSettings {
   std::filesystem::path offers;
-  bool search = false;                              // ask vast.ai for offers instead
+  bool search = false;                              // ask the market for offers instead
   Duration search_every = std::chrono::minutes(5);  // while the run goes on
-  OfferFormat offers_format = OfferFormat::kAuto;
+  std::string offers_format = kAutoFormat;
   std::uint32_t catalogue_copies = 1;                     // of each kind of machine that a catalogue lists
   std::optional<std::filesystem::path> profile;           // throughput by GPU
   std::optional<std::uint32_t> response_tokens_expected;  // of a rollout; absent: rollout.response_tokens_max
   std::string provider = "local";                         // a provider's name, or "none": workers join by hand
   OfferReading reading() const { return {offers_format, disk, catalogue_copies}; }
   bool joined_by_hand() const { return provider == "none"; }
-  bool local() const { return provider == "local"; }
+  bool local() const;  // workers are processes of this machine: ProviderKind::here
   std::optional<std::filesystem::path> provider_file;
   std::string image;                            // of the container that a rented host runs
   std::optional<std::filesystem::path> bundle;  // from which a rented host gets the program
   Bytes disk{20'000'000'000};
-  std::string vast_url;
-  std::optional<std::filesystem::path> vast_key_file;
-  double vast_bid_raise_max = 0;
+  std::map<std::string, ServiceSettings> services;  // sections of providers, by their names
   double headroom = 0.10;             // delta of (1 + delta) M*
   Duration step_time_expected{};      // T, until it has been measured
   double delta_ratio_expected = 3.0;  // dense bytes / delta bytes, until it has been measured

@@ -7,6 +7,7 @@
 
 #include "base/config.hpp"
 #include "base/files.hpp"
+#include "provisioner/providers/registry.hpp"
 
 namespace echoline::provisioner {
 namespace {
@@ -137,7 +138,7 @@ void predict_throughput(std::span<Offer> offers, const Workload& workload, const
   std::map<Machine, Seen> of_host;
   std::map<std::string, std::vector<double>> of_gpu;
   for (const MeasuredRate& m : measured) {
-    if (m.provider == "local" || !(m.promised_rollouts_per_s > 0) || !(m.measured_rollouts_per_s > 0)) continue;
+    if (is_here(m.provider) || !(m.promised_rollouts_per_s > 0) || !(m.measured_rollouts_per_s > 0)) continue;
     const double ratio = m.measured_rollouts_per_s / m.promised_rollouts_per_s;
     if (ratio < kRatioMin || ratio > kRatioMax) continue;
     const std::string gpu = gpu_key(m.gpu);
@@ -175,7 +176,7 @@ void predict_throughput(std::span<Offer> offers, const Workload& workload, const
         o.rollouts_from = std::move(rate->from);
       }
     }
-    if (o.provider == "local" || !(o.rollouts_per_s > 0) || o.rollouts_source == RateSource::kMeasured) continue;
+    if (is_here(o.provider) || !(o.rollouts_per_s > 0) || o.rollouts_source == RateSource::kMeasured) continue;
     const std::string gpu = gpu_key(o.gpu);
     const auto host = of_host.find(Machine(o.provider, o.host, gpu));
     const auto others = by_gpu.find(gpu);

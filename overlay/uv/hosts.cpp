@@ -8,7 +8,6 @@
 #include <uv.h>
 
 #include <algorithm>
-#include <charconv>
 #include <memory>
 
 namespace echoline::overlay {
@@ -65,17 +64,6 @@ std::string network_of(const std::string& host) {
 Listening listens_at(const std::string& told, bool advertised, const std::string& learner) {
   const std::string host = !told.empty() ? told : advertised ? "::" : "127.0.0.1";
   return {host, is_loopback(host) && !is_loopback(learner)};
-}
-
-std::optional<Endpoint> mapped_to(std::uint16_t port, const std::function<const char*(const char*)>& environment) {
-  const char* host = environment("PUBLIC_IPADDR");
-  const char* mapped = environment(fmt::format("VAST_TCP_PORT_{}", port).c_str());
-  if (!host || !mapped) return std::nullopt;
-  const std::string_view text = mapped;
-  std::uint16_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size() || number == 0 || !is_numeric(host)) return std::nullopt;
-  return Endpoint{host, number};
 }
 
 Endpoint reached_from_here(const Endpoint& bound) {

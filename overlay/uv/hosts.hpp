@@ -1,6 +1,5 @@
 // Names and addresses of machines.
 #pragma once
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -34,9 +33,5 @@ struct Listening {
   bool leaf = false;  // there the learner's other workers cannot reach it
 };
 Listening listens_at(const std::string& told, bool advertised, const std::string& learner);
-
-// Where others reach `port` of a rented container whose ports are mapped: vast.ai says it in the environment, by
-// PUBLIC_IPADDR and VAST_TCP_PORT_<port>. Absent where it says nothing, or nothing that is an address and a port.
-std::optional<Endpoint> mapped_to(std::uint16_t port, const std::function<const char*(const char*)>& environment);
 
 }  // namespace echoline::overlay

@@ -152,6 +152,14 @@ void read_times(ConfigSection& section, CommandTimes& times) {
                "how often instances are looked at");
 }
 
+Result<std::unique_ptr<Provider>> made_of_file(
+    std::string_view provider, const std::filesystem::path& file,
+    Result<std::unique_ptr<Provider>> (*make)(const std::filesystem::path& file)) {
+  if (file.empty())
+    return fail(Code::kInvalid, "make provider", "'{}' needs a file: set fleet.provider_file", provider);
+  return make(file);
+}
+
 std::string name_after(std::string_view prefix, const InstanceId& instance) {
   return instance.text.starts_with(prefix) ? instance.text.substr(prefix.size()) : "";
 }

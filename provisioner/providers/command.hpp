@@ -59,6 +59,11 @@ struct CommandTimes {
 };
 void read_times(ConfigSection& section, CommandTimes& times);
 
+// What `make` reads from fleet.provider_file; kInvalid where none is named.
+Result<std::unique_ptr<Provider>> made_of_file(
+    std::string_view provider, const std::filesystem::path& file,
+    Result<std::unique_ptr<Provider>> (*make)(const std::filesystem::path& file));
+
 // The rest of an instance's name, "" where it does not begin with the provider's prefix.
 std::string name_after(std::string_view prefix, const InstanceId& instance);
 

@@ -9,6 +9,7 @@
 
 #include "base/config.hpp"
 #include "provisioner/providers/command.hpp"
+#include "provisioner/providers/registry.hpp"
 
 namespace echoline::provisioner {
 namespace {
@@ -244,6 +245,16 @@ std::vector<ProviderEvent> ExecProvider::poll(TimePoint now) {
   impl_->commands.poll(now);
   impl_->watch(now);
   return std::exchange(impl_->events, {});
+}
+
+const ProviderKind& exec_kind() {
+  static const ProviderKind kind{
+      .name = kExecName,
+      .title = "commands",
+      .meaning = "whatever commands start",
+      .make = [](const ProviderOptions& options) { return made_of_file(kExecName, options.file, ExecProvider::make); },
+      .offers = OfferFormat{"skypilot", "a catalogue of SkyPilot, vms.csv", is_skypilot_catalogue, read_skypilot}};
+  return kind;
 }
 
 }  // namespace echoline::provisioner

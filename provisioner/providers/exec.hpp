@@ -7,6 +7,8 @@
 
 namespace echoline::provisioner {
 
+inline constexpr const char* kExecName = "exec";
+
 // Reads the commands from YAML (configs/providers/README.md). An instance's name is made of its label, in small
 // letters, digits and '-', at most 63 of them; the listing has to show it. A start that fails is looked for by that
 // name and stopped before it is reported; a stop that fails counts when a complete listing lacks the instance. An
@@ -26,6 +28,10 @@ class ExecProvider final : public Provider {
   explicit ExecProvider(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
+
+// A catalogue of SkyPilot (vms.csv), whose machines commands start.
+bool is_skypilot_catalogue(std::string_view head);
+Result<std::vector<Offer>> read_skypilot(std::string_view text, std::string_view name, const OfferReading& reading);
 
 // The name under which commands know an instance, or what the names of a label prefix begin with.
 std::string exec_name(std::string_view label);

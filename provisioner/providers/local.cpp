@@ -21,6 +21,7 @@
 #include <thread>
 
 #include "base/files.hpp"
+#include "provisioner/providers/registry.hpp"
 
 extern char** environ;
 
@@ -162,7 +163,8 @@ std::vector<std::string> merged_environment(const std::vector<std::pair<std::str
     if (const auto equals = text.find('='); equals != std::string_view::npos)
       merged[std::string(text.substr(0, equals))] = text.substr(equals + 1);
   }
-  merged.erase("VAST_API_KEY");  // of no use to a worker
+  for (const ProviderKind* kind : provider_kinds())  // of no use to a worker
+    for (const std::string& secret : kind->secrets) merged.erase(secret);
   for (const auto& [name, value] : extra) merged[name] = value;
   merged[std::string(kLabelVariable)] = label;
   std::vector<std::string> out;
@@ -389,6 +391,19 @@ void LocalProvider::list(Ticket ticket, const std::string& label_prefix) {
     listed.error = fail(Code::kIo, kOperation, "/proc: {}", error.message());
   }
   impl_->events.push_back(std::move(listed));
+}
+
+const ProviderKind& local_kind() {
+  static const ProviderKind kind{
+      .name = "local",
+      .title = "this machine",
+      .meaning = "processes on this machine, held to their offer's speed and links",
+      .make =
+          [](const ProviderOptions& options) {
+            return Result<std::unique_ptr<Provider>>(std::make_unique<LocalProvider>(options.log_folder));
+          },
+      .here = true};
+  return kind;
 }
 
 }  // namespace echoline::provisioner

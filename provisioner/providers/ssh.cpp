@@ -15,6 +15,7 @@
 #include "base/config.hpp"
 #include "base/program_module.hpp"
 #include "provisioner/providers/command.hpp"
+#include "provisioner/providers/registry.hpp"
 
 namespace echoline::provisioner {
 namespace {
@@ -369,6 +370,14 @@ std::vector<ProviderEvent> SshProvider::poll(TimePoint now) {
   }
   impl_->watch(now);
   return std::exchange(impl_->events, {});
+}
+
+const ProviderKind& ssh_kind() {
+  static const ProviderKind kind{
+      .name = "ssh", .title = "ssh", .meaning = "hosts that are there", .make = [](const ProviderOptions& options) {
+        return made_of_file("ssh", options.file, SshProvider::make);
+      }};
+  return kind;
 }
 
 }  // namespace echoline::provisioner

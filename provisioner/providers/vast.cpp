@@ -142,7 +142,7 @@ Result<json> body_of(const LaunchSpec& spec) {
 }  // namespace
 
 Result<std::string> read_vast_key(const std::filesystem::path& file) {
-  ECHO_ASSIGN(std::string key, read_secret("VAST_API_KEY", file));
+  ECHO_ASSIGN(std::string key, read_secret(kVastKeyVariable, file));
   if (key.empty())
     return fail(Code::kInvalid, kOperation,
                 "no key: set VAST_API_KEY, or name a file of mode 600 that holds it in fleet.vast.key_file");
@@ -237,7 +237,7 @@ struct VastProvider::Impl {
       return refuse(fail(Code::kInvalid, kOperation, "expected the number of an ask as the offer's id, found '{}'",
                          spec.offer.id));
     LaunchSpec whole = spec;
-    if (options.url != VastOptions().url) whole.env.emplace_back("ECHOLINE_VAST_URL", options.url);  // to end itself at
+    if (options.url != kVastUrl) whole.env.emplace_back(kVastUrlVariable, options.url);  // to end itself at
     auto body = body_of(whole);
     if (!body) return refuse(std::move(body).error());
     if (spec.bid_usd_per_hour) bids[spec.label] = *spec.bid_usd_per_hour;

@@ -9,15 +9,18 @@
 
 namespace echoline::provisioner {
 
-// Where vast.ai is.
-inline constexpr std::string_view kVastUrl = "https://console.vast.ai";
+inline constexpr const char* kVastName = "vast";
+inline constexpr const char* kVastUrl = "https://console.vast.ai";
+inline constexpr const char* kVastKeyVariable = "VAST_API_KEY";
+// Tells a container which service it is of, where that is not the usual one.
+inline constexpr const char* kVastUrlVariable = "ECHOLINE_VAST_URL";
 
 struct VastOptions {
-  std::string url{kVastUrl};
+  std::string url = kVastUrl;
   std::string key;                                  // read_vast_key()
   Duration timeout = std::chrono::seconds(30);      // of one request
   Duration watch_every = std::chrono::seconds(10);  // what is rented is looked at, for prices and what ended
-  double bid_raise_max = 0;  // a bid that is topped is raised, to at most (1 + this) times what it was at first
+  double bid_raise_max = 0;                         // as in ServiceSettings
 };
 
 // From VAST_API_KEY, or the first line of a file that only its owner can read. kInvalid says which of both is wrong.
@@ -26,6 +29,10 @@ Result<std::string> read_vast_key(const std::filesystem::path& file);
 // From inside: destroys the instance that this runs on, with the key that can do only that. "": the service itself.
 // Waits.
 Status end_own_vast_instance(const std::string& url, const std::string& key, const std::string& id);
+
+// The reply to a search, or its list of offers alone.
+bool is_vast_reply(std::string_view head);
+Result<std::vector<Offer>> read_vast(std::string_view text, std::string_view name, const OfferReading& reading);
 
 // Requests of a kind follow each other at the interval that the service allows; what it refuses for haste waits, longer
 // each time, and is asked again, as is what can be repeated without harm. A create that may have rented (an answer that

@@ -113,7 +113,7 @@ int main(int argc, char** argv) {
         list = std::move(*parsed);
       });
       PlanRequest asked = request;
-      if (list->format == OfferFormat::kSkyPilot)
+      if (list->format == "skypilot")
         asked.fleet.assume = {.storage_usd_per_hour = 0.01,
                               .upload_usd_per_gb = 0.05,
                               .download_usd_per_gb = 0,

@@ -71,7 +71,7 @@ class HostScriptTest : public ::testing::Test {
   }
 
   Outcome run(const provisioner::HostScript& script, const std::string& token, const std::string& more_env = "X=1") {
-    const std::vector<std::string> command = provisioner::host_command(script, {"worker", "--name", "it's"});
+    const std::vector<std::string> command = provisioner::host_command(script, "", {"worker", "--name", "it's"});
     const fs::path out = folder.path() / "out", err = folder.path() / "err", home = folder.path() / "home";
     fs::create_directories(home);
     const pid_t pid = ::fork();

@@ -15,7 +15,7 @@
 #include "learner/planning.hpp"
 #include "overlay/uv/hosts.hpp"
 #include "provisioner/down.hpp"
-#include "provisioner/providers/make.hpp"
+#include "provisioner/providers/registry.hpp"
 #include "tests/cli/program.hpp"
 #include "tests/provisioner/vast_server.hpp"
 
@@ -176,7 +176,7 @@ TEST(LedgerVerbs, DownReleasesWhatAKilledLearnerRented) {
       provisioner::DownOptions options;
       options.provider = [&](const std::string& name) {
         provisioner::ProviderOptions made;
-        made.vast_url = server.url();
+        made.services["vast"].url = server.url();
         return provisioner::make_provider(name, made);
       };
       options.providers = {"vast"};
@@ -201,7 +201,7 @@ TEST(EarlierRun, WhatItStillHasIsReleasedBeforeANewOneRents) {
   learner::RunConfig config;
   config.run.name = "night";
   config.run.folder = folder.path();
-  config.fleet.vast_url = server.url();
+  config.fleet.services["vast"].url = server.url();
   {
     auto ledger = Ledger::open(folder.path() / "night.1" / "ledger.sqlite", "night");
     provisioner::Offer offer;

@@ -155,7 +155,7 @@ TEST(Preflight, TheMarketOfARunThatGoesOnIsTheFileOfNow) {
 TEST(Preflight, TheMarketOfARunThatGoesOnIsSearchedNowAndThen) {
   RunConfig config = quickstart();
   config.fleet.search = true;
-  config.fleet.vast_url = "http://127.0.0.1:1";
+  config.fleet.services["vast"].url = "http://127.0.0.1:1";
   const std::atomic<bool> stop = false;
   MarketSource source(config, *run_model_config(config), {}, {"", "vast", 1000.0});
   EXPECT_FALSE(source.look(1299, stop).value());

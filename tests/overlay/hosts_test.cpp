@@ -23,22 +23,6 @@ TEST(Hosts, AWorkerListensWhereOthersReachItAndSaysWhenTheyCannot) {
   EXPECT_EQ(at("10.0.0.5", false, "192.0.2.7"), "10.0.0.5");
 }
 
-TEST(Hosts, AContainerKnowsItsMappedPort) {
-  std::map<std::string, std::string> environment{{"PUBLIC_IPADDR", "192.0.2.7"}, {"VAST_TCP_PORT_7070", "41234"}};
-  const auto in = [&](const char* name) -> const char* {
-    const auto it = environment.find(name);
-    return it == environment.end() ? nullptr : it->second.c_str();
-  };
-  EXPECT_EQ(mapped_to(7070, in), (Endpoint{"192.0.2.7", 41234}));
-  EXPECT_EQ(mapped_to(7071, in), std::nullopt);
-  for (const char* bad : {"", "0", "65536", "41234 ", "-1", "x"}) {
-    environment["VAST_TCP_PORT_7070"] = bad;
-    EXPECT_EQ(mapped_to(7070, in), std::nullopt) << bad;
-  }
-  environment = {{"PUBLIC_IPADDR", "nowhere"}, {"VAST_TCP_PORT_7070", "41234"}};
-  EXPECT_EQ(mapped_to(7070, in), std::nullopt);
-}
-
 TEST(Hosts, NamesAndAddressesOfBothKinds) {
   EXPECT_EQ(*resolve("192.0.2.7"), "192.0.2.7");
   EXPECT_EQ(*resolve("2001:db8::7"), "2001:db8::7");

@@ -190,7 +190,7 @@ FleetOptions fleet_options(const Clock& clock, const std::string& url, const std
   options.run = "run";
   options.plan = std::move(make_plan(request, offers)).value();
   options.ledger_file = ledger;
-  options.providers.vast_url = url;
+  options.providers.services["vast"].url = url;
   options.clock = &clock;
   options.tick = milliseconds(1);
   options.launch = [](const Offer&) -> Result<LaunchSpec> {

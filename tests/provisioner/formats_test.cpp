@@ -40,7 +40,7 @@ std::string problems(std::string_view text, OfferReading reading = {}) {
 TEST(VastReply, EveryFieldInItsUnit) {
   const auto list = parsed(kReply, {.disk = Bytes{10'000'000'000}});
   ASSERT_TRUE(list) << list.error().message();
-  EXPECT_EQ(list->format, OfferFormat::kVast);
+  EXPECT_EQ(list->format, "vast");
   ASSERT_EQ(list->offers.size(), 2u);
   const Offer& o = list->offers[0];
   EXPECT_EQ(o.id, "4711");
@@ -77,7 +77,7 @@ TEST(VastReply, EveryFieldInItsUnit) {
 TEST(VastReply, AListAloneIsOneAsWell) {
   const auto list = parsed(R"([{"id": 1, "gpu_name": "L4", "dph_base": 0.2}])");
   ASSERT_TRUE(list) << list.error().message();
-  EXPECT_EQ(list->format, OfferFormat::kVast);
+  EXPECT_EQ(list->format, "vast");
   EXPECT_EQ(list->offers.size(), 1u);
 }
 
@@ -110,7 +110,7 @@ TEST(VastReply, NumbersThatAreNoneLongTextsAndErrorsAreRefused) {
   EXPECT_THAT(problems(R"({"success": true})"), HasSubstr("found none"));
   EXPECT_THAT(problems(R"({"machine_id": 3, "offers": [)"), HasSubstr("not JSON"));
   EXPECT_THAT(problems(R"({"machine_id": 3, "offers": )" + std::string(100'000, '[')), HasSubstr("byte"));
-  EXPECT_THAT(problems("not json", {.format = OfferFormat::kVast}), HasSubstr("not JSON"));
+  EXPECT_THAT(problems("not json", {.format = "vast"}), HasSubstr("not JSON"));
   std::string many = R"({"machine_id":1,"offers":[)";
   for (int i = 0; i < 5000; ++i) many += fmt::format("{}{{\"id\":{},\"dph_base\":-1}}", i ? "," : "", i);
   EXPECT_THAT(problems(many + "]}"), HasSubstr("and 9980 more"));
@@ -127,7 +127,7 @@ constexpr std::string_view kCatalogue =
 TEST(SkyPilotCatalogue, StatesPricesByRegionAndNeitherLinksNorTraffic) {
   const auto list = parsed(kCatalogue, {.copies = 2});
   ASSERT_TRUE(list) << list.error().message();
-  EXPECT_EQ(list->format, OfferFormat::kSkyPilot);
+  EXPECT_EQ(list->format, "skypilot");
   ASSERT_EQ(list->offers.size(), 4u);  // of two kinds; a machine without GPUs and a share of one are none
   const Offer& o = list->offers[0];
   EXPECT_EQ(o.id, "p3.2xlarge@us-east-1a#1");
@@ -169,13 +169,13 @@ TEST(Formats, OurOwnIsYamlOrJsonOfAnySizeAndAnOptionOverrides) {
         i, i);
   const auto list = parsed(yaml);
   ASSERT_TRUE(list) << list.error().message().substr(0, 300);
-  EXPECT_EQ(list->format, OfferFormat::kOwn);
+  EXPECT_EQ(list->format, "own");
   EXPECT_EQ(list->offers.size(), 6000u);
   EXPECT_EQ(list->offers.back().rollouts_per_s, 1.5);
   EXPECT_THAT(problems(yaml + "  - {id: bad, provider: local, gpu: L4, gpu_usd_per_hour: .nan}\n"),
               HasSubstr("market:6003:"));
-  EXPECT_THAT(problems(kReply, {.format = OfferFormat::kOwn}), HasSubstr("market:1:"));
-  EXPECT_THAT(problems(kReply, {.format = OfferFormat::kSkyPilot}), HasSubstr("column"));
+  EXPECT_THAT(problems(kReply, {.format = "own"}), HasSubstr("market:1:"));
+  EXPECT_THAT(problems(kReply, {.format = "skypilot"}), HasSubstr("column"));
 }
 
 TEST(Formats, MutatedFilesAreReadOrRefused) {

@@ -7,6 +7,7 @@
 
 #include "provisioner/offers.hpp"
 #include "provisioner/plan.hpp"
+#include "provisioner/providers/registry.hpp"
 #include "provisioner/throughput.hpp"
 
 using namespace echoline;
@@ -14,7 +15,7 @@ using namespace echoline::provisioner;
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string_view text(reinterpret_cast<const char*>(data), size);
-  for (const OfferFormat format : {OfferFormat::kAuto, OfferFormat::kOwn, OfferFormat::kVast, OfferFormat::kSkyPilot}) {
+  for (const std::string& format : offer_format_names()) {
     const auto list = parse_offers(text, "fuzz", {format, Bytes{1'000'000'000}, 2});
     if (!list) {
       ECHO_CHECK(list.error().code == Code::kInvalid && list.error().detail.find("fuzz") != std::string::npos, "{}",

@@ -12,7 +12,7 @@ using testing::HasSubstr;
 Result<std::vector<Offer>> parse_own(std::string_view text, std::string_view name) {
   auto list = parse_offers(text, name);
   if (!list) return std::move(list).error();
-  EXPECT_EQ(list->format, OfferFormat::kOwn);
+  EXPECT_EQ(list->format, "own");
   return std::move(list->offers);
 }
 

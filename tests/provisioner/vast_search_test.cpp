@@ -1,5 +1,5 @@
 // A live search of a market, against a server on loopback.
-#include "provisioner/vast_search.hpp"
+#include "provisioner/providers/vast_search.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

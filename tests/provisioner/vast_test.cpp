@@ -12,7 +12,8 @@
 #include <thread>
 
 #include "provisioner/host_script.hpp"
-#include "provisioner/vast_bill.hpp"
+#include "provisioner/providers/registry.hpp"
+#include "provisioner/providers/vast_bill.hpp"
 #include "vast_server.hpp"
 
 namespace echoline::provisioner {
@@ -132,14 +133,16 @@ TEST_F(VastTest, TheScriptThatFetchesTheProgramFits) {
   VastProvider provider(options);
   LaunchSpec far = spec();
   const std::string learner = "[2001:0db8:85a3:0000:0000:8a2e:0370:7334]:65535", offer(40, 'o');
-  far.argv = host_command({learner, std::string(64, 'f'), "sha256//" + std::string(44, 'p'), std::string(480, 'A')},
-                          {"worker", "--join", learner, "--name", offer, "--folder", "/var/tmp/echoline-" + offer,
-                           "--bind", "::", "--port", "7070"});
+  far.argv =
+      host_command({learner, std::string(64, 'f'), "sha256//" + std::string(44, 'p'), std::string(480, 'A')}, "vast",
+                   {"worker", "--join", learner, "--name", offer, "--folder", "/var/tmp/echoline-" + offer, "--bind",
+                    "::", "--port", "7070"});
   provider.start(1, far);
   ASSERT_TRUE(next<Started>(provider));
   const json body = json::parse(server.bodies().at(0));
   EXPECT_EQ(body["onstart"], "/bin/sh");
   EXPECT_THAT(body["args"][1].get<std::string>(), HasSubstr("/bundle"));
+  EXPECT_THAT(body["args"][1].get<std::string>(), HasSubstr("/instances/$CONTAINER_ID/"));
   EXPECT_THAT(body["args"][1].get<std::string>(), Not(HasSubstr("secret")));
 }
 
@@ -503,6 +506,27 @@ TEST_F(VastBidTest, ARaiseThatIsRefusedOrDoesNotHelpEndsIt) {
   EXPECT_NEAR(bid(stuck), 0.525, 1e-9);
 }
 
+// ---- on a host ----
+
+TEST(VastHost, AContainerKnowsItsMappedPort) {
+  std::map<std::string, std::string> environment{{"PUBLIC_IPADDR", "192.0.2.7"}, {"VAST_TCP_PORT_7070", "41234"}};
+  const auto in = [&](const char* name) -> const char* {
+    const auto it = environment.find(name);
+    return it == environment.end() ? nullptr : it->second.c_str();
+  };
+  const auto mapped = mapped_port(7070, in);
+  ASSERT_TRUE(mapped);
+  EXPECT_EQ(mapped->host, "192.0.2.7");
+  EXPECT_EQ(mapped->port, 41234);
+  EXPECT_FALSE(mapped_port(7071, in));
+  for (const char* bad : {"", "0", "65536", "41234 ", "-1", "x"}) {
+    environment["VAST_TCP_PORT_7070"] = bad;
+    EXPECT_FALSE(mapped_port(7070, in)) << bad;
+  }
+  environment = {{"PUBLIC_IPADDR", "nowhere"}, {"VAST_TCP_PORT_7070", "41234"}};
+  EXPECT_FALSE(mapped_port(7070, in));
+}
+
 // ---- the bill ----
 
 TEST_F(VastTest, WhatItChargedIsReadToTheEndOrNotAtAll) {
@@ -523,7 +547,7 @@ TEST_F(VastTest, WhatItChargedIsReadToTheEndOrNotAtAll) {
   const auto bill = ask_vast_bill(q);
   ASSERT_TRUE(bill) << bill.error().message();
   ASSERT_EQ(bill->charges.size(), 3u);
-  EXPECT_EQ(bill->charges[0].row, 1001);
+  EXPECT_EQ(bill->charges[0].instance.text, "vast:1001");
   EXPECT_EQ(bill->charges[0].day_unix_s, day);
   EXPECT_NEAR(bill->charges[0].usd, 0.333, 1e-9);
   EXPECT_NEAR(bill->charges[0].usd_rent, 0.119, 1e-9);
@@ -538,7 +562,7 @@ TEST_F(VastTest, WhatItChargedIsReadToTheEndOrNotAtAll) {
   ASSERT_FALSE(refused);
   EXPECT_THAT(refused.error().message(), HasSubstr("auth_error"));
   EXPECT_THAT(refused.error().message(), Not(HasSubstr(VastServer::kKey)));
-  std::vector<LedgerCharge> none;
+  std::vector<Charge> none;
   for (const char* bad :
        {"<html>", "[]", "{}", R"({"results": 1})", R"({"results": [1]})", R"({"results": [{"amount": 1}]})",
         R"({"results": [{"source": "instance-x", "amount": 1, "start": 1}]})",

@@ -1,4 +1,4 @@
-#include "provisioner/vast_bill.hpp"
+#include "provisioner/providers/vast_bill.hpp"
 
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -20,7 +20,7 @@ constexpr std::size_t kPagesMax = 1000;
 constexpr std::string_view kSource = "instance-";
 
 Result<json> get(HttpClient& client, const VastBillQuestion& q, const std::string& path) {
-  const std::string url = service_url(q.url.empty() ? kVastUrl : q.url) + path;
+  const std::string url = service_url(q.url) + path;
   std::string why;
   Duration pause = q.pause;
   for (int i = 0; i < q.tries; ++i, pause *= 2) {
@@ -54,7 +54,7 @@ std::optional<double> amount_of(const json& object) {
 
 }  // namespace
 
-Result<std::string> read_vast_charges(const std::string& body, std::vector<LedgerCharge>& charges) {
+Result<std::string> read_vast_charges(const std::string& body, std::vector<Charge>& charges) {
   const json page = json::parse(body, nullptr, false);
   const auto wrong = [](std::string_view what) {
     return fail(Code::kCorrupt, kOperation, "charges: expected {}", what);
@@ -67,13 +67,14 @@ Result<std::string> read_vast_charges(const std::string& body, std::vector<Ledge
     if (!source.is_string()) return wrong("a 'source' of every row");
     const std::string name = source.get<std::string>();
     if (!name.starts_with(kSource)) continue;  // a volume, or what else the account is charged for
-    LedgerCharge charge;
+    Charge charge;
     const auto amount = amount_of(row);
     const json start = row.value("start", json());
     char* end = nullptr;
-    charge.row = std::strtoll(name.c_str() + kSource.size(), &end, 10);
-    if (*end != '\0' || charge.row <= 0 || !amount || !start.is_number())
+    const long long contract = std::strtoll(name.c_str() + kSource.size(), &end, 10);
+    if (*end != '\0' || contract <= 0 || !amount || !start.is_number())
       return wrong("number, 'amount' and 'start' of " + name);
+    charge.instance = {fmt::format("{}:{}", kVastName, contract)};
     charge.day_unix_s = std::floor(start.get<double>() / kDay_s) * kDay_s;
     charge.usd = *amount;
     const json items = row.value("items", json());
@@ -90,9 +91,9 @@ Result<std::string> read_vast_charges(const std::string& body, std::vector<Ledge
   return next.is_string() ? next.get<std::string>() : next.is_null() ? std::string() : next.dump();
 }
 
-Result<VastBill> ask_vast_bill(const VastBillQuestion& q) {
+Result<Bill> ask_vast_bill(const VastBillQuestion& q) {
   HttpClient client(q.key, q.timeout);
-  VastBill bill;
+  Bill bill;
   const json filters = {{"day",
                          {{"gte", static_cast<std::int64_t>(std::floor(q.from_unix_s / kDay_s) * kDay_s)},
                           {"lte", static_cast<std::int64_t>((std::floor(q.to_unix_s / kDay_s) + 1) * kDay_s) - 1}}},

@@ -1,20 +1,17 @@
 // What vast.ai itself says that it charged, and what is left on the account.
 #pragma once
 #include <chrono>
-#include <cstdint>
-#include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
 #include "base/result.hpp"
 #include "base/units.hpp"
-#include "provisioner/ledger.hpp"
+#include "provisioner/providers/vast.hpp"
 
 namespace echoline::provisioner {
 
 struct VastBillQuestion {
-  std::string url;  // "": the service itself
+  std::string url = kVastUrl;
   std::string key;
   double from_unix_s = 0, to_unix_s = 0;  // whole days (UTC) are asked for
   Duration timeout = std::chrono::seconds(30);
@@ -22,16 +19,11 @@ struct VastBillQuestion {
   int tries = 5;                             // of each request
 };
 
-struct VastBill {
-  std::vector<LedgerCharge> charges;  // `row` is the number of the contract; a day of one contract each
-  std::optional<double> credit_usd;
-};
-
 // Waits. kUnavailable with the service's words; kCorrupt where what it says cannot be added up: a page that fails or is
 // cut makes all of it worthless, since a sum would be too small.
-Result<VastBill> ask_vast_bill(const VastBillQuestion& question);
+Result<Bill> ask_vast_bill(const VastBillQuestion& question);
 
 // One page of charges, as it came: appends what is of instances and returns the token of the next page, "" for none.
-Result<std::string> read_vast_charges(const std::string& body, std::vector<LedgerCharge>& charges);
+Result<std::string> read_vast_charges(const std::string& body, std::vector<Charge>& charges);
 
 }  // namespace echoline::provisioner

@@ -1,4 +1,4 @@
-#include "provisioner/vast_search.hpp"
+#include "provisioner/providers/vast_search.hpp"
 
 #include <nlohmann/json.hpp>
 #include <thread>

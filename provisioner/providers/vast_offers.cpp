@@ -6,6 +6,7 @@
 #include <set>
 
 #include "provisioner/offer_formats.hpp"
+#include "provisioner/providers/vast.hpp"
 
 namespace echoline::provisioner {
 namespace {
@@ -65,7 +66,7 @@ struct Raw {
 Offer offer_of(const Raw& raw, const OfferReading& reading) {
   Offer o;
   o.id = raw.id;
-  o.provider = "vast";
+  o.provider = kVastName;
   o.host = raw.machine;
   o.owner = raw.owner;
   o.gpu = raw.gpu;
@@ -256,6 +257,14 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
 };
 
 }  // namespace
+
+bool is_vast_reply(std::string_view head) {
+  const std::size_t at = head.find_first_not_of(" \t\r\n");
+  if (at == std::string_view::npos || head[at] != '{') return at != std::string_view::npos && head[at] == '[';
+  const auto has = [&](std::string_view word) { return head.find(word) != std::string_view::npos; };
+  return has("\"gpu_name\"") || has("\"ask_contract_id\"") || has("\"machine_id\"") || has("\"dph_total\"") ||
+         has("\"success\"");
+}
 
 Result<std::vector<Offer>> read_vast(std::string_view text, std::string_view name, const OfferReading& reading) {
   Handler handler(name, reading);

@@ -4,11 +4,12 @@
 #include <string>
 
 #include "provisioner/plan.hpp"
+#include "provisioner/providers/vast.hpp"
 
 namespace echoline::provisioner {
 
 struct VastSearch {
-  std::string url = "https://console.vast.ai";
+  std::string url = kVastUrl;
   Bytes disk{};  // that a worker will rent: prices are stated for it
   std::size_t offers_max = 2000;
   Duration timeout = std::chrono::seconds(30);

@@ -1,0 +1,87 @@
+#include "provisioner/providers/registry.hpp"
+
+#include <algorithm>
+
+namespace echoline::provisioner {
+namespace {
+
+std::vector<const ProviderKind*>& kinds() {
+  static std::vector<const ProviderKind*> all{&local_kind(), &vast_kind(), &ssh_kind(), &exec_kind()};
+  return all;
+}
+
+}  // namespace
+
+const std::vector<const ProviderKind*>& provider_kinds() { return kinds(); }
+
+std::vector<std::string> provider_names() {
+  std::vector<std::string> names;
+  for (const ProviderKind* kind : kinds()) names.push_back(kind->name);
+  return names;
+}
+
+const ProviderKind* provider_kind(std::string_view name) {
+  for (const ProviderKind* kind : kinds())
+    if (kind->name == name) return kind;
+  return nullptr;
+}
+
+AddedProvider::AddedProvider(ProviderKind kind) : kind_(std::move(kind)) {
+  ECHO_CHECK(!provider_kind(kind_.name), "provider {}", kind_.name);
+  kinds().push_back(&kind_);
+}
+AddedProvider::~AddedProvider() { std::erase(kinds(), &kind_); }
+
+Result<std::unique_ptr<Provider>> make_provider(const std::string& name, const ProviderOptions& options) {
+  if (const ProviderKind* kind = provider_kind(name)) return kind->make(options);
+  return fail(Code::kInvalid, "make provider", "expected {}, found '{}'", one_of(provider_names()), name);
+}
+
+bool is_here(std::string_view provider) {
+  const ProviderKind* kind = provider_kind(provider);
+  return kind && kind->here;
+}
+
+std::vector<std::string> offer_format_names() {
+  std::vector<std::string> names{kAutoFormat, kOwnFormat};
+  for (const ProviderKind* kind : kinds())
+    if (kind->offers) names.push_back(kind->offers->name);
+  return names;
+}
+
+std::string one_of(const std::vector<std::string>& names) {
+  return fmt::format("{} or {}", fmt::join(names.begin(), names.end() - 1, ", "), names.back());
+}
+
+Result<MarketAnswer> search_market(std::string_view provider, const ProviderOptions& options,
+                                   const MarketQuestion& question) {
+  const ProviderKind* searched = provider_kind(provider);
+  for (auto kind = kinds().begin(); (!searched || !searched->search) && kind != kinds().end(); ++kind) searched = *kind;
+  if (searched && searched->search) return searched->search(options, question);
+  return fail(Code::kInvalid, "search the market", "no provider has a market to search; name a file in fleet.offers");
+}
+
+std::optional<MappedPort> mapped_port(std::uint16_t port, const Environment& environment) {
+  for (const ProviderKind* kind : kinds())
+    if (kind->mapped_port)
+      if (auto mapped = kind->mapped_port(port, environment)) return mapped;
+  return std::nullopt;
+}
+
+std::optional<OwnInstance> own_instance() {
+  std::optional<OwnInstance> found;
+  for (const ProviderKind* kind : kinds())  // each, since each takes its secret out of the environment
+    if (kind->own_instance)
+      if (auto own = kind->own_instance(); own && !found) found = std::move(own);
+  return found;
+}
+
+std::string end_own_instance_script(std::string_view provider) {
+  if (const ProviderKind* kind = provider_kind(provider); kind && !kind->end_own_instance.empty())
+    return kind->end_own_instance;
+  std::string all;
+  for (const ProviderKind* kind : kinds()) all += kind->end_own_instance;
+  return all;
+}
+
+}  // namespace echoline::provisioner

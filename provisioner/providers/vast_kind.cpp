@@ -1,0 +1,112 @@
+// What vast.ai can do, put together for the registry.
+#include <arpa/inet.h>
+
+#include <charconv>
+#include <cstdlib>
+
+#include "base/config.hpp"
+#include "provisioner/providers/registry.hpp"
+#include "provisioner/providers/vast.hpp"
+#include "provisioner/providers/vast_bill.hpp"
+#include "provisioner/providers/vast_search.hpp"
+
+namespace echoline::provisioner {
+namespace {
+
+// What the service tells a container: its number, and a key that can do no more than end it.
+constexpr const char* kIdVariable = "CONTAINER_ID";
+constexpr const char* kKeyVariable = "CONTAINER_API_KEY";
+
+std::string url_of(const ProviderOptions& options) {
+  const std::string url = options.service(kVastName).url;
+  return url.empty() ? std::string(kVastUrl) : url;
+}
+
+Result<std::string> key_of(const ProviderOptions& options) {
+  return read_vast_key(options.service(kVastName).key_file.value_or(std::filesystem::path{}));
+}
+
+Result<std::unique_ptr<Provider>> make(const ProviderOptions& options) {
+  VastOptions vast;
+  vast.url = url_of(options);
+  vast.bid_raise_max = options.service(kVastName).bid_raise_max;
+  ECHO_ASSIGN(vast.key, key_of(options));
+  return std::unique_ptr<Provider>(std::make_unique<VastProvider>(std::move(vast)));
+}
+
+void read_settings(ConfigSection s, ServiceSettings& c) {
+  s.read("url", c.url, {"where the service is", kVastUrl});
+  s.read("key_file", c.key_file, {"a file of mode 600 that holds the key", kVastKeyVariable});
+  s.read("bid_raise_max", c.bid_raise_max, {.min = 0.0, .max = 10.0},
+         "a bid that others top while its machine runs is raised, to at most (1 + this) times what it was at first; "
+         "0: never");
+}
+
+Result<MarketAnswer> search(const ProviderOptions& options, const MarketQuestion& question) {
+  VastSearch search;
+  search.url = url_of(options);
+  search.disk = question.request.fleet.disk;
+  search.stop = question.stop;
+  ECHO_ASSIGN(const std::string reply, search_vast(search, question.request));
+  OfferReading reading;
+  reading.disk = question.request.fleet.disk;
+  ECHO_ASSIGN(std::vector<Offer> offers, read_vast(reply, search.url, reading));
+  return MarketAnswer{search.url, kVastName, std::move(offers)};
+}
+
+Result<Bill> bill(const ProviderOptions& options, double from_unix_s, double to_unix_s) {
+  VastBillQuestion question;
+  question.url = url_of(options);
+  ECHO_ASSIGN(question.key, key_of(options));
+  question.from_unix_s = from_unix_s;
+  question.to_unix_s = to_unix_s;
+  return ask_vast_bill(question);
+}
+
+std::optional<MappedPort> mapped(std::uint16_t port, const Environment& environment) {
+  const char* host = environment("PUBLIC_IPADDR");
+  const char* mapped = environment(fmt::format("VAST_TCP_PORT_{}", port).c_str());
+  if (!host || !mapped) return std::nullopt;
+  const std::string_view text = mapped;
+  std::uint16_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size() || number == 0) return std::nullopt;
+  in6_addr address;
+  if (::inet_pton(AF_INET, host, &address) != 1 && ::inet_pton(AF_INET6, host, &address) != 1) return std::nullopt;
+  return MappedPort{host, number};
+}
+
+std::optional<OwnInstance> own() {
+  const auto variable = [](const char* name) {
+    const char* value = std::getenv(name);
+    return std::string(value ? value : "");
+  };
+  const std::string id = variable(kIdVariable), key = variable(kKeyVariable), url = variable(kVastUrlVariable);
+  ::unsetenv(kKeyVariable);
+  if (id.empty() || key.empty()) return std::nullopt;
+  return OwnInstance{id, [=] { return end_own_vast_instance(url, key, id); }};
+}
+
+}  // namespace
+
+const ProviderKind& vast_kind() {
+  static const ProviderKind kind{
+      .name = kVastName,
+      .title = "vast.ai",
+      .meaning = "hosts of vast.ai",
+      .make = make,
+      .secrets = {kVastKeyVariable},
+      .settings_meaning = "vast.ai. The key comes from VAST_API_KEY or a file, and is given to nobody else.",
+      .read_settings = read_settings,
+      .offers = OfferFormat{kVastName, "the reply to a search of vast.ai", is_vast_reply, read_vast},
+      .search = search,
+      .bill = bill,
+      .mapped_port = mapped,
+      .own_instance = own,
+      .end_own_instance = R"sh(  [ -z "${CONTAINER_API_KEY-}" ] || ! has curl || auth header= "$CONTAINER_API_KEY" |
+    curl -qsSK- -X DELETE "${ECHOLINE_VAST_URL:-https://console.vast.ai}/api/v0/instances/$CONTAINER_ID/" >&2
+)sh"};
+  return kind;
+}
+
+}  // namespace echoline::provisioner

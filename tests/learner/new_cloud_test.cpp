@@ -1,0 +1,333 @@
+// A cloud that this file alone knows, from its section of the run file to the last look at what is still rented.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <mutex>
+#include <set>
+#include <sstream>
+#include <thread>
+
+#include "base/config.hpp"
+#include "base/files.hpp"
+#include "base/secret.hpp"
+#include "learner/planning.hpp"
+#include "provisioner/bill.hpp"
+#include "provisioner/down.hpp"
+#include "provisioner/fleet_driver.hpp"
+#include "provisioner/host_script.hpp"
+#include "provisioner/providers/registry.hpp"
+#include "tests/overlay/folder.hpp"
+
+namespace echoline::provisioner {
+namespace {
+
+using testing::HasSubstr;
+
+// ---- all that has to be written for a cloud ----
+
+// The service.
+struct Nimbus {
+  std::mutex mutex;
+  std::map<int, LaunchSpec> rented;
+  int newest = 0;
+  std::string searched_at, billed_at;
+
+  std::vector<int> numbers() {
+    const std::lock_guard lock(mutex);
+    std::vector<int> all;
+    for (const auto& [number, spec] : rented) all.push_back(number);
+    return all;
+  }
+  int rent(const LaunchSpec& spec) {
+    const std::lock_guard lock(mutex);
+    rented[++newest] = spec;
+    return newest;
+  }
+  bool end(int number) {
+    const std::lock_guard lock(mutex);
+    return rented.erase(number) > 0;
+  }
+};
+
+constexpr const char* kNimbus = "nimbus";
+constexpr const char* kKey = "NIMBUS_KEY";
+
+InstanceId id_of(int number) { return {fmt::format("{}:{}", kNimbus, number)}; }
+
+class NimbusProvider final : public Provider {
+ public:
+  explicit NimbusProvider(Nimbus& service) : service_(service) {}
+  void start(Ticket ticket, const LaunchSpec& spec) override {
+    events_.push_back(Started{ticket, id_of(service_.rent(spec)), 0.4});
+  }
+  void stop(Ticket ticket, const InstanceId& instance, Duration) override {
+    const bool there = service_.end(std::atoi(instance.text.c_str() + std::string_view(kNimbus).size() + 1));
+    events_.push_back(Stopped{ticket, instance, there ? "returned" : "not there", !there});
+  }
+  void list(Ticket ticket, const std::string& label_prefix) override {
+    Listed listed{ticket, true, {}, std::nullopt};
+    const std::lock_guard lock(service_.mutex);
+    for (const auto& [number, spec] : service_.rented)
+      if (spec.label.starts_with(label_prefix)) listed.instances.push_back({id_of(number), spec.label, 0.4, "up"});
+    events_.push_back(std::move(listed));
+  }
+  std::vector<ProviderEvent> poll(TimePoint) override { return std::exchange(events_, {}); }
+
+ private:
+  Nimbus& service_;
+  std::vector<ProviderEvent> events_;
+};
+
+// "nimbus", and a line for each offer: its id and rollouts a second.
+Result<std::vector<Offer>> read_nimbus(std::string_view text, std::string_view, const OfferReading&) {
+  std::istringstream lines{std::string(text)};
+  std::string title;
+  lines >> title;
+  std::vector<Offer> offers;
+  for (Offer o; lines >> o.id >> o.rollouts_per_s; offers.push_back(o)) {
+    o.provider = kNimbus;
+    o.host = "host-" + o.id;
+    o.gpu = "L4";
+    o.vram_gb = 24;
+    o.up = o.down = BitRate{1e8};
+    o.reliability = 0.99;
+    o.rollouts_source = RateSource::kMeasured;
+    o.gpu_usd_per_hour = 0.4;
+    o.storage_usd_per_hour = o.upload_usd_per_gb = o.download_usd_per_gb = 0;
+  }
+  return offers;
+}
+
+ProviderKind nimbus_kind(Nimbus& service) {
+  return {.name = kNimbus,
+          .title = "Nimbus",
+          .meaning = "rooms of Nimbus",
+          .make = [&](const ProviderOptions&) -> Result<std::unique_ptr<Provider>> {
+            ECHO_ASSIGN(const std::string key, read_secret(kKey, ""));
+            if (key.empty()) return fail(Code::kInvalid, kNimbus, "no key: set {}", kKey);
+            return std::unique_ptr<Provider>(std::make_unique<NimbusProvider>(service));
+          },
+          .secrets = {kKey},
+          .settings_meaning = "Nimbus.",
+          .read_settings = [](ConfigSection s, ServiceSettings& c) { s.read("url", c.url, "where Nimbus is"); },
+          .offers = OfferFormat{kNimbus, "a list of Nimbus",
+                                [](std::string_view head) { return head.starts_with("nimbus\n"); }, read_nimbus},
+          .search = [&](const ProviderOptions& options, const MarketQuestion&) -> Result<MarketAnswer> {
+            service.searched_at = options.service(kNimbus).url;
+            ECHO_ASSIGN(auto offers, read_nimbus("nimbus\na 2500\nb 2500\nc 2500\n", "", {}));
+            return MarketAnswer{service.searched_at, kNimbus, std::move(offers)};
+          },
+          .bill = [&](const ProviderOptions& options, double, double to_unix_s) -> Result<Bill> {
+            service.billed_at = options.service(kNimbus).url;
+            return Bill{{{id_of(1), to_unix_s, 0.25, 0.2, 0.05}, {id_of(99), to_unix_s, 7, 7, 0}}, 12.5};
+          },
+          .mapped_port = [](std::uint16_t port, const Environment& environment) -> std::optional<MappedPort> {
+            const char* mapped = environment(fmt::format("NIMBUS_PORT_{}", port).c_str());
+            if (!mapped) return std::nullopt;
+            return MappedPort{"203.0.113.5", static_cast<std::uint16_t>(std::atoi(mapped))};
+          },
+          .own_instance = [&]() -> std::optional<OwnInstance> {
+            const char* id = std::getenv("NIMBUS_ROOM");
+            if (!id) return std::nullopt;
+            ::unsetenv("NIMBUS_ROOM_KEY");
+            return OwnInstance{id, [&service, number = std::atoi(id)] {
+                                 return service.end(number)
+                                            ? ok()
+                                            : Status(fail(Code::kNotFound, kNimbus, "room {} is not there", number));
+                               }};
+          },
+          .end_own_instance = "  [ -z \"${NIMBUS_ROOM-}\" ] || echo \"$NIMBUS_ROOM\" >\"$NIMBUS_ENDED\"\n"};
+}
+
+// ---- what the rest of the program then does with it ----
+
+class NewCloud : public testing::Test {
+ protected:
+  NewCloud() { ::setenv(kKey, "the-key-of-the-test", 1); }
+  ~NewCloud() override { ::unsetenv(kKey); }
+
+  learner::RunConfig config() const {
+    auto config = learner::load_run_config("configs/quickstart.yaml", {{"run.folder", folder.path().string()},
+                                                                       {"fleet.provider", kNimbus},
+                                                                       {"fleet.offers", "null"},
+                                                                       {"fleet.search", "true"},
+                                                                       {"fleet.nimbus", "{url: \"nimbus://here\"}"}});
+    EXPECT_TRUE(config) << config.error().message();
+    return std::move(*config);
+  }
+  std::filesystem::path ledger_file() const { return folder.path() / "ledger.sqlite"; }
+  Ledger ledger() const { return std::move(*Ledger::open(ledger_file(), "quickstart")); }
+
+  FleetOptions fleet_options(const learner::RunConfig& run) const {
+    FleetOptions o;
+    o.run = run.run.name;
+    auto plan = learner::plan_run(run, *learner::run_model_config(run), 16);
+    EXPECT_TRUE(plan) << plan.error().message();
+    o.plan = std::move(plan->plan);
+    o.ledger_file = ledger_file();
+    o.providers = learner::provider_options(run);
+    o.launch = [](const Offer& offer) -> Result<LaunchSpec> {
+      LaunchSpec spec;
+      become_worker(spec, offer.provider, HostScript{"192.0.2.1:7000", "sum", "pin", "ca"}, {"worker"});
+      return spec;
+    };
+    o.record = [](std::string_view, const std::string&, const std::string&) {};
+    return o;
+  }
+
+  const overlay::TemporaryFolder folder;
+  Nimbus service;
+  const AddedProvider added{nimbus_kind(service)};
+};
+
+TEST_F(NewCloud, IsSearchedPlannedRentedBilledAndReturned) {
+  const learner::RunConfig run = config();
+  FleetOptions options = fleet_options(run);
+  EXPECT_EQ(service.searched_at, "nimbus://here");
+  EXPECT_EQ(options.plan.market.format, kNimbus);
+  ASSERT_EQ(options.plan.chosen().size(), 2u);
+  auto fleet = FleetDriver::start(std::move(options));
+  ASSERT_TRUE(fleet) << fleet.error().message();
+  EXPECT_EQ((*fleet)->summary().started, 2u);
+  ASSERT_EQ(service.numbers(), (std::vector{1, 2}));
+  {
+    const std::lock_guard lock(service.mutex);
+    const LaunchSpec& spec = service.rented.at(1);
+    EXPECT_EQ(spec.ports, std::vector{kMappedPort});
+    EXPECT_THAT(spec.argv, testing::IsSupersetOf(std::vector<std::string>{"--port", "7070"}));
+    EXPECT_THAT(spec.argv.at(2), HasSubstr("NIMBUS_ROOM"));
+    EXPECT_THAT(spec.argv.at(2), testing::Not(HasSubstr("vast"))) << "its script is of no other cloud";
+  }
+  (*fleet)->stop();
+  EXPECT_THAT(service.numbers(), testing::IsEmpty());
+
+  Ledger kept = ledger();
+  for (const LedgerRow& row : *kept.rows()) {
+    EXPECT_EQ(row.provider, kNimbus);
+    EXPECT_EQ(row.state, InstanceState::kEnded);
+    EXPECT_EQ(row.usd_per_hour, 0.4);
+  }
+  ASSERT_TRUE(book_bills(kept, learner::provider_options(run), SystemClock().unix_seconds()));
+  EXPECT_EQ(service.billed_at, "nimbus://here");
+  const auto charges = *kept.charges();
+  ASSERT_EQ(charges.size(), 1u);  // the other one is of another run
+  EXPECT_EQ(charges[0].row, 1);
+  EXPECT_EQ(charges[0].usd, 0.25);
+  ASSERT_EQ(kept.credits()->size(), 1u);
+  EXPECT_EQ(kept.credits()->front().provider, kNimbus);
+  EXPECT_EQ(kept.credits()->front().usd, 12.5);
+}
+
+// One that the ledger has as running, one that was asked for, and one in no row.
+TEST_F(NewCloud, WhatAKilledLearnerLeftIsFoundAndReturned) {
+  const learner::RunConfig run = config();
+  const double then = SystemClock().unix_seconds() - 3600;
+  for (const bool by_next_learner : {false, true}) {
+    SCOPED_TRACE(by_next_learner);
+    {
+      Ledger left = ledger();
+      Offer offer;
+      offer.id = "a";
+      offer.provider = kNimbus;
+      LaunchSpec spec;
+      const auto running = left.intend(offer, then), asked = left.intend(offer, then);
+      spec.label = running->label;
+      ASSERT_TRUE(left.running(running->id, id_of(service.rent(spec)).text, then));
+      spec.label = asked->label;
+      service.rent(spec);
+      spec.label = left.label_prefix() + "lost";
+      service.rent(spec);
+    }
+    if (by_next_learner) {
+      auto fleet = FleetDriver::start(fleet_options(run));
+      ASSERT_TRUE(fleet) << fleet.error().message();
+      (*fleet)->stop();
+    } else {
+      DownOptions options;
+      options.provider = [&](const std::string& name) { return make_provider(name, learner::provider_options(run)); };
+      Ledger left = ledger();
+      const auto report = bring_down(left, SystemClock(), options);
+      ASSERT_TRUE(report) << report.error().message();
+      EXPECT_THAT(report->problems, testing::IsEmpty());
+      EXPECT_EQ(report->released.size(), 3u);
+    }
+    EXPECT_THAT(service.numbers(), testing::IsEmpty());
+    for (const LedgerRow& row : *ledger().rows()) EXPECT_FALSE(row.open()) << row.label;
+  }
+}
+
+TEST_F(NewCloud, AHostKnowsItsPortAndEndsItself) {
+  const auto port = mapped_port(kMappedPort, [](const char* name) -> const char* {
+    return std::string_view(name) == "NIMBUS_PORT_7070" ? "41000" : nullptr;
+  });
+  ASSERT_TRUE(port);
+  EXPECT_EQ(port->host, "203.0.113.5");
+  EXPECT_EQ(port->port, 41000);
+
+  EXPECT_FALSE(own_instance());
+  ::setenv("NIMBUS_ROOM", std::to_string(service.rent({})).c_str(), 1);
+  ::setenv("NIMBUS_ROOM_KEY", "secret", 1);
+  const auto own = own_instance();
+  EXPECT_EQ(std::getenv("NIMBUS_ROOM_KEY"), nullptr);
+  ASSERT_TRUE(own && own->end());
+  EXPECT_THAT(service.numbers(), testing::IsEmpty());
+  EXPECT_FALSE(own->end());
+
+  // A host on which the script finds no program, not even mkdir.
+  const auto ended = folder.path() / "ended";
+  std::vector<std::string> words = host_command({"192.0.2.1:7000", "sum", "pin", "ca"}, kNimbus, {"worker"});
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  const std::string env[] = {"PATH=" + folder.path().string(), "NIMBUS_ROOM=4711", "NIMBUS_ENDED=" + ended.string()};
+  const char* const environment[] = {env[0].c_str(), env[1].c_str(), env[2].c_str(), nullptr};
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::execve("/bin/sh", argv.data(), const_cast<char* const*>(environment));
+    ::_exit(127);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(WEXITSTATUS(status), 1);
+  EXPECT_EQ(read_file(ended).value(), "4711\n");
+  ::unsetenv("NIMBUS_ROOM");
+}
+
+TEST_F(NewCloud, ItsFilesAreRecognisedAndItsKeyIsAskedForAndPassedOnToNobody) {
+  const auto list = parse_offers("nimbus\na 5\n", "file");
+  ASSERT_TRUE(list) << list.error().message();
+  EXPECT_EQ(list->format, kNimbus);
+  EXPECT_EQ(list->offers.size(), 1u);
+  EXPECT_THAT(parse_offers("", "file", {.format = "stratus"}).error().message(),
+              HasSubstr("expected auto, own, vast, skypilot or nimbus, found 'stratus'"));
+
+  auto here = std::move(*make_provider("local", {.log_folder = folder.path(), .file = {}, .services = {}}));
+  LaunchSpec spec;
+  spec.label = "r/1";
+  spec.argv = {"/usr/bin/env"};
+  here->start(1, spec);
+  const SystemClock clock;
+  bool ended = false;
+  for (const TimePoint end = clock.now() + std::chrono::seconds(20); !ended && clock.now() < end;
+       std::this_thread::sleep_for(std::chrono::milliseconds(5)))
+    for (const ProviderEvent& event : here->poll(clock.now())) ended = ended || std::get_if<Exited>(&event);
+  const std::string log = read_file(folder.path() / "r.1.log").value();
+  EXPECT_THAT(log, HasSubstr("ECHOLINE_INSTANCE=r/1"));
+  EXPECT_THAT(log, testing::Not(HasSubstr(kKey)));
+
+  ::unsetenv(kKey);
+  EXPECT_THAT(make_provider(kNimbus, {}).error().message(), HasSubstr("set NIMBUS_KEY"));
+}
+
+TEST(Providers, OneThatIsNotThereIsNamedWithThoseThatAre) {
+  EXPECT_EQ(make_provider(kNimbus, {}).error().detail, "expected local, vast, ssh or exec, found 'nimbus'");
+  EXPECT_FALSE(is_here(kNimbus));
+  EXPECT_TRUE(is_here("local"));
+}
+
+}  // namespace
+}  // namespace echoline::provisioner
