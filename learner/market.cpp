@@ -51,8 +51,7 @@ Result<RunMarket> read_market(const RunConfig& config, const model::ModelConfig&
   RunMarket market;
   if (config.fleet.search) {
     ECHO_ASSIGN(provisioner::MarketAnswer answer,
-                provisioner::search_market(config.fleet.provider, provider_options(config),
-                                           {request, stop}));
+                provisioner::search_market(config.fleet.provider, provider_options(config), {request, stop}));
     market = {std::move(answer.offers), {answer.source, answer.format, SystemClock().unix_seconds()}};
   } else {
     auto list = provisioner::load_offers(config.fleet.offers, config.fleet.reading());

@@ -31,10 +31,10 @@ struct FleetSettings {
   std::optional<std::filesystem::path> bundle;  // from which a rented host gets the program
   Bytes disk{20'000'000'000};
   std::map<std::string, ServiceSettings> services;  // sections of providers, by their names
-  double headroom = 0.10;             // delta of (1 + delta) M*
-  Duration step_time_expected{};      // T, until it has been measured
-  double delta_ratio_expected = 3.0;  // dense bytes / delta bytes, until it has been measured
-  Duration install_time_expected{};   // part of T_b that is not transfer: safe point, apply
+  double headroom = 0.10;                           // delta of (1 + delta) M*
+  Duration step_time_expected{};                    // T, until it has been measured
+  double delta_ratio_expected = 3.0;                // dense bytes / delta bytes, until it has been measured
+  Duration install_time_expected{};                 // part of T_b that is not transfer: safe point, apply
   std::optional<double> usd_per_hour_max;
   std::optional<double> usd_max;  // of the whole run
   Pricing pricing = Pricing::kOnDemand;

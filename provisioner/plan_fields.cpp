@@ -1,0 +1,129 @@
+#include "provisioner/plan_fields.hpp"
+
+#include "provisioner/offer_formats.hpp"
+
+namespace echoline::provisioner {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::size_t kTextBytesMax = 4096;
+constexpr std::size_t kListMax = 100'000;
+constexpr double kSecondsMax = 1e10;
+
+bool is_text(const json& j) { return j.is_string() && j.get_ref<const std::string&>().size() <= kTextBytesMax; }
+
+}  // namespace
+
+PlanReader::PlanReader(const json& object, std::string path, std::string& problem)
+    : object_(object), path_(std::move(path)), problem_(problem) {
+  if (!object_.is_object()) wrong("", "an object", object_);
+}
+
+const json* PlanReader::found(const char* key, double least, double most, bool whole) const {
+  const json* j = find(key);
+  if (!j) return nullptr;
+  if (!j->is_number()) {
+    wrong(key, "a number", *j);
+    return nullptr;
+  }
+  const double x = j->get<double>();
+  const bool fraction = whole && x != std::floor(x);
+  if (x >= least && x <= most && !fraction) return j;
+  wrong(key, fmt::format("a {}number of {} to {}", fraction ? "whole " : "", least, most), *j);
+  return nullptr;
+}
+
+void PlanReader::rate(const char* key, std::optional<BitRate>& value) const {
+  std::optional<double> mbit;
+  optional(key, mbit, 1e-6, 1e9);
+  if (mbit) value = BitRate::from_mbit_per_s(*mbit);
+}
+void PlanReader::rate(const char* key, BitRate& value) const {
+  std::optional<BitRate> given;
+  rate(key, given);
+  value = given.value_or(BitRate{});
+}
+void PlanReader::duration(const char* key, Duration& value) const {
+  double x = 0;
+  number(key, x, 0, kSecondsMax);
+  value = from_seconds(x);
+}
+void PlanReader::duration(const char* key, std::optional<Duration>& value) const {
+  if (!absent(key)) duration(key, value.emplace());
+}
+void PlanReader::days(const char* key, std::optional<Duration>& value) const {
+  std::optional<double> x;
+  optional(key, x, 0, kSecondsMax);
+  if (x) value = from_seconds(*x * 86400);
+}
+
+void PlanReader::text(const char* key, std::string& value) const {
+  const json* j = find(key);
+  if (!j) return;
+  if (!is_text(*j)) return wrong(key, fmt::format("a text of at most {} bytes", kTextBytesMax), *j);
+  value = j->get<std::string>();
+}
+void PlanReader::boolean(const char* key, bool& value) const {
+  const json* j = find(key);
+  if (!j) return;
+  if (!j->is_boolean()) return wrong(key, "true or false", *j);
+  value = j->get<bool>();
+}
+void PlanReader::texts(const char* key, std::vector<std::string>& value) const {
+  const json* j = list(key);
+  if (!j) return;
+  for (const json& item : *j) {
+    if (!is_text(item)) return wrong(key, "texts", item);
+    value.push_back(item.get<std::string>());
+  }
+}
+void PlanReader::gpus(const char* key, std::vector<int>& value) const {
+  const json* j = list(key);
+  if (!j) return;
+  for (const json& id : *j) {
+    if (!id.is_number_integer() || id.get<std::int64_t>() < 0 || id.get<std::int64_t>() > 1024)
+      return wrong(key, "numbers of GPUs", id);
+    value.push_back(id.get<int>());
+  }
+}
+
+PlanReader PlanReader::section(const char* key) const {
+  static const json kEmpty = json::object();
+  const json* j = find(key);
+  return PlanReader(j ? *j : kEmpty, place(key), problem_);
+}
+
+const json* PlanReader::list(const char* key) const {
+  const json* j = find(key);
+  if (!j) return nullptr;
+  if (j->is_array() && j->size() <= kListMax) return j;
+  wrong(key, fmt::format("a list of at most {} values", kListMax), *j);
+  return nullptr;
+}
+
+bool PlanReader::absent(const char* key) const {
+  return !object_.is_object() || !object_.contains(key) || object_.at(key).is_null();
+}
+
+void PlanReader::wrong(const char* key, const std::string& expected, const json& found) const {
+  if (!problem_.empty()) return;
+  const std::string text =
+      found.is_structured() ? found.type_name() : found.dump(-1, ' ', true, json::error_handler_t::replace);
+  problem_ = fmt::format("{}: expected {}, found {}", place(key), expected, shown(text));
+}
+
+const json* PlanReader::find(const char* key) const {
+  if (!object_.is_object()) return nullptr;
+  const auto it = object_.find(key);
+  if (it != object_.end()) return &*it;
+  if (problem_.empty()) problem_ = fmt::format("{}: it is missing", place(key));
+  return nullptr;
+}
+
+std::string PlanReader::place(std::string_view key) const {
+  if (key.empty()) return path_.empty() ? "the file" : path_;
+  return path_.empty() ? std::string(key) : fmt::format("{}.{}", path_, key);
+}
+
+}  // namespace echoline::provisioner

@@ -1,0 +1,146 @@
+// How fields of a plan stand in JSON: PlanWriter and PlanReader take the same calls, so that what is written and what
+// is read is said once (plan_json.cpp). Private to provisioner/.
+#pragma once
+#include <cmath>
+#include <initializer_list>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/ids.hpp"
+#include "base/units.hpp"
+#include "chains/topology.hpp"
+#include "provisioner/regions.hpp"
+
+namespace echoline::provisioner {
+
+// To so many digits that it reads back to what is written again.
+inline double tidy(double x) { return std::stod(fmt::format("{:.12g}", x)); }
+
+template <class T>
+nlohmann::json or_null(const std::optional<T>& value) {
+  return value ? nlohmann::json(*value) : nlohmann::json();
+}
+
+// Writes fields into an object. What is absent is null. Bounds are the reader's.
+class PlanWriter {
+ public:
+  explicit PlanWriter(nlohmann::json& object) : object_(object) { object_ = nlohmann::json::object(); }
+
+  template <class T>
+  void number(const char* key, const T& value, double, double) {
+    object_[key] = value;
+  }
+  template <class T>
+  void positive(const char* key, const T& value, double, double) {
+    object_[key] = value > 0 ? nlohmann::json(value) : nlohmann::json();
+  }
+  template <class T>
+  void optional(const char* key, const std::optional<T>& value, double = 0, double = 0) {
+    object_[key] = or_null(value);
+  }
+  void worker(const char* key, const std::optional<WorkerId>& id) {
+    object_[key] = id ? nlohmann::json(id->value) : nlohmann::json();
+  }
+  void rate(const char* key, const std::optional<BitRate>& value) {
+    object_[key] = value ? nlohmann::json(tidy(value->mbit_per_s())) : nlohmann::json();
+  }
+  void rate(const char* key, const BitRate& value) { rate(key, std::optional(value)); }
+  void duration(const char* key, const std::optional<Duration>& value) {
+    object_[key] = value ? nlohmann::json(seconds(*value)) : nlohmann::json();
+  }
+  void days(const char* key, const std::optional<Duration>& value) {
+    object_[key] = value ? nlohmann::json(tidy(seconds(*value) / 86400)) : nlohmann::json();
+  }
+  void bytes(const char* key, const Bytes& value) { object_[key] = value.count; }
+  void bytes(const char* key, const std::optional<Bytes>& value) {
+    object_[key] = value ? nlohmann::json(value->count) : nlohmann::json();
+  }
+  void text(const char* key, const std::string& value) { object_[key] = value; }
+  void boolean(const char* key, bool value) { object_[key] = value; }
+  void texts(const char* key, const std::vector<std::string>& value) { object_[key] = value; }
+  void gpus(const char* key, const std::vector<int>& value) { object_[key] = value; }
+  template <class E>
+  void choice(const char* key, const E& value, std::initializer_list<E>) {
+    object_[key] = to_string(value);
+  }
+  PlanWriter section(const char* key) { return PlanWriter(object_[key]); }
+
+ private:
+  nlohmann::json& object_;
+};
+
+// Reads fields of an object and keeps the first thing that is wrong.
+class PlanReader {
+ public:
+  PlanReader(const nlohmann::json& object, std::string path, std::string& problem);
+
+  template <class T>
+  void number(const char* key, T& value, double least, double most) const {
+    const nlohmann::json* j = found(key, least, most, std::is_integral_v<T>);
+    if (j) value = j->get<T>();
+  }
+  // Null where it is 0.
+  template <class T>
+  void positive(const char* key, T& value, double least, double most) const {
+    if (!absent(key)) number(key, value, least, most);
+  }
+  template <class T>
+  void optional(const char* key, std::optional<T>& value, double least = 0, double most = 1e12) const {
+    if (!absent(key)) number(key, value.emplace(), least, most);
+  }
+  void worker(const char* key, std::optional<WorkerId>& id) const {
+    if (!absent(key)) number(key, id.emplace().value, 1, 1e6);
+  }
+  void rate(const char* key, std::optional<BitRate>& value) const;
+  void rate(const char* key, BitRate& value) const;
+  void duration(const char* key, Duration& value) const;
+  void duration(const char* key, std::optional<Duration>& value) const;
+  void days(const char* key, std::optional<Duration>& value) const;
+  void bytes(const char* key, Bytes& value) const { number(key, value.count, 0, 1e15); }
+  void bytes(const char* key, std::optional<Bytes>& value) const {
+    if (!absent(key)) bytes(key, value.emplace());
+  }
+  void text(const char* key, std::string& value) const;
+  void boolean(const char* key, bool& value) const;
+  void texts(const char* key, std::vector<std::string>& value) const;
+  void gpus(const char* key, std::vector<int>& value) const;
+  // An element of a fixed set, by its name.
+  template <class E>
+  void choice(const char* key, E& value, std::initializer_list<E> all) const {
+    std::string name;
+    text(key, name);
+    for (const E each : all)
+      if (to_string(each) == name) {
+        value = each;
+        return;
+      }
+    wrong(key, "one of its names", nlohmann::json(name));
+  }
+  PlanReader section(const char* key) const;
+
+  const nlohmann::json* list(const char* key) const;
+  // Missing or null.
+  bool absent(const char* key) const;
+  void wrong(const char* key, const std::string& expected, const nlohmann::json& found) const;
+
+ private:
+  // Null where there is none, or a wrong one.
+  const nlohmann::json* found(const char* key, double least, double most, bool whole) const;
+  const nlohmann::json* find(const char* key) const;
+  std::string place(std::string_view key) const;
+
+  const nlohmann::json& object_;
+  std::string path_;
+  std::string& problem_;
+};
+
+// plan_topology_json.cpp: who sends to whom, and where machines stand (`region`, `regions` and `ways` of the header).
+nlohmann::json topology_json(const chains::Topology& topology);
+void read_topology(const PlanReader& r, std::size_t workers, chains::Topology& topology);
+void write_regions(nlohmann::json& header, const RegionMap& map);
+void read_regions(const PlanReader& r, RegionMap& map);
+
+}  // namespace echoline::provisioner

@@ -1,0 +1,164 @@
+// Who sends to whom, and where machines stand, as parts of a plan's JSON.
+#include <algorithm>
+
+#include "chains/fleet_graph.hpp"
+#include "provisioner/plan_fields.hpp"
+
+namespace echoline::provisioner {
+namespace {
+
+using nlohmann::json;
+
+json chains_json(const chains::Chains& chains) {
+  json out = json::array();
+  for (const auto& chain : chains) {
+    json ids = json::array();
+    for (const WorkerId id : chain) ids.push_back(id.value);
+    out.push_back(std::move(ids));
+  }
+  return out;
+}
+
+json regions_json(const RegionMap& map) {
+  json all = json::array();
+  for (const Region& r : map.regions) all.push_back({{"name", r.name}, {"places", r.places}});
+  return all;
+}
+
+// One for each pair of which anything is known.
+json ways_json(const RegionMap& map) {
+  json all = json::array();
+  for (std::size_t a = 0; a < map.ways.ways.size(); ++a)
+    for (std::size_t b = 0; b < map.ways.ways.size(); ++b) {
+      const chains::RegionWay& way = map.ways.ways[a][b];
+      const bool limited = std::isfinite(way.rate.bits_per_s);
+      if (!limited && !way.delay) continue;
+      all.push_back({{"from", map.regions[a].name},
+                     {"to", map.regions[b].name},
+                     {"mbit_per_s", limited ? json(tidy(way.rate.mbit_per_s())) : json()},
+                     {"delay_seconds", way.delay ? json(seconds(*way.delay)) : json()}});
+    }
+  return all;
+}
+
+bool read_worker(const json& j, std::size_t workers, WorkerId& id) {
+  if (!j.is_number_unsigned() || j.get<std::uint64_t>() < 1 || j.get<std::uint64_t>() > workers) return false;
+  id = WorkerId{j.get<std::uint64_t>()};
+  return true;
+}
+
+bool read_chains(const json& j, std::size_t workers, chains::Chains& out) {
+  if (!j.is_array() || j.size() > workers) return false;
+  for (const json& chain : j) {
+    if (!chain.is_array() || chain.empty() || chain.size() > workers) return false;
+    auto& ids = out.emplace_back();
+    for (const json& id : chain)
+      if (!read_worker(id, workers, ids.emplace_back())) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+json topology_json(const chains::Topology& t) {
+  json further = json::array(), grafts = json::array(), leaves = json::array();
+  for (const chains::Chains& stripe : t.further) further.push_back(chains_json(stripe));
+  for (const auto& stripe : t.grafts) {
+    json pairs = json::array();
+    for (const auto& [first, root] : stripe) pairs.push_back({first.value, root.value});
+    grafts.push_back(std::move(pairs));
+  }
+  for (const WorkerId id : t.leaves_only) leaves.push_back(id.value);
+  return {{"policy", chains::to_string(t.policy)},
+          {"chains_wanted", t.chains_wanted},
+          {"chains", chains_json(t.chains)},
+          {"further", further},
+          {"grafts", grafts},
+          {"leaves_only", leaves},
+          {"stripes", t.stripes()},
+          {"depth", t.depth()}};
+}
+
+void write_regions(json& header, const RegionMap& map) {
+  header["region"] = map.regions.empty() ? json() : json(map.regions[map.ways.learner].name);
+  header["regions"] = regions_json(map);
+  header["ways"] = ways_json(map);
+}
+
+// Plans of before there were regions have none.
+void read_regions(const PlanReader& r, RegionMap& map) {
+  if (r.absent("regions") || r.absent("ways")) return;
+  const json *regions = r.list("regions"), *ways = r.list("ways");
+  if (!regions || !ways || regions->empty()) return;
+  if (regions->size() > chains::kRegionsMax) return r.wrong("regions", "fewer regions", *regions);
+  const auto text = [](const json& j, const char* key) {
+    return j.is_object() && j.contains(key) && j.at(key).is_string() ? j.at(key).get<std::string>() : std::string();
+  };
+  const auto number = [&](const std::string& name) {
+    return static_cast<std::size_t>(std::find_if(map.regions.begin(), map.regions.end(),
+                                                 [&](const Region& region) { return region.name == name; }) -
+                                    map.regions.begin());
+  };
+  for (const json& j : *regions) {
+    Region& region = map.regions.emplace_back(Region{text(j, "name"), {}});
+    if (region.name.empty() || !j.contains("places") || !j.at("places").is_array())
+      return r.wrong("regions", "a name and places", j);
+    for (const json& place : j.at("places"))
+      if (place.is_string()) region.places.push_back(place.get<std::string>());
+  }
+  std::string learner;
+  r.text("region", learner);
+  const std::size_t n = map.regions.size();
+  if (number(learner) == n) return r.wrong("region", "one of the regions", json(learner));
+  map.ways.learner = static_cast<std::uint32_t>(number(learner));
+  map.ways.ways.assign(n, std::vector<chains::RegionWay>(n));
+  for (const json& j : *ways) {
+    const std::size_t from = number(text(j, "from")), to = number(text(j, "to"));
+    if (from == n || to == n) return r.wrong("ways", "from and to of the regions", j);
+    chains::RegionWay& way = map.ways.ways[from][to];
+    if (const auto rate = j.find("mbit_per_s"); rate != j.end() && !rate->is_null()) {
+      if (!rate->is_number() || !(rate->get<double>() > 0)) return r.wrong("ways", "a rate above 0", *rate);
+      way.rate = BitRate::from_mbit_per_s(rate->get<double>());
+    }
+    if (const auto delay = j.find("delay_seconds"); delay != j.end() && !delay->is_null()) {
+      if (!delay->is_number() || !(delay->get<double>() >= 0) || delay->get<double>() > 3600)
+        return r.wrong("ways", "a delay of up to an hour", *delay);
+      way.delay = from_seconds(delay->get<double>());
+    }
+  }
+}
+
+void read_topology(const PlanReader& r, std::size_t workers, chains::Topology& t) {
+  using chains::TopologyPolicy;
+  std::string policy;
+  r.text("policy", policy);
+  if (auto parsed = chains::parse_topology_policy(policy); parsed && *parsed != chains::TopologyPolicy::kAuto)
+    t.policy = *parsed;
+  else
+    r.wrong("policy", "a topology", json(policy));
+  r.number("chains_wanted", t.chains_wanted, 1, 1e6);
+  const json none = json::array();
+  const auto list = [&](const char* key) -> const json& {
+    const json* j = r.list(key);
+    return j ? *j : none;
+  };
+  const auto bad = [&](const char* key) { r.wrong(key, "the numbers of its workers", json(key)); };
+  if (!read_chains(list("chains"), workers, t.chains)) bad("chains");
+  for (const json& stripe : list("further"))
+    if (!read_chains(stripe, workers, t.further.emplace_back())) return bad("further");
+  for (const json& stripe : list("grafts")) {
+    auto& roots = t.grafts.emplace_back();
+    if (!stripe.is_array()) return bad("grafts");
+    for (const json& pair : stripe) {
+      WorkerId first, root;
+      if (!pair.is_array() || pair.size() != 2 || !read_worker(pair[0], workers, first) ||
+          !read_worker(pair[1], workers, root))
+        return bad("grafts");
+      roots.emplace(first, root);
+    }
+  }
+  for (const json& id : list("leaves_only"))
+    if (!read_worker(id, workers, t.leaves_only.emplace_back())) return bad("leaves_only");
+}
+
+}  // namespace echoline::provisioner
