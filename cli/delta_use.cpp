@@ -196,9 +196,12 @@ void print_tensors(std::vector<delta::PatchTensor> tensors, bool all) {
   const std::size_t total = tensors.size();
   if (!all && total > kTensorsShown) tensors.resize(kTensorsShown);
   std::size_t name_width = 6, shape_width = 5;
+  const auto name = [](const delta::PatchTensor& t) {
+    return t.coded_tensors == 1 ? t.name : fmt::format("{} and {} more", t.name, t.coded_tensors - 1);
+  };
   const auto shape = [](const delta::PatchTensor& t) { return fmt::format("{}", fmt::join(t.shape, "x")); };
   for (const delta::PatchTensor& t : tensors) {
-    name_width = std::max(name_width, t.name.size());
+    name_width = std::max(name_width, name(t).size());
     shape_width = std::max(shape_width, shape(t).size());
   }
   fmt::print("\n{:<{}}  {:<7}  {:<{}}  {:>14}  {:>10}  {:>14}  {:>11}  {:>12}\n", "tensor", name_width, "type", "shape",
@@ -207,9 +210,9 @@ void print_tensors(std::vector<delta::PatchTensor> tensors, bool all) {
     const auto per_change = [&](std::uint64_t bits) {
       return t.changed ? fmt::format("{:.2f}", per(bits, t.changed)) : std::string("-");
     };
-    fmt::print("{:<{}}  {:<7}  {:<{}}  {:>14}  {:>10}  {:>14}  {:>11}  {:>12}\n", t.name, name_width,
+    fmt::print("{:<{}}  {:<7}  {:<{}}  {:>14}  {:>10}  {:>14}  {:>11}  {:>12}\n", name(t), name_width,
                delta::dtype_name(t.dtype), shape(t), shape_width, grouped(t.changed),
-               percent(per(t.changed, t.elements)), grouped(t.payload_bytes), per_change(8 * t.payload_bytes),
+               percent(per(t.changed, t.coded_elements)), grouped(t.payload_bytes), per_change(8 * t.payload_bytes),
                per_change(t.bound_bits));
   }
   if (tensors.size() < total)
@@ -236,6 +239,7 @@ json to_json(const InspectReport& r) {
                        {"dtype", delta::dtype_name(t.dtype)},
                        {"shape", t.shape},
                        {"elements", t.elements},
+                       {"coded_tensors", t.coded_tensors},
                        {"changed", t.changed},
                        {"payload_bytes", t.payload_bytes},
                        {"bound_bits", t.bound_bits}});
@@ -320,7 +324,8 @@ void add_delta_inspect(Verb* group, int& exit) {
   verb->footer(
       "Columns: changed weights and their share of the tensor; bytes in the patch; bits per changed weight, and "
       "as the bound the entropy of the changes under the encoder's model. In a fold, a weight counts once for "
-      "each delta that changes it. JSON has every tensor, in order of name.\n"
+      "each delta that changes it. Small tensors of a type that follow one another are coded together and counted at "
+      "the first of them. JSON has every tensor, in order of name.\n"
       "Example:\n  echoline delta inspect 101.patch --all");
   verb->callback([a, &exit] {
     exit = report(

@@ -78,6 +78,24 @@ static inline std::uint64_t get_number(BitReader& reader) {
   return (std::uint64_t{1} << (length - 1)) | high | low;
 }
 
+// Bits that are appended to memory with room for them and eight bytes more. Plain data, as BitReader.
+struct BitSink {
+  std::byte* bytes = nullptr;
+  std::uint64_t at = 0;  // whole bytes that are there
+  std::uint64_t pending = 0;
+  unsigned filled = 0;  // bits of `pending`, below 8
+};
+
+// `value` has at most `count` bits, which are at most 56.
+static inline void put_bits(BitSink& sink, std::uint64_t value, unsigned count) {
+  sink.pending |= value << sink.filled;
+  sink.filled += count;
+  std::memcpy(sink.bytes + sink.at, &sink.pending, 8);
+  sink.at += sink.filled / 8;
+  sink.pending >>= sink.filled & 56;
+  sink.filled %= 8;
+}
+
 static inline bool exhausted(const BitReader& reader) { return reader.at > 8 * reader.byte_count; }
 
 }  // namespace echoline::delta

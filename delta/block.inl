@@ -243,8 +243,11 @@ template <class T>
 void sort(const std::byte* old, std::uint32_t count, const BlockModel& model, SortedBlock& sorted) {
   const std::uint32_t words = (count + 31) / 32;
   const EntryBounds bounds(model);
-  if (bounds.last > 0)
-    nest_tail<T>(old, 32 * nest_words<T>(old, count, model, bounds, sorted), count, model, bounds, sorted);
+  if (bounds.last == 0) {  // the masks of what has all elements are not looked at
+    sorted.count[0] = count;
+    return;
+  }
+  nest_tail<T>(old, 32 * nest_words<T>(old, count, model, bounds, sorted), count, model, bounds, sorted);
   for (std::uint32_t w = 0; w < words; ++w) sorted.mask[bounds.last][w] = ~0u;
   if (count % 32 != 0) sorted.mask[bounds.last][words - 1] = (1u << count % 32) - 1;
   static constexpr std::uint32_t kNone[kBlockWordsMax] = {};
@@ -306,20 +309,22 @@ using Packed = T[kBlockElementsMax + kSpareElements];
 
 // Puts the `elements` elements in `mask` side by side.
 template <class T>
-void pack(const std::byte* block, const std::uint32_t* mask, std::uint32_t words, std::uint32_t elements, T* packed) {
-  std::uint32_t count = 0;
+void pack(const std::byte* block, const std::uint32_t* mask, std::uint32_t words, std::uint32_t elements,
+          std::byte* packed) {
+  std::size_t count = 0;
   for_each_word(mask, words, elements, [&](std::uint32_t w) {
     std::uint32_t bits = mask[w];
     const std::byte* at = block + w * 32 * sizeof(T);
 #if defined(__AVX512VBMI2__)
     if constexpr (sizeof(T) == 2) {
-      _mm512_storeu_si512(packed + count, _mm512_maskz_compress_epi16(bits, _mm512_maskz_loadu_epi16(bits, at)));
+      _mm512_storeu_si512(packed + 2 * count, _mm512_maskz_compress_epi16(bits, _mm512_maskz_loadu_epi16(bits, at)));
       count += static_cast<std::uint32_t>(__builtin_popcount(bits));
       return;
     }
 #endif
     for (; bits != 0; bits &= bits - 1)
-      packed[count++] = read_element<T>(at + static_cast<std::size_t>(__builtin_ctz(bits)) * sizeof(T));
+      std::memcpy(packed + sizeof(T) * count++, at + static_cast<std::size_t>(__builtin_ctz(bits)) * sizeof(T),
+                  sizeof(T));
   });
 }
 
@@ -357,10 +362,11 @@ struct Lanes16 {
     for (unsigned c = 0; c < kClasses; ++c) range_of[c] = model.range_of[c];
     ranges = _mm512_load_si512(range_of);
   }
-  __m512i range_of(__m512i old) const {
+  __m512i class_of(__m512i old) const {
     const __m512i above = _mm512_subs_epu16(_mm512_and_si512(_mm512_srl_epi16(old, shift), exponent_mask), base);
-    return _mm512_permutexvar_epi16(_mm512_min_epu16(above, _mm512_set1_epi16(kClasses - 1)), ranges);
+    return _mm512_min_epu16(above, _mm512_set1_epi16(kClasses - 1));
   }
+  __m512i range_of(__m512i old) const { return _mm512_permutexvar_epi16(class_of(old), ranges); }
   __m512i to_ordered(__m512i bits) const {
     return is_float ? _mm512_xor_si512(bits, _mm512_or_si512(_mm512_srai_epi16(bits, 15), top)) : bits;
   }
@@ -373,418 +379,38 @@ struct Lanes16 {
 };
 #endif
 
-// ---- changes to tokens ----
-
-// For each element: range << kTokenBits | symbol, the symbol being 0 for an unchanged element and the step token plus
-// one otherwise; and its magnitude where the token leaves bits open, with room for kSpareElements more. Gives the
-// number of magnitudes.
-template <class T>
-std::uint32_t symbols_of(const T* olds, const T* now, std::uint32_t count, const BlockModel& model,
-                         std::uint16_t* symbols, std::uint64_t* extras) {
-  std::uint32_t extra_count = 0;
-  std::uint32_t i = 0;
-#if defined(__AVX512BW__)
-  if constexpr (sizeof(T) == 2) {
-    const Lanes16 lanes(model);
-    const __m512i one = _mm512_set1_epi16(1), small = _mm512_set1_epi16(8);
-    for (; i < count; i += 32) {
-      const __mmask32 active = count - i < 32 ? (1u << (count - i)) - 1 : ~0u;
-      const __m512i old = _mm512_loadu_si512(olds + i);
-      const __m512i range = _mm512_slli_epi16(lanes.range_of(old), kTokenBits);
-      const __m512i step = _mm512_sub_epi16(lanes.to_ordered(_mm512_loadu_si512(now + i)), lanes.to_ordered(old));
-      const __m512i magnitude = _mm512_abs_epi16(step);
-      const __m512i towards_zero = _mm512_srli_epi16(_mm512_xor_si512(step, _mm512_and_si512(old, lanes.top)), 15);
-      __m512i symbol = _mm512_sub_epi16(_mm512_add_epi16(_mm512_add_epi16(magnitude, magnitude), towards_zero), one);
-      const __mmask32 large = _mm512_mask_cmpgt_epu16_mask(active, magnitude, small);
-      if (large != 0) {
-        // The bits of a float of the magnitude begin with its length and its second highest bit.
-        const auto head_of = [](__m256i part) {
-          const __m512i bits = _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_cvtepu16_epi32(part)));
-          return _mm512_cvtepi32_epi16(
-              _mm512_sub_epi32(_mm512_srli_epi32(bits, 22), _mm512_set1_epi32(2 * (127 + 3) - 8)));
-        };
-        const __m512i head = _mm512_inserti64x4(_mm512_castsi256_si512(head_of(_mm512_castsi512_si256(magnitude))),
-                                                head_of(_mm512_extracti64x4_epi64(magnitude, 1)), 1);
-        symbol =
-            _mm512_mask_add_epi16(symbol, large, _mm512_add_epi16(_mm512_add_epi16(head, head), towards_zero), one);
-        alignas(64) std::uint16_t open[32];
-        _mm512_store_si512(open, _mm512_maskz_compress_epi16(large, magnitude));
-        const auto more = static_cast<std::uint32_t>(__builtin_popcount(large));
-        for (std::uint32_t k = 0; k < more; k += 8)
-          _mm512_storeu_si512(extras + extra_count + k,
-                              _mm512_cvtepu16_epi64(_mm_load_si128(reinterpret_cast<const __m128i*>(open + k))));
-        extra_count += more;
-      }
-      const __mmask32 changed = _mm512_test_epi16_mask(magnitude, magnitude);
-      _mm512_storeu_si512(symbols + i, _mm512_or_si512(range, _mm512_maskz_mov_epi16(changed, symbol)));
-    }
-    return extra_count;
-  }
-#endif
-  for (; i < count; ++i) {
-    const T old = olds[i];
-    std::uint64_t magnitude = 0;
-    const unsigned token = change_token(old, now[i], model.is_float, magnitude);
-    extras[extra_count] = magnitude;
-    extra_count += magnitude > 8;
-    symbols[i] = static_cast<std::uint16_t>(model.range_of[class_of(old, model)] << kTokenBits |
-                                            (magnitude == 0 ? 0 : token + 1));
-  }
-  return extra_count;
-}
-
-template <class T>
-void collect(const std::byte* prev, const std::byte* cur, std::uint32_t count, const BlockModel& model,
-             const SortedBlock& sorted, const std::uint32_t* changed, BlockSink& sink) {
-  const std::uint32_t words = (count + 31) / 32;
-  Packed<T> olds, now;
-  if (model.dense > 0) {
-    const std::uint32_t packed = sorted.count[0];
-    pack(prev, sorted.mask[0], words, packed, olds);
-    pack(cur, sorted.mask[0], words, packed, now);
-    sink.dense_extra_count +=
-        symbols_of(olds, now, packed, model, sink.dense + sink.dense_count, sink.dense_extras + sink.dense_extra_count);
-    sink.dense_count += packed;
-  }
-  if (model.dense == model.ranges) return;
-  Packed<std::uint16_t> index, symbols;
-  const std::uint32_t picked = pick(changed, model.dense > 0 ? sorted.mask[0] : nullptr, words, index);
-  for (std::uint32_t i = 0; i < picked; ++i) {
-    olds[i] = read_element<T>(prev + index[i] * sizeof(T));
-    now[i] = read_element<T>(cur + index[i] * sizeof(T));
-  }
-  std::uint64_t extras[kBlockElementsMax + kSpareElements];
-  symbols_of(olds, now, picked, model, symbols, extras);
-  const std::uint64_t* extra = extras;
-  for (std::uint32_t i = 0; i < picked; ++i) {
-    const std::uint32_t w = index[i] / 32;
-    const std::uint32_t r = symbols[i] >> kTokenBits, e = r - model.dense + 1;
-    const unsigned token = (symbols[i] & ((1u << kTokenBits) - 1)) - 1;
-    GapSink& out = sink.gap[r];
-    const std::uint32_t below = sorted.mask[e][w] & ((1u << index[i] % 32) - 1);
-    const std::uint64_t rank = out.seen + sorted.before[e][w] + static_cast<std::uint32_t>(__builtin_popcount(below));
-    out.gaps[out.count] = static_cast<std::uint32_t>(rank - out.next);
-    out.next = rank + 1;
-    out.tokens[out.count++] = static_cast<std::uint16_t>(token);
-    if (token >= 16) out.extras[out.extra_count++] = *extra++;
-  }
-  for (std::uint32_t r = model.dense; r < model.ranges; ++r) sink.gap[r].seen += sorted.count[r - model.dense + 1];
-}
-
-// ---- symbols to bits ----
-
-std::uint16_t* write_wide(const std::uint16_t* symbols, const std::uint32_t* lengths, std::size_t runs,
-                          const RansCode* codes, std::uint32_t* states, std::uint16_t* end) {
-  for (std::size_t r = 0; r < runs; ++r) symbols += lengths[r];
-#if defined(__AVX512BW__)
-  constexpr unsigned kVectors = kWideStates / 16;
-  __m512i state[kVectors];
-  for (unsigned v = 0; v < kVectors; ++v) state[v] = _mm512_loadu_si512(states + 16 * v);
-  const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
-  const __m512i odd = _mm512_set_epi32(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
-  const __m512i field = _mm512_set1_epi32(0xfff);
-  const auto put = [&](unsigned v, const std::uint16_t* from, __mmask16 active) {
-    const __m512i symbol = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(active, from));
-    const __m512i low = _mm512_i32gather_epi64(_mm512_castsi512_si256(symbol), codes, 8);
-    const __m512i high = _mm512_i32gather_epi64(_mm512_extracti64x4_epi64(symbol, 1), codes, 8);
-    const __m512i reciprocal = _mm512_permutex2var_epi32(low, even, high);
-    const __m512i rest = _mm512_permutex2var_epi32(low, odd, high);
-    const __m512i others = _mm512_and_si512(rest, field);
-    __m512i x = state[v];
-    const __mmask16 spill =
-        _mm512_mask_test_epi32_mask(active, _mm512_add_epi32(x, _mm512_slli_epi32(others, 31 - kRansBits)),
-                                    _mm512_set1_epi32(static_cast<int>(0x80000000u)));
-    const auto spilled = static_cast<unsigned>(__builtin_popcount(spill));
-    end -= spilled;
-    _mm256_mask_storeu_epi16(end, static_cast<__mmask16>((1u << spilled) - 1),
-                             _mm512_cvtepi32_epi16(_mm512_maskz_compress_epi32(spill, x)));
-    x = _mm512_mask_srli_epi32(x, spill, x, 16);
-    const __m512i even_product = _mm512_mul_epu32(x, reciprocal);
-    const __m512i odd_product = _mm512_mul_epu32(_mm512_srli_epi64(x, 32), _mm512_srli_epi64(reciprocal, 32));
-    const __m512i product = _mm512_mask_mov_epi32(_mm512_srli_epi64(even_product, 32), 0xaaaa, odd_product);
-    const __m512i quotient = _mm512_srlv_epi32(product, _mm512_srli_epi32(rest, 24));
-    const __m512i start = _mm512_and_si512(_mm512_srli_epi32(rest, 12), field);
-    const __m512i moved = _mm512_add_epi32(_mm512_add_epi32(x, start), _mm512_mullo_epi32(quotient, others));
-    state[v] = _mm512_mask_mov_epi32(x, active, moved);
-  };
-  for (std::size_t r = runs; r-- > 0;) {
-    const std::uint16_t* const first = symbols -= lengths[r];
-    std::uint32_t left = lengths[r] % kWideStates;
-    std::uint32_t at = lengths[r] - left;
-    for (unsigned v = kVectors; v-- > 0;)
-      if (left > 16 * v) {
-        put(v, first + at + 16 * v, static_cast<__mmask16>(left - 16 * v < 16 ? (1u << (left - 16 * v)) - 1 : 0xffff));
-        left = 16 * v;
-      }
-    while (at > 0) {
-      at -= kWideStates;
-      for (unsigned v = kVectors; v-- > 0;) put(v, first + at + 16 * v, 0xffff);
-    }
-  }
-  for (unsigned v = 0; v < kVectors; ++v) _mm512_storeu_si512(states + 16 * v, state[v]);
-#else
-  for (std::size_t r = runs; r-- > 0;) {
-    symbols -= lengths[r];
-    for (std::uint32_t i = lengths[r]; i-- > 0;) end -= rans_put(states[i % kWideStates], codes[symbols[i]], end - 1);
-  }
-#endif
-  return end;
-}
-
-void find_open(const std::uint16_t* symbols, std::size_t count, const std::uint16_t* limits, std::uint32_t* open) {
-  constexpr std::uint16_t kSymbolMask = (1u << kTokenBits) - 1;
-#if defined(__AVX512BW__)
-  const __m512i limit_of = _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(limits)));
-  for (std::size_t i = 0; i < count; i += 32) {
-    const __m512i entry = _mm512_loadu_si512(symbols + i);
-    const __m512i limit = _mm512_permutexvar_epi16(_mm512_srli_epi16(entry, kTokenBits), limit_of);
-    open[i / 32] = _mm512_cmpge_epu16_mask(_mm512_and_si512(entry, _mm512_set1_epi16(kSymbolMask)), limit);
-  }
-#else
-  for (std::size_t i = 0; i < count; i += 32) {
-    std::uint32_t bits = 0;
-    for (std::size_t k = 0; k < 32; ++k) {
-      const std::uint16_t entry = symbols[i + k];
-      bits |= static_cast<std::uint32_t>((entry & kSymbolMask) >= limits[entry >> kTokenBits & (kRangesMax - 1)]) << k;
-    }
-    open[i / 32] = bits;
-  }
-#endif
-  if (count % 32 != 0) open[count / 32] &= (1u << count % 32) - 1;
-}
-
-// ---- tokens to changes ----
-
-// The word that holds the element with this rank: the last one with at most `rank` elements before it.
-std::uint32_t word_of(const std::uint16_t* before, std::uint32_t words, std::uint32_t rank) {
-#if defined(__AVX512BW__)
-  const __m512i wanted = _mm512_set1_epi16(static_cast<short>(rank));
-  std::uint32_t at_most = 0;
-  for (std::uint32_t w = 0; w < words; w += 32)
-    at_most +=
-        static_cast<std::uint32_t>(__builtin_popcount(_mm512_cmple_epu16_mask(_mm512_load_si512(before + w), wanted)));
-  return at_most - 1;
-#else
-  std::uint32_t low = 0;
-  for (std::uint32_t half = kBlockWordsMax / 2; half > 0; half /= 2)
-    low += low + half < words && before[low + half] <= rank ? half : 0;
-  return low;
-#endif
-}
-
-// Reads a run of `count` symbols; on entry symbols[i] is the range of the i-th.
-void read_wide(WideRansReader& reader, std::uint32_t count, const RansEntry* tables, std::uint16_t* symbols) {
-  std::uint32_t done = 0;
-#if defined(__AVX512BW__)
-  constexpr unsigned kVectors = kWideStates / 16;
-  __m512i state[kVectors];
-  for (unsigned v = 0; v < kVectors; ++v) state[v] = _mm512_load_si512(reader.state + 16 * v);
-  const __m512i slot_mask = _mm512_set1_epi32(kRansSlots - 1), floor = _mm512_set1_epi32(kRansFloor);
-  const std::byte* words = reader.words + 2 * reader.at;
-  const std::byte* const last = reader.words + 2 * reader.word_count;
-  const auto read = [&](unsigned v, std::uint16_t* at, __mmask16 active) {
-    const __m512i range = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(active, at));
-    const __m512i slot = _mm512_and_si512(state[v], slot_mask);
-    const __m512i entry = _mm512_i32gather_epi32(_mm512_or_si512(_mm512_slli_epi32(range, kRansBits), slot), tables, 4);
-    const __m512i frequency =
-        _mm512_add_epi32(_mm512_and_si512(_mm512_srli_epi32(entry, kRansBits), slot_mask), _mm512_set1_epi32(1));
-    const __m512i next = _mm512_add_epi32(_mm512_mullo_epi32(frequency, _mm512_srli_epi32(state[v], kRansBits)),
-                                          _mm512_and_si512(entry, slot_mask));
-    const __mmask16 refill = _mm512_mask_cmplt_epu32_mask(active, next, floor);
-    const __m512i word = _mm512_maskz_expand_epi32(
-        refill, _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(words))));
-    words += 2 * __builtin_popcount(refill);
-    state[v] =
-        _mm512_mask_mov_epi32(state[v], active, _mm512_mask_or_epi32(next, refill, _mm512_slli_epi32(next, 16), word));
-    _mm256_mask_storeu_epi16(at, active, _mm512_cvtepi32_epi16(_mm512_srli_epi32(entry, 2 * kRansBits)));
-  };
-  const auto has_words = [&] { return last - words >= static_cast<std::ptrdiff_t>(2 * kWideStates); };
-  for (; done + kWideStates <= count && has_words(); done += kWideStates)
-    for (unsigned v = 0; v < kVectors; ++v) read(v, symbols + done + 16 * v, 0xffff);
-  if (count - done < kWideStates && has_words()) {
-    for (unsigned v = 0; done + 16 * v < count; ++v) {
-      const std::uint32_t left = count - done - 16 * v;
-      read(v, symbols + done + 16 * v, static_cast<__mmask16>(left < 16 ? (1u << left) - 1 : 0xffff));
-    }
-    done = count;
-  }
-  for (unsigned v = 0; v < kVectors; ++v) _mm512_store_si512(reader.state + 16 * v, state[v]);
-  reader.at = static_cast<std::uint64_t>(words - reader.words) / 2;
-#endif
-  rans_read_wide(reader, done, count, tables, symbols);
-}
-
-// The symbols of the dense elements of a block.
-template <class T>
-void read_dense(const T* olds, std::uint32_t count, const BlockModel& model, BlockSource& source,
-                std::uint16_t* symbols) {
-  std::uint32_t i = 0;
-#if defined(__AVX512BW__)
-  if constexpr (sizeof(T) == 2) {
-    const Lanes16 lanes(model);
-    for (; i < count; i += 32) _mm512_storeu_si512(symbols + i, lanes.range_of(_mm512_loadu_si512(olds + i)));
-  }
-#endif
-  for (; i < count; ++i) symbols[i] = model.range_of[class_of(olds[i], model)];
-  const RansEntry* const tables = source.dense_tables;
-  if (source.is_wide) return read_wide(source.wide, count, tables, symbols);
-  RansReader rans = source.narrow;
-  rans_read_run(
-      rans, count, [&](std::uint64_t k) { return tables + symbols[k] * kRansSlots; }, symbols);
-  source.narrow = rans;
-}
-
-// Takes a step whose symbol does not say all about it.
-template <class T>
-T open_step(T old, unsigned symbol, const BlockModel& model, BlockSource& source) {
-  unsigned token = symbol - 1;
-  if (symbol == kEscape) {
-    token = static_cast<unsigned>(get_bits(source.bits, kTokenBits));
-    if (token >= kStepTokensMax) {
-      source.malformed = true;
-      return old;
-    }
-  }
-  const std::uint64_t extra = token < 16 ? 0 : get_extra(source.bits, token);
-  return apply_step(old, token_step(token, extra), model.is_float);
-}
-
+// What 64 lanes need of a table of kRangesMax * kSmallSymbols bytes. With kSmall, only the first half is used.
 #if defined(__AVX512VBMI2__)
-// open_step() for sixteen 16-bit elements; false, and nothing done, where that takes the long way: an escape, a token
-// of wider types, or the end of the bits.
-bool open_steps(__m512i symbol, std::uint16_t* olds, const BlockModel& model, BlockSource& source) {
-  const auto set = [](unsigned value) { return _mm512_set1_epi32(static_cast<int>(value)); };
-  constexpr unsigned kLargest = 16 + 4 * (16 - 4) + 3;
-  const __m512i zero = _mm512_setzero_si512(), token = _mm512_sub_epi32(symbol, set(1)),
-                above = _mm512_sub_epi32(token, set(16));
-  if (_mm512_cmpgt_epu32_mask(token, set(kLargest)) != 0) return false;
-  const __m512i length = _mm512_add_epi32(_mm512_srli_epi32(above, 2), set(2));
-  __m512i end = _mm512_add_epi32(length, _mm512_alignr_epi32(length, zero, 15));  // sums up to each
-  end = _mm512_add_epi32(end, _mm512_alignr_epi32(end, zero, 14));
-  end = _mm512_add_epi32(end, _mm512_alignr_epi32(end, zero, 12));
-  end = _mm512_add_epi32(end, _mm512_alignr_epi32(end, zero, 8));
-  const auto total = static_cast<std::uint32_t>(_mm_extract_epi32(_mm512_extracti32x4_epi32(end, 3), 3));
-  const std::uint64_t first_byte = source.bits.at >> 3;
-  if (first_byte + total / 8 + 8 > source.bits.byte_count) return false;
-  const __m512i at = _mm512_add_epi32(_mm512_sub_epi32(end, length), set(static_cast<unsigned>(source.bits.at & 7)));
-  const __m512i window = _mm512_i32gather_epi32(_mm512_srli_epi32(at, 3), source.bits.bytes + first_byte, 1);
-  const __m512i extra =
-      _mm512_andnot_si512(_mm512_sllv_epi32(set(~0u), length), _mm512_srlv_epi32(window, _mm512_and_si512(at, set(7))));
-  const __m512i head = _mm512_or_si512(set(2), _mm512_and_si512(_mm512_srli_epi32(above, 1), set(1)));
-  const __m512i magnitude = _mm512_or_si512(_mm512_sllv_epi32(head, length), extra);
-  const __m512i old = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(olds)));
-  const unsigned top = model.is_float ? 0x8000 : 0;
-  const __mmask16 negative = _mm512_test_epi32_mask(old, set(top));
-  const __mmask16 down = static_cast<__mmask16>(_mm512_test_epi32_mask(token, set(1)) ^ negative);
-  const __m512i ordered = _mm512_mask_xor_epi32(_mm512_or_si512(old, set(top)), negative, old, set(0xffff));
-  const __m512i moved = _mm512_mask_sub_epi32(_mm512_add_epi32(ordered, magnitude), down, ordered, magnitude);
-  const __mmask16 below_zero = model.is_float ? _mm512_testn_epi32_mask(moved, set(0x8000)) : 0;
-  const __m512i now = _mm512_mask_xor_epi32(_mm512_andnot_si512(set(top), moved), below_zero, moved, set(0xffff));
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(olds), _mm512_cvtepi32_epi16(now));
-  source.bits.at += total;
-  return true;
-}
-#endif
+template <bool kSmall>
+struct ByteTable {
+  __m512i part[4];
+  explicit ByteTable(const std::uint8_t* table) {
+    for (unsigned k = 0; k < (kSmall ? 2 : 4); ++k) part[k] = _mm512_load_si512(table + 64 * k);
+  }
+  // `high` are the lanes whose index is 128 or more.
+  __m512i at(__m512i index, [[maybe_unused]] __mmask64 high) const {
+    const __m512i low_half = _mm512_permutex2var_epi8(part[0], index, part[1]);
+    if constexpr (kSmall) return low_half;
+    return _mm512_mask_mov_epi8(low_half, high, _mm512_permutex2var_epi8(part[2], index, part[3]));
+  }
+};
 
-// Takes all steps, in `values`.
-template <class T>
-void take_steps(T* values, std::uint32_t count, const std::uint16_t* symbols, const BlockModel& model,
-                BlockSource& source) {
-  std::uint32_t i = 0;
-#if defined(__AVX512VBMI2__)
-  if constexpr (sizeof(T) == 2) {
-    const Lanes16 lanes(model);
-    const __m512i one = _mm512_set1_epi16(1);
-    Packed<std::uint16_t> open, olds;  // those whose symbols do not say all
-    std::uint32_t open_count = 0, changed = 0;
-    __m512i lane = iota16();
-    for (; i < count; i += 32) {
-      const __mmask32 active = count - i < 32 ? (1u << (count - i)) - 1 : ~0u;
-      const __m512i symbol = _mm512_maskz_loadu_epi16(active, symbols + i);
-      changed += static_cast<std::uint32_t>(__builtin_popcount(_mm512_test_epi16_mask(symbol, symbol)));
-      const __m512i old = _mm512_loadu_si512(values + i);
-      // Odd symbols step away from zero, even ones towards it; ordered integers fall away from zero below it.
-      const __m512i magnitude = _mm512_srli_epi16(_mm512_add_epi16(symbol, one), 1);
-      const __mmask32 down = ~_mm512_test_epi16_mask(symbol, one) ^ _mm512_test_epi16_mask(old, lanes.top);
-      const __m512i ordered = lanes.to_ordered(old);
-      const __m512i now =
-          lanes.from_ordered(_mm512_mask_sub_epi16(_mm512_add_epi16(ordered, magnitude), down, ordered, magnitude));
-      const __mmask32 is_open = _mm512_cmpgt_epu16_mask(symbol, _mm512_set1_epi16(16));
-      _mm512_storeu_si512(values + i, now);
-      if (is_open != 0) {
-        _mm512_storeu_si512(open + open_count, _mm512_maskz_compress_epi16(is_open, lane));
-        _mm512_storeu_si512(olds + open_count, _mm512_maskz_compress_epi16(is_open, old));
-        open_count += static_cast<std::uint32_t>(__builtin_popcount(is_open));
-      }
-      lane = _mm512_add_epi16(lane, _mm512_set1_epi16(32));
-    }
-    source.changed += changed;
-    for (i = 0; i < open_count; i += 16) {
-      const std::uint32_t part = open_count - i < 16 ? open_count - i : 16;
-      alignas(64) std::uint32_t own[16];
-      for (std::uint32_t k = 0; k < part; ++k) own[k] = symbols[open[i + k]];
-      if (part < 16 || !open_steps(_mm512_load_si512(own), olds + i, model, source))
-        for (std::uint32_t k = 0; k < part; ++k) olds[i + k] = open_step(olds[i + k], own[k], model, source);
-      for (std::uint32_t k = 0; k < part; ++k) values[open[i + k]] = olds[i + k];
-    }
-    return;
-  }
-#endif
-  for (; i < count; ++i) {
-    const unsigned symbol = symbols[i];
-    if (symbol > 16) {
-      values[i] = open_step(values[i], symbol, model, source);
-    } else if (symbol != 0) {
-      values[i] = apply_step(values[i], token_step(symbol - 1, 0), model.is_float);
-    }
-    source.changed += symbol != 0;
-  }
+// Eights of bytes, so that unpacking their lower and upper halves gives elements 0 to 31 and 32 to 63.
+__m512i eights_apart(__m512i bytes) {
+  return _mm512_permutexvar_epi64(_mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0), bytes);
 }
 
-template <class T>
-void resolve(const std::byte* old, std::uint32_t count, const BlockModel& model, SortedBlock& sorted,
-             BlockSource& source, std::byte* now) {
-  // The memory of a later block is asked for bit by bit between the steps: all at once would wait for it.
-  const std::uint32_t step_bytes = count * sizeof(T) / (model.ranges - model.dense + 1);
-  const std::byte* ahead = old + kPrefetchBytes;
-  const std::byte* ahead_now = now + kPrefetchBytes;
-  const auto prefetch_some = [&] {
-    for (const std::byte* end = ahead + step_bytes; ahead < end; ahead += 64, ahead_now += 64) {
-      __builtin_prefetch(ahead);
-      if (source.is_whole) __builtin_prefetch(ahead_now, 1);
-    }
-  };
-  std::memcpy(now, old, count * sizeof(T));
-  sort<T>(old, count, model, sorted);
-  prefetch_some();
-  const std::uint32_t words = (count + 31) / 32;
-  const bool is_float = model.is_float;
-  for (std::uint32_t r = model.dense; r < model.ranges; ++r) {
-    GapSource& from = source.gap[r];
-    const std::uint64_t seen = from.seen;
-    const std::uint32_t e = r - model.dense + 1;
-    const std::uint64_t end = from.seen = seen + sorted.count[e];
-    std::uint64_t at = from.at;
-    prefetch_some();
-    for (; at < from.count && from.ranks[at] < end; ++at) {
-      const auto rank = static_cast<std::uint32_t>(from.ranks[at] - seen);
-      const std::uint32_t w = word_of(sorted.before[e], words, rank);
-      const std::uint32_t index = w * 32 + select_bit(sorted.mask[e][w], rank - sorted.before[e][w]);
-      const T value = apply_step(read_element<T>(old + index * sizeof(T)), from.steps[at], is_float);
-      std::memcpy(now + index * sizeof(T), &value, sizeof(T));
-    }
-    source.changed += at - from.at;
-    from.at = at;
-  }
-  if (model.dense == 0) return;
-  Packed<T> values;
-  Packed<std::uint16_t> symbols;
-  const std::uint32_t packed = sorted.count[0];
-  pack(old, sorted.mask[0], words, packed, values);
-  read_dense(values, packed, model, source, symbols);
-  take_steps(values, packed, symbols, model, source);
-  unpack(values, sorted.mask[0], words, packed, now);
-}
+__mmask64 first_lanes(std::uint32_t count) { return count < 64 ? (std::uint64_t{1} << count) - 1 : ~std::uint64_t{0}; }
+#endif
+
+}  // namespace
+}  // namespace echoline::delta
+
+#include "delta/block_decode.inl"
+#include "delta/block_encode.inl"
+
+namespace echoline::delta {
+namespace {
 
 template <class T>
 void extract(const std::byte* now, const std::uint32_t* changed, std::uint32_t count, std::uint32_t elements,
@@ -899,14 +525,18 @@ void count_exponents(const std::byte* old, std::uint32_t count, std::uint32_t sh
 }  // namespace
 }  // namespace echoline::delta
 
-#define ECHOLINE_KERNEL_SET(label)                                                                       \
-  {                                                                                                      \
-    label, {diff<std::uint8_t>, diff<std::uint16_t>, diff<std::uint32_t>, diff<std::uint64_t>},          \
-        {sort<std::uint8_t>, sort<std::uint16_t>, sort<std::uint32_t>, sort<std::uint64_t>},             \
-        {collect<std::uint8_t>, collect<std::uint16_t>, collect<std::uint32_t>, collect<std::uint64_t>}, \
-        {resolve<std::uint8_t>, resolve<std::uint16_t>, resolve<std::uint32_t>, resolve<std::uint64_t>}, \
-        {extract<std::uint8_t>, extract<std::uint16_t>, extract<std::uint32_t>, extract<std::uint64_t>}, \
-        {count_exponents<std::uint8_t>, count_exponents<std::uint16_t>, count_exponents<std::uint32_t>,  \
-         count_exponents<std::uint64_t>},                                                                \
-        write_wide, find_open, hash_bytes                                                                \
+#define ECHOLINE_KERNEL_SET(label)                                                                                   \
+  {                                                                                                                  \
+    label, {diff<std::uint8_t>, diff<std::uint16_t>, diff<std::uint32_t>, diff<std::uint64_t>},                      \
+        {sort<std::uint8_t>, sort<std::uint16_t>, sort<std::uint32_t>, sort<std::uint64_t>},                         \
+        {collect<std::uint8_t>, collect<std::uint16_t>, collect<std::uint32_t>, collect<std::uint64_t>},             \
+        {pack_dense<std::uint8_t>, pack_dense<std::uint16_t>, pack_dense<std::uint32_t>, pack_dense<std::uint64_t>}, \
+        {put_dense<std::uint8_t>, put_dense<std::uint16_t>, put_dense<std::uint32_t>, put_dense<std::uint64_t>},     \
+        {resolve<std::uint8_t>, resolve<std::uint16_t>, resolve<std::uint32_t>, resolve<std::uint64_t>},             \
+        {extract<std::uint8_t>, extract<std::uint16_t>, extract<std::uint32_t>, extract<std::uint64_t>},             \
+        {count_exponents<std::uint8_t>, count_exponents<std::uint16_t>, count_exponents<std::uint32_t>,              \
+         count_exponents<std::uint64_t>},                                                                            \
+        {count_steps<std::uint8_t>, count_steps<std::uint16_t>, count_steps<std::uint32_t>,                          \
+         count_steps<std::uint64_t>},                                                                                \
+        write_small, hash_bytes                                                                                      \
   }

@@ -8,11 +8,13 @@
 #include <string_view>
 #include <vector>
 
+#include "delta/raw_memory.hpp"
+
 namespace echoline::delta {
 
 static_assert(std::endian::native == std::endian::little, "tensors and patches are little endian, as is the host");
 
-using ByteVector = std::vector<std::byte>;
+using ByteVector = std::vector<std::byte, KeptAllocator<std::byte>>;
 using ByteSpan = std::span<const std::byte>;
 
 inline ByteSpan as_byte_span(std::string_view text) { return std::as_bytes(std::span(text.data(), text.size())); }
@@ -29,7 +31,8 @@ void store(std::byte* to, T value) {
   std::memcpy(to, &value, sizeof value);
 }
 
-inline void put_bytes(ByteVector& out, ByteSpan bytes) {
+template <class Vector>  // of bytes
+void put_bytes(Vector& out, ByteSpan bytes) {
   if (bytes.empty()) return;
   const std::size_t at = out.size();
   out.resize(at + bytes.size());

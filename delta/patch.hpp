@@ -76,7 +76,9 @@ struct PatchTensor {
   DType dtype = DType::kU8;
   std::vector<std::int64_t> shape;
   std::uint64_t elements = 0;
-  std::uint64_t changed = 0;  // in a fold, the sum over its parts
+  // Of small tensors that are coded together, all are counted at the first, in all numbers below.
+  std::uint64_t coded_tensors = 1, coded_elements = 0;  // how many that are; itself, unless it begins a group
+  std::uint64_t changed = 0;                            // in a fold, the sum over its parts
   std::uint64_t payload_bytes = 0;
   std::uint64_t bound_bits = 0;  // entropy of the changes given the old values, as the encoder modelled them
 };

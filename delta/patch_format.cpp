@@ -8,9 +8,9 @@ namespace echoline::delta {
 namespace {
 
 constexpr std::string_view kMagic = "ECHOPTCH";
-constexpr std::uint16_t kFormatVersion = 3;
-constexpr std::uint8_t kHeaderFrame = 'H', kSegmentFrame = 'S', kTrailerFrame = 'T';
-constexpr std::size_t kChecksumBytes = 8;
+constexpr std::uint16_t kFormatVersion = 4, kOldestVersion = 3;
+constexpr std::uint8_t kHeaderFrame = 'H', kSegmentFrame = 'S', kGroupFrame = 'G', kTrailerFrame = 'T';
+constexpr std::size_t kFrameHeadBytes = 5, kChecksumBytes = 8;
 
 Error corrupt(std::string_view why) { return fail(Code::kCorrupt, "read patch", "{}", why); }
 
@@ -78,15 +78,19 @@ SegmentRange segment_range(std::uint64_t tensor_bytes, std::uint64_t index) {
   return {first, std::min(kSegmentBytes, tensor_bytes - first)};
 }
 
-Status PatchWriter::put_frame(std::uint8_t type, ByteSpan body) {
-  if (body.size() > UINT32_MAX)
-    return fail(Code::kExhausted, "write patch", "a part of {} bytes, at most {} fit; fold fewer deltas", body.size(),
-                UINT32_MAX);
-  const std::size_t start = frame_.size();
+void PatchWriter::begin_frame(std::uint8_t type) {
+  frame_at_ = frame_.size();
   put(frame_, type);
-  put(frame_, static_cast<std::uint32_t>(body.size()));
-  put_bytes(frame_, body);
-  const Digest sum = digest_bytes(ByteSpan(frame_).subspan(start));
+  put(frame_, std::uint32_t{0});
+}
+
+Status PatchWriter::end_frame() {
+  const std::size_t body = frame_.size() - frame_at_ - kFrameHeadBytes;
+  if (body > UINT32_MAX)
+    return fail(Code::kExhausted, "write patch", "a part of {} bytes, at most {} fit; fold fewer deltas", body,
+                UINT32_MAX);
+  store(frame_.data() + frame_at_ + 1, static_cast<std::uint32_t>(body));
+  const Digest sum = digest_bytes(ByteSpan(frame_).subspan(frame_at_));
   const ByteSpan checksum = ByteSpan(sum.bytes).first(kChecksumBytes);
   put_bytes(frame_, checksum);
   put_bytes(checksums_, checksum);
@@ -100,32 +104,32 @@ Status PatchWriter::begin(PatchKind kind, const StateView& tensors, int table_zs
   if (tensors.size() > UINT32_MAX) return fail(Code::kInvalid, "write patch", "more than 2^32 - 1 tensors");
   put_bytes(frame_, as_byte_span(kMagic));
   put(frame_, kFormatVersion);
-  body_.clear();
-  put(body_, static_cast<std::uint8_t>(kind));
-  put(body_, static_cast<std::uint32_t>(tensors.size()));
-  DenseEncoder(table_zstd_level).encode_stream(encode_table(tensors), SIZE_MAX, body_);
-  return put_frame(kHeaderFrame, body_);
+  begin_frame(kHeaderFrame);
+  put(frame_, static_cast<std::uint8_t>(kind));
+  put(frame_, static_cast<std::uint32_t>(tensors.size()));
+  DenseEncoder(table_zstd_level).encode_stream(encode_table(tensors), SIZE_MAX, frame_);
+  return end_frame();
 }
 
 Status PatchWriter::add(const Segment& segment) {
-  body_.clear();
-  write_segment(segment, body_);
+  begin_frame(segment.tensors > 1 ? kGroupFrame : kSegmentFrame);
+  write_segment(segment, frame_);
   ++segments_;
   for (const Layer& layer : segment.layers) changed_ += layer.changed;
-  return put_frame(kSegmentFrame, body_);
+  return end_frame();
 }
 
 Status PatchWriter::finish(PatchStats& stats) {
   stats.changed = changed_;
-  body_.clear();
-  put_bytes(body_, stats.base.value_or(Digest{}).bytes);
-  put_bytes(body_, stats.result.bytes);
-  put(body_, stats.state_bytes);
-  put(body_, stats.elements);
-  put(body_, changed_);
-  put(body_, segments_);
-  put_bytes(body_, digest_bytes(checksums_).bytes);
-  ECHO_TRY(put_frame(kTrailerFrame, body_));
+  begin_frame(kTrailerFrame);
+  put_bytes(frame_, stats.base.value_or(Digest{}).bytes);
+  put_bytes(frame_, stats.result.bytes);
+  put(frame_, stats.state_bytes);
+  put(frame_, stats.elements);
+  put(frame_, changed_);
+  put(frame_, segments_);
+  put_bytes(frame_, digest_bytes(checksums_).bytes);
+  ECHO_TRY(end_frame());
   stats.patch_bytes = bytes_;
   return ok();
 }
@@ -158,14 +162,15 @@ Status PatchParser::add_header(ByteSpan body) {
       return beyond("bytes of state at least", info.state_bytes + bytes, options_.state_bytes_max);
     info.state_bytes += bytes;
     info.elements += t.elements;
+    t.coded_elements = t.elements;
     info.tensors.push_back(std::move(t));
   }
   if (!entries.rest().empty()) return corrupt("the tensor table has bytes after its last entry");
   return ok();
 }
 
-Result<Segment> PatchParser::add_segment(ByteSpan body) {
-  ECHO_ASSIGN(Segment segment, read_segment(body));
+Result<Segment> PatchParser::add_segment(ByteSpan body, bool group) {
+  ECHO_ASSIGN(Segment segment, read_segment(body, group));
   PatchInfo& info = info_;
   if (segment.tensor >= info.tensors.size())
     return corrupt(fmt::format("a segment of tensor {}, there are {}", segment.tensor, info.tensors.size()));
@@ -175,7 +180,20 @@ Result<Segment> PatchParser::add_segment(ByteSpan body) {
     return corrupt(fmt::format("tensor '{}' has no segment {}", t.name, segment.index));
   const std::pair place(segment.tensor, segment.index);
   if (last_ && place <= *last_) return corrupt("the segments are not in order");
-  const std::uint64_t elements = segment_range(bytes, segment.index).byte_count / dtype_bytes(t.dtype);
+  std::uint64_t elements = segment_range(bytes, segment.index).byte_count / dtype_bytes(t.dtype);
+  if (group) {
+    if (info.kind == PatchKind::kSnapshot) return corrupt("a snapshot has a group of tensors");
+    if (segment.tensors < 2 || segment.tensors > info.tensors.size() - segment.tensor)
+      return corrupt(fmt::format("a group of {} tensors from the {}th on", segment.tensors, segment.tensor));
+    elements = 0;
+    for (std::uint64_t i = 0; i < segment.tensors; ++i) {
+      const PatchTensor& own = info.tensors[static_cast<std::size_t>(segment.tensor + i)];
+      if (own.dtype != t.dtype || own.elements == 0 || own.elements * dtype_bytes(t.dtype) > kGroupedBytes)
+        return corrupt(fmt::format("tensor '{}' does not belong into a group", own.name));
+      elements += own.elements;
+    }
+    if (elements * dtype_bytes(t.dtype) > kSegmentBytes) return corrupt("a group of tensors is too large");
+  }
   for (const Layer& layer : segment.layers) {
     if (layer.changed == 0 || layer.changed > elements)
       return corrupt(
@@ -186,8 +204,12 @@ Result<Segment> PatchParser::add_segment(ByteSpan body) {
   if (info.kind == PatchKind::kSnapshot &&
       (segment.layers.size() != 1 || segment.layers.front().coding != LayerCoding::kDense))
     return corrupt(fmt::format("tensor '{}' of a snapshot is not whole", t.name));
+  if (group) {
+    t.coded_tensors = segment.tensors;
+    t.coded_elements = elements;
+  }
   t.payload_bytes += body.size();
-  last_ = place;
+  last_ = std::pair(segment.tensor + segment.tensors - 1, segment.index);
   ++segments_;
   return segment;
 }
@@ -229,8 +251,9 @@ Result<std::size_t> PatchParser::take(ByteSpan bytes, std::vector<Segment>& segm
       return corrupt("these bytes are not a patch (wrong magic)");
     if (bytes.size() < kStartBytes) return std::size_t{0};
     reader.bytes(kMagic.size());
-    if (const auto version = reader.number<std::uint16_t>(); version != kFormatVersion)
-      return corrupt(fmt::format("patch format version {}, this program reads version {}", version, kFormatVersion));
+    if (const auto version = reader.number<std::uint16_t>(); version < kOldestVersion || version > kFormatVersion)
+      return corrupt(fmt::format("patch format version {}, this program reads versions {} and {}", version,
+                                 kOldestVersion, kFormatVersion));
     magic_ = true;
   }
   const auto used = [&] { return bytes.size() - reader.rest().size(); };
@@ -245,8 +268,9 @@ Result<std::size_t> PatchParser::take(ByteSpan bytes, std::vector<Segment>& segm
         ECHO_TRY(add_header(frame->body));
         begun_ = true;
         break;
-      case kSegmentFrame: {
-        ECHO_ASSIGN(Segment segment, add_segment(frame->body));
+      case kSegmentFrame:
+      case kGroupFrame: {
+        ECHO_ASSIGN(Segment segment, add_segment(frame->body, frame->type == kGroupFrame));
         segments.push_back(std::move(segment));
         break;
       }

@@ -19,9 +19,12 @@ class PatchWriter {
   Status finish(PatchStats& stats);
 
  private:
-  Status put_frame(std::uint8_t type, ByteSpan body);
+  // A frame's body is put between the two.
+  void begin_frame(std::uint8_t type);
+  Status end_frame();
   const PatchSink& sink_;
-  ByteVector frame_, body_, checksums_;
+  ByteVector frame_, checksums_;
+  std::size_t frame_at_ = 0;  // where the present frame begins in `frame_`
   std::uint64_t bytes_ = 0;
   std::uint64_t segments_ = 0;
   std::uint64_t changed_ = 0;
@@ -50,14 +53,14 @@ class PatchParser {
 
  private:
   Status add_header(ByteSpan body);
-  Result<Segment> add_segment(ByteSpan body);
+  Result<Segment> add_segment(ByteSpan body, bool group);
   Status check_trailer(ByteSpan body);
 
   DecodeOptions options_;
   PatchInfo info_;
   ByteVector checksums_;
   std::uint64_t taken_ = 0, segments_ = 0;
-  std::optional<std::pair<std::uint64_t, std::uint64_t>> last_;  // tensor and index of the last segment
+  std::optional<std::pair<std::uint64_t, std::uint64_t>> last_;  // last tensor and index of the last segment
   bool magic_ = false, begun_ = false, ended_ = false;
 };
 

@@ -53,29 +53,84 @@ class Resolver {
         const std::lock_guard lock(mutex);
         if (failed) return;
       }
-      if (!decoders_[self]) decoders_[self] = std::make_unique<SegmentDecoder>();
-      const Segment& segment = segments[i];
-      const auto t = static_cast<std::size_t>(segment.tensor);
-      const auto [first, count] = segment_range(state[t].bytes.size(), segment.index);
-      Replacement replacement;
-      Status status = decoders_[self]->decode(segment, state[t].bytes.subspan(first, count), state[t].dtype,
-                                              replacement, leaves[t].data() + first / kLeafBytes);
+      if (!decoders_[self]) decoders_[self] = std::make_unique<Worker>();
+      std::vector<TensorWrite> writes;
+      std::uint64_t bytes = 0;
+      Status status = segments[i].tensors > 1
+                          ? decode_group(segments[i], state, leaves, *decoders_[self], writes, bytes)
+                          : decode(segments[i], state, leaves, *decoders_[self], writes, bytes);
       {
         const std::lock_guard lock(mutex);
-        if (status)
-          status = sink({t, first, count, dtype_bytes(state[t].dtype), replacement.whole,
-                         std::move(replacement.positions), std::move(replacement.values)});
+        for (TensorWrite& write : writes)
+          if (status) status = sink(std::move(write));
         if (!status && !failed) failed = std::move(status).error();
       }
-      ticker_->add(count);
+      ticker_->add(bytes);
     });
     if (failed) return *failed;
     return ok();
   }
 
  private:
+  struct Worker {
+    SegmentDecoder decoder;
+    RawVector<std::byte> side_by_side;  // the tensors of a group
+  };
+
+  // Adds what is to be written, and how many bytes the segment has.
+  static Status decode(const Segment& segment, const StateView& state, std::vector<std::vector<Digest>>& leaves,
+                       Worker& worker, std::vector<TensorWrite>& writes, std::uint64_t& bytes) {
+    const auto t = static_cast<std::size_t>(segment.tensor);
+    const auto [first, count] = segment_range(state[t].bytes.size(), segment.index);
+    bytes = count;
+    Replacement replacement;
+    ECHO_TRY(worker.decoder.decode(segment, state[t].bytes.subspan(first, count), state[t].dtype, replacement,
+                                   leaves[t].data() + first / kLeafBytes));
+    writes.push_back({t, first, count, dtype_bytes(state[t].dtype), replacement.whole, std::move(replacement.positions),
+                      std::move(replacement.values)});
+    return ok();
+  }
+
+  static Status decode_group(const Segment& segment, const StateView& state, std::vector<std::vector<Digest>>& leaves,
+                             Worker& worker, std::vector<TensorWrite>& writes, std::uint64_t& bytes) {
+    const auto first = static_cast<std::size_t>(segment.tensor);
+    const auto tensors = std::span(state).subspan(first, static_cast<std::size_t>(segment.tensors));
+    const std::size_t size = dtype_bytes(tensors.front().dtype);
+    worker.side_by_side.clear();
+    for (const TensorView& tensor : tensors) put_bytes(worker.side_by_side, tensor.bytes);
+    const std::span<std::byte> all(worker.side_by_side);
+    bytes = all.size();
+    Replacement replacement;
+    ECHO_TRY(worker.decoder.decode(segment, all, tensors.front().dtype, replacement, nullptr));
+    write_values(replacement.whole, replacement.positions, replacement.values, size, all);
+    const std::span<const std::uint32_t> positions(replacement.positions);
+    std::size_t begin = 0, at = 0;  // byte of `all`, place in `positions`
+    for (std::size_t t = first; const TensorView& tensor : tensors) {
+      const ByteSpan now = ByteSpan(all).subspan(begin, tensor.bytes.size());
+      const std::size_t end = begin + now.size();
+      TensorWrite write{t, 0, now.size(), size, replacement.whole, {}, {}};
+      if (replacement.whole) {
+        write.values.assign(now.begin(), now.end());
+      } else {
+        const std::size_t from = at;
+        while (at < positions.size() && positions[at] * size < end) ++at;
+        for (const std::uint32_t position : positions.subspan(from, at - from))
+          write.positions.push_back(position - static_cast<std::uint32_t>(begin / size));
+        write.values.assign(replacement.values.begin() + static_cast<std::ptrdiff_t>(from * size),
+                            replacement.values.begin() + static_cast<std::ptrdiff_t>(at * size));
+      }
+      if (!write.values.empty()) {
+        digest_leaves(now, leaves[t].data());
+        writes.push_back(std::move(write));
+      }
+      begin = end;
+      ++t;
+    }
+    return ok();
+  }
+
   Ticker* ticker_;
-  std::vector<std::unique_ptr<SegmentDecoder>> decoders_;
+  std::vector<std::unique_ptr<Worker>> decoders_;
 };
 
 std::uint64_t bytes_of(const StateView& state) {

@@ -44,18 +44,19 @@ std::vector<TaskGroup> each_alone(const std::vector<SegmentTask>& tasks) {
   for (const SegmentTask& task : tasks) groups.push_back({{&task, 1}, task.range.byte_count});
   return groups;
 }
-// Groups of small segments of one type, which share a model: fitting one takes longer than coding such a segment, and a
-// mixture of experts has thousands. Groups follow from the tensors alone, so that the bytes do not depend on threads.
+// Small tensors of one type that lie side by side are coded together: a mixture of experts has thousands, and what each
+// segment takes for itself would be most of its time and bytes. Groups follow from the tensors alone, so that patches
+// between versions of a model can be folded.
 std::vector<TaskGroup> small_ones_together(const std::vector<SegmentTask>& tasks, const StateView& state) {
-  constexpr std::uint64_t kSmallBytes = 1u << 17;
   std::vector<TaskGroup> groups;
   for (const SegmentTask& task : tasks) {
     const std::uint64_t bytes = task.range.byte_count;
-    if (!groups.empty() && bytes <= kSmallBytes) {
+    const auto is_small = [&](const SegmentTask& t) { return state[t.tensor].bytes.size() <= kGroupedBytes; };
+    if (!groups.empty() && is_small(task)) {
       TaskGroup& last = groups.back();
       const SegmentTask& before = last.tasks.back();
-      if (before.range.byte_count <= kSmallBytes && state[before.tensor].dtype == state[task.tensor].dtype &&
-          last.bytes + bytes <= kSegmentBytes) {
+      if (is_small(before) && before.tensor + 1 == task.tensor &&
+          state[before.tensor].dtype == state[task.tensor].dtype && last.bytes + bytes <= kSegmentBytes) {
         last = {{last.tasks.data(), last.tasks.size() + 1}, last.bytes + bytes};
         continue;
       }
@@ -65,11 +66,11 @@ std::vector<TaskGroup> small_ones_together(const std::vector<SegmentTask>& tasks
   return groups;
 }
 
-// Coded segments, and the payloads that the encoder does not hold. Segments without layers are not written.
-struct CodedSegments {
-  std::vector<Segment> segments;
+// A coded segment, and its payloads where the encoder does not hold them. Without layers it is not written.
+struct CodedSegment {
+  Segment segment;
   std::deque<ByteVector> payloads;
-  void own(Segment& segment) {
+  void own() {
     for (Layer& layer : segment.layers)
       layer.payload = payloads.emplace_back(layer.payload.begin(), layer.payload.end());
   }
@@ -88,19 +89,17 @@ class InOrder {
     wake_.wait(lock, [&] { return failed_ || index < next_ + 2 * threads; });
     return !failed_;
   }
-  void leave(std::size_t index, std::uint64_t bytes, CodedSegments coded) {
+  void leave(std::size_t index, std::uint64_t bytes, CodedSegment coded) {
     const std::lock_guard lock(mutex_);
     if (failed_) return;
     if (index != next_) {
-      // Payloads die with the encoder's next segment.
-      if (coded.payloads.empty())
-        for (Segment& segment : coded.segments) coded.own(segment);
+      coded.own();  // payloads die with the encoder's next segment
       held_.emplace(index, Held{std::move(coded), bytes});
       return;
     }
-    write(coded.segments, bytes);
+    write(coded.segment, bytes);
     for (auto at = held_.begin(); at != held_.end() && at->first == next_ && !failed_; at = held_.erase(at))
-      write(at->second.coded.segments, at->second.bytes);
+      write(at->second.coded.segment, at->second.bytes);
     wake_.notify_all();
   }
   void abandon(Error error) {
@@ -111,19 +110,18 @@ class InOrder {
 
  private:
   struct Held {
-    CodedSegments coded;
+    CodedSegment coded;
     std::uint64_t bytes = 0;
   };
   void fail_with(Error error) {
     if (!failed_) failed_ = std::move(error);
     wake_.notify_all();
   }
-  void write(const std::vector<Segment>& segments, std::uint64_t bytes) {
+  void write(const Segment& segment, std::uint64_t bytes) {
     ++next_;
     done_bytes_ += bytes;
-    for (const Segment& segment : segments)
-      if (!segment.layers.empty())
-        if (Status status = writer_.add(segment); !status) return fail_with(std::move(status).error());
+    if (!segment.layers.empty())
+      if (Status status = writer_.add(segment); !status) return fail_with(std::move(status).error());
     if (progress_) progress_(done_bytes_, total_bytes_);
   }
   PatchWriter& writer_;
@@ -137,7 +135,7 @@ class InOrder {
   std::optional<Error> failed_;
 };
 
-// Runs work(worker, tasks) -> Result<CodedSegments> for every group on several threads; `make_worker` makes what each
+// Runs work(worker, tasks) -> Result<CodedSegment> for every group on several threads; `make_worker` makes what each
 // thread keeps to itself.
 template <class MakeWorker, class Work>
 Status code_in_order(const std::vector<TaskGroup>& groups, unsigned threads, InOrder& in_order,
@@ -148,7 +146,7 @@ Status code_in_order(const std::vector<TaskGroup>& groups, unsigned threads, InO
     if (!in_order.enter(i, threads)) return;
     try {
       if (!workers[self]) workers[self] = make_worker();
-      Result<CodedSegments> coded = work(*workers[self], groups[i].tasks);
+      Result<CodedSegment> coded = work(*workers[self], groups[i].tasks);
       if (coded) {
         in_order.leave(i, groups[i].bytes, *std::move(coded));
       } else {
@@ -195,7 +193,22 @@ struct DeltaWorker {
   explicit DeltaWorker(int table_zstd_level) : encoder(table_zstd_level) {}
   SegmentEncoder encoder;
   EntropyCounter* entropy = nullptr;  // outlives the thread
+  RawVector<std::byte> before, now;   // the tensors of a group side by side
 };
+
+// The tensors of a group side by side.
+ByteSpan joined(std::span<const SegmentTask> group, const StateView& state, RawVector<std::byte>& memory) {
+  memory.clear();
+  for (const SegmentTask& task : group) put_bytes(memory, state[task.tensor].bytes);
+  return memory;
+}
+// Rows where all have rows of one length.
+SegmentPlace place_of(std::span<const SegmentTask> group, const StateView& state) {
+  SegmentPlace place = place_of(state[group.front().tensor], group.front().range.first_byte);
+  for (const SegmentTask& task : group)
+    if (place_of(state[task.tensor], 0).row_elements != place.row_elements) place.row_elements = 0;
+  return place;
+}
 
 Result<PatchStats> delta_of(const StateView& prev, const StateView& cur, const PatchSink& sink,
                             const EncodeOptions& options, LeafDigests* base_leaves) {
@@ -217,26 +230,28 @@ Result<PatchStats> delta_of(const StateView& prev, const StateView& cur, const P
         if (options.count_entropy) worker->entropy = &counters.emplace_back();
         return worker;
       },
-      [&](DeltaWorker& worker, std::span<const SegmentTask> group) -> Result<CodedSegments> {
-        const auto sides = [&](const SegmentTask& task) -> SegmentSides {
-          const auto [first, count] = task.range;
-          return {prev[task.tensor].bytes.subspan(first, count), cur[task.tensor].bytes.subspan(first, count)};
-        };
-        std::vector<SegmentSides> together;
-        if (group.size() > 1) std::ranges::transform(group, std::back_inserter(together), sides);
-        worker.encoder.share_model(together, cur[group.front().tensor].dtype);
-        CodedSegments coded;
-        for (const SegmentTask& task : group) {
-          const auto [before, now] = sides(task);
-          const std::size_t leaf = task.range.first_byte / kLeafBytes;
-          Segment segment{task.tensor, task.index, {}};
-          if (auto layer = worker.encoder.encode(before, now, place_of(cur[task.tensor], task.range.first_byte),
-                                                 options.base ? nullptr : prev_leaves[task.tensor].data() + leaf,
-                                                 cur_leaves[task.tensor].data() + leaf, worker.entropy))
-            segment.layers.push_back(*layer);
-          if (group.size() > 1) coded.own(segment);
-          coded.segments.push_back(std::move(segment));
+      [&](DeltaWorker& worker, std::span<const SegmentTask> group) -> Result<CodedSegment> {
+        const SegmentTask& first = group.front();
+        const std::size_t leaf = first.range.first_byte / kLeafBytes;
+        Digest* before_leaves = options.base ? nullptr : prev_leaves[first.tensor].data() + leaf;
+        Digest* now_leaves = cur_leaves[first.tensor].data() + leaf;
+        const SegmentPlace place = place_of(group, cur);
+        ByteSpan before, now;
+        if (group.size() > 1) {
+          before = joined(group, prev, worker.before);
+          now = joined(group, cur, worker.now);
+          for (const SegmentTask& task : group) {
+            if (!options.base) digest_leaves(prev[task.tensor].bytes, prev_leaves[task.tensor].data());
+            digest_leaves(cur[task.tensor].bytes, cur_leaves[task.tensor].data());
+          }
+          before_leaves = now_leaves = nullptr;
+        } else {
+          before = prev[first.tensor].bytes.subspan(first.range.first_byte, first.range.byte_count);
+          now = cur[first.tensor].bytes.subspan(first.range.first_byte, first.range.byte_count);
         }
+        CodedSegment coded{{first.tensor, first.index, {}, group.size()}, {}};
+        if (auto layer = worker.encoder.encode(before, now, place, before_leaves, now_leaves, worker.entropy))
+          coded.segment.layers.push_back(*layer);
         return coded;
       }));
   stats.base = options.base ? *options.base : combine_leaves(prev, prev_leaves);
@@ -262,11 +277,11 @@ Result<PatchStats> snapshot_of(const StateView& cur, const PatchSink& sink, cons
   ECHO_TRY(code_in_order(
       each_alone(tasks), options.threads, in_order,
       [&] { return std::make_unique<SegmentEncoder>(options.table_zstd_level); },
-      [&](SegmentEncoder& encoder, std::span<const SegmentTask> group) -> Result<CodedSegments> {
+      [&](SegmentEncoder& encoder, std::span<const SegmentTask> group) -> Result<CodedSegment> {
         const SegmentTask& task = group.front();
         const ByteSpan content = cur[task.tensor].bytes.subspan(task.range.first_byte, task.range.byte_count);
         digest_leaves(content, leaves[task.tensor].data() + task.range.first_byte / kLeafBytes);
-        return CodedSegments{{{task.tensor, task.index, {encoder.encode_whole(content, cur[task.tensor].dtype)}}}, {}};
+        return CodedSegment{{task.tensor, task.index, {encoder.encode_whole(content, cur[task.tensor].dtype)}}, {}};
       }));
   stats.result = combine_leaves(cur, leaves);
   ECHO_TRY(writer.finish(stats));
@@ -292,13 +307,21 @@ Status check_follows(const PatchInfo& before, const PatchInfo& after, std::size_
   return check_tensors_match(after, layout_of(before));
 }
 
+Error divided_otherwise() {
+  return fail(Code::kInvalid, "fold deltas",
+              "deltas of format versions 3 and 4 divide small tensors differently; fold those of one version, or make "
+              "a delta between the first and the last version");
+}
+
 // The layers of all patches for one segment, without those that a later dense one overrides.
-Segment joined_segment(const std::vector<ParsedPatch>& patches, std::vector<std::size_t>& at,
-                       std::pair<std::uint64_t, std::uint64_t> key) {
-  Segment joined{key.first, key.second, {}};
+Result<Segment> joined_segment(const std::vector<ParsedPatch>& patches, std::vector<std::size_t>& at,
+                               std::pair<std::uint64_t, std::uint64_t> key) {
+  Segment joined{key.first, key.second, {}, 0};
   for (std::size_t p = 0; p < patches.size(); ++p) {
     const std::vector<Segment>& segments = patches[p].segments;
     if (at[p] == segments.size() || std::pair(segments[at[p]].tensor, segments[at[p]].index) != key) continue;
+    if (joined.tensors != 0 && joined.tensors != segments[at[p]].tensors) return divided_otherwise();
+    joined.tensors = segments[at[p]].tensors;
     for (const Layer& layer : segments[at[p]].layers) {
       if (layer.coding == LayerCoding::kDense) joined.layers.clear();
       joined.layers.push_back(layer);
@@ -308,7 +331,7 @@ Segment joined_segment(const std::vector<ParsedPatch>& patches, std::vector<std:
   return joined;
 }
 
-std::vector<Segment> joined_segments(const std::vector<ParsedPatch>& patches) {
+Result<std::vector<Segment>> joined_segments(const std::vector<ParsedPatch>& patches) {
   std::vector<Segment> all;
   std::vector<std::size_t> at(patches.size());
   for (;;) {
@@ -320,7 +343,10 @@ std::vector<Segment> joined_segments(const std::vector<ParsedPatch>& patches) {
       if (!least || key < *least) least = key;
     }
     if (!least) return all;
-    all.push_back(joined_segment(patches, at, *least));
+    if (!all.empty() && all.back().tensor + all.back().tensors > least->first && all.back().tensors > 1)
+      return divided_otherwise();
+    ECHO_ASSIGN(Segment joined, joined_segment(patches, at, *least));
+    all.push_back(std::move(joined));
   }
 }
 
@@ -329,7 +355,8 @@ Result<PatchStats> fold(const std::vector<ParsedPatch>& patches, const PatchSink
   PatchStats stats{info.state_bytes, info.elements, 0, 0, info.base, patches.back().info.result, {}};
   PatchWriter writer(sink);
   ECHO_TRY(writer.begin(PatchKind::kDelta, layout_of(info), options.table_zstd_level));
-  for (const Segment& segment : joined_segments(patches)) {
+  ECHO_ASSIGN(const std::vector<Segment> segments, joined_segments(patches));
+  for (const Segment& segment : segments) {
     if (segment.layers.size() > kLayersMax)
       return fail(Code::kExhausted, "fold deltas", "more than {} deltas; fold fewer at a time", kLayersMax);
     ECHO_TRY(writer.add(segment));
@@ -344,6 +371,7 @@ struct FoldWorker {
   SegmentEncoder encoder;
   Replacement replacement;
   ByteVector content;
+  RawVector<std::byte> before;  // the tensors of a group side by side
 };
 
 Result<PatchStats> fold_anew(const std::vector<ParsedPatch>& patches, const PatchSink& sink, const StateView& base,
@@ -355,34 +383,50 @@ Result<PatchStats> fold_anew(const std::vector<ParsedPatch>& patches, const Patc
   if (const Digest found = combine_leaves(base, leaves); found != *info.base)
     return fail(Code::kStale, "fold deltas", "the base has digest {}, the first delta applies to {}", found.hex(),
                 info.base->hex());
-  const std::vector<Segment> segments = joined_segments(patches);
-  std::vector<SegmentTask> tasks;
+  ECHO_ASSIGN(const std::vector<Segment> segments, joined_segments(patches));
+  std::vector<SegmentTask> tasks;  // of the tensors that are in segments; all of a group
   for (const Segment& s : segments)
-    tasks.push_back({static_cast<std::size_t>(s.tensor), s.index,
-                     segment_range(base[static_cast<std::size_t>(s.tensor)].bytes.size(), s.index)});
+    for (std::uint64_t i = 0; i < s.tensors; ++i) {
+      const auto t = static_cast<std::size_t>(s.tensor + i);
+      tasks.push_back({t, s.index, segment_range(base[t].bytes.size(), s.index)});
+    }
+  std::vector<TaskGroup> groups;
+  for (std::size_t first = 0; const Segment& s : segments) {
+    TaskGroup group{std::span(tasks).subspan(first, static_cast<std::size_t>(s.tensors)), 0};
+    for (const SegmentTask& task : group.tasks) group.bytes += task.range.byte_count;
+    groups.push_back(group);
+    first += group.tasks.size();
+  }
   PatchWriter writer(sink);
   ECHO_TRY(writer.begin(PatchKind::kDelta, base, options.table_zstd_level));
   InOrder in_order(writer, stats.state_bytes, options.progress);
   ECHO_TRY(code_in_order(
-      each_alone(tasks), options.threads, in_order,
-      [&] { return std::make_unique<FoldWorker>(options.table_zstd_level); },
-      [&](FoldWorker& worker, std::span<const SegmentTask> group) -> Result<CodedSegments> {
+      groups, options.threads, in_order, [&] { return std::make_unique<FoldWorker>(options.table_zstd_level); },
+      [&](FoldWorker& worker, std::span<const SegmentTask> group) -> Result<CodedSegment> {
         const SegmentTask& task = group.front();
         const auto found =
             std::lower_bound(segments.begin(), segments.end(), std::pair(std::uint64_t{task.tensor}, task.index),
                              [](const Segment& s, const auto& key) { return std::pair(s.tensor, s.index) < key; });
         const TensorView& tensor = base[task.tensor];
-        const ByteSpan old = tensor.bytes.subspan(task.range.first_byte, task.range.byte_count);
+        const bool alone = group.size() == 1;
+        const ByteSpan old = alone ? tensor.bytes.subspan(task.range.first_byte, task.range.byte_count)
+                                   : joined(group, base, worker.before);
         Digest* new_leaves = leaves[task.tensor].data() + task.range.first_byte / kLeafBytes;
-        ECHO_TRY(worker.decoder.decode(*found, old, tensor.dtype, worker.replacement, new_leaves));
+        ECHO_TRY(worker.decoder.decode(*found, old, tensor.dtype, worker.replacement, alone ? new_leaves : nullptr));
         worker.content.assign(old.begin(), old.end());
         write_values(worker.replacement.whole, worker.replacement.positions, worker.replacement.values,
                      dtype_bytes(tensor.dtype), worker.content);
-        Segment segment{task.tensor, task.index, {}};
-        if (auto layer = worker.encoder.encode(old, worker.content, place_of(tensor, task.range.first_byte), nullptr,
-                                               nullptr, nullptr))
-          segment.layers.push_back(*layer);
-        return CodedSegments{{std::move(segment)}, {}};
+        if (!alone) {
+          ByteSpan rest = worker.content;
+          for (const SegmentTask& own : group) {
+            digest_leaves(rest.first(own.range.byte_count), leaves[own.tensor].data());
+            rest = rest.subspan(own.range.byte_count);
+          }
+        }
+        CodedSegment coded{{task.tensor, task.index, {}, group.size()}, {}};
+        if (auto layer = worker.encoder.encode(old, worker.content, place_of(group, base), nullptr, nullptr, nullptr))
+          coded.segment.layers.push_back(*layer);
+        return coded;
       }));
   if (const Digest found = combine_leaves(base, leaves); found != stats.result)
     return fail(Code::kCorrupt, "fold deltas", "the deltas lead to digest {}, the last one promised {}", found.hex(),

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <numeric>
 
 #include "delta/token.hpp"
@@ -122,13 +123,107 @@ void rans_codes(const Frequencies& table, RansCode* codes) {
   }
 }
 
-std::uint16_t* RansWriter::end_of_words(std::size_t symbols) {
-  const std::size_t room = symbols * kRansBits / 16 + kWideStates + 1;
-  if (room > words_.size()) {
-    words_.clear();  // or they would be copied
-    words_.resize(room + room / 4);
+namespace {
+
+// For a frequency from 2 on.
+struct SmallReciprocal {
+  std::uint32_t factor = 0, shift = 0;
+  explicit SmallReciprocal(std::uint32_t frequency)
+      : shift(static_cast<std::uint32_t>(std::bit_width(frequency - 1)) - 1) {
+    factor = ((1u << (16 + shift)) + frequency - 1) / frequency;
   }
-  return words_.data() + words_.size();
+};
+
+// Whether the quotient that SmallReciprocal gives is right for every state below 256 times the frequency.
+bool divides_exactly(std::uint32_t frequency) {
+  if (frequency == 1) return true;
+  const SmallReciprocal r(frequency);
+  const std::uint64_t excess = std::uint64_t{r.factor} * frequency - (std::uint64_t{1} << (16 + r.shift));
+  return excess * (kSmallSlots * frequency - 1) < std::uint64_t{1} << (16 + r.shift);
+}
+
+}  // namespace
+
+SmallFrequencies normalise_small(const std::array<double, kSmallSymbols>& weights) {
+  const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
+  SmallFrequencies table{};
+  int left = kSmallSlots;
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    if (weights[i] <= 0) continue;
+    table[i] = static_cast<std::uint16_t>(std::max<long>(std::lround(weights[i] * kSmallSlots / total), 1));
+    left -= table[i];
+  }
+  // The largest has 256 / 16 at least, and less is taken from it.
+  const auto largest = std::max_element(table.begin(), table.end());
+  *largest = static_cast<std::uint16_t>(*largest + left);
+  // The writer divides by multiplying with 16 bits, which not all large frequencies allow; what those lose goes to the
+  // next one.
+  auto next = table.end();
+  for (auto f = table.begin(); f != table.end(); ++f)
+    if (f != largest && *f > 0 && (next == table.end() || *f > *next)) next = f;
+  while (next != table.end() && !divides_exactly(*largest)) --*largest, ++*next;
+  return table;
+}
+
+void write_small_frequencies(const SmallFrequencies& table, BitWriter& out) {
+  for (unsigned i = 0; i < kStays; ++i) out.put(table[i] > 0, 1);
+  for (unsigned i = 0; i < kStays; ++i) {
+    if (table[i] == 0) continue;
+    const auto length = static_cast<unsigned>(std::bit_width(table[i]));
+    out.put(length - 1, 3);
+    out.put(table[i], length - 1);
+  }
+}
+
+bool read_small_frequencies(BitReader& reader, SmallFrequencies& table) {
+  const std::uint64_t given = get_bits(reader, kStays);
+  std::uint32_t left = kSmallSlots;
+  for (unsigned i = 0; i < kStays; ++i) {
+    table[i] = 0;
+    if ((given >> i & 1) == 0) continue;
+    const auto length = static_cast<unsigned>(get_bits(reader, 3));
+    table[i] = static_cast<std::uint16_t>(1u << length | get_bits(reader, length));
+    if (table[i] >= left) return false;
+    left -= table[i];
+  }
+  table[kStays] = static_cast<std::uint16_t>(left);
+  return !exhausted(reader);
+}
+
+void set_codes(unsigned range, const SmallFrequencies& table, SmallCodes& codes) {
+  std::uint32_t first = 0;
+  for (unsigned s = 0; s < kSmallSymbols; ++s) {
+    const unsigned at = range << kSymbolBits | s;
+    const std::uint32_t f = table[s];
+    const bool divides = f > 1;
+    const std::uint32_t factor = divides ? SmallReciprocal(f).factor : 0xffff;
+    codes.others[at] = static_cast<std::uint8_t>(kSmallSlots - std::max(f, 1u));
+    codes.first[at] = static_cast<std::uint8_t>(first);
+    codes.reciprocal_low[at] = static_cast<std::uint8_t>(factor);
+    codes.reciprocal_high[at] = static_cast<std::uint8_t>(factor >> 8);
+    codes.shift[at] = static_cast<std::uint8_t>(divides ? SmallReciprocal(f).shift : 0);
+    first += f;
+  }
+}
+
+void set_tables(unsigned range, const SmallFrequencies& table, SmallTables& tables) {
+  std::uint32_t first = 0;
+  for (std::uint32_t s = 0; s < kSmallSymbols; ++s) {
+    const unsigned at = range << kSymbolBits | s;
+    const std::uint32_t more = std::max<std::uint32_t>(table[s], 1) - 1;
+    tables.first[at] = static_cast<std::uint8_t>(first);  // below 256, because kStays comes last
+    tables.more[at] = static_cast<std::uint8_t>(more);
+    for (std::uint32_t k = 0; k < table[s]; ++k) tables.slot[range * kSmallSlots + first + k] = s << 16 | more << 8 | k;
+    first += table[s];
+  }
+}
+
+std::byte* RansWriter::room_for(std::size_t bytes) {
+  if (bytes > room_.size()) {
+    room_.clear();  // or they would be copied
+    room_.resize(bytes + bytes / 4);
+  }
+  return room_.data() + room_.size() / 2 * 2;
 }
 
 namespace {
@@ -162,7 +257,7 @@ void RansWriter::write(std::span<const RansRun> runs, ByteVector& out) {
   std::fill_n(states, kRansStates, kRansFloor);
   std::size_t total = 0;
   for (const RansRun& run : runs) total += run.symbols.size();
-  std::uint16_t* const end = end_of_words(total);
+  auto* const end = reinterpret_cast<std::uint16_t*>(room_for(2 * (total * kRansBits / 16 + kRansStates + 2)));
   std::uint16_t* at = end;
   for (auto run = runs.rbegin(); run != runs.rend(); ++run)
     for (std::size_t i = run->symbols.size(); i-- > 0;)
@@ -170,13 +265,15 @@ void RansWriter::write(std::span<const RansRun> runs, ByteVector& out) {
   put_stream(states, at, end, out);
 }
 
-void RansWriter::write_wide(const std::uint16_t* symbols, std::span<const std::uint32_t> lengths, const RansCode* codes,
-                            ByteVector& out) {
-  std::uint32_t states[kWideStates];
-  std::fill_n(states, kWideStates, kRansFloor);
-  std::uint16_t* const end = end_of_words(std::accumulate(lengths.begin(), lengths.end(), std::size_t{0}));
-  const std::uint16_t* const at = kernels().write_wide(symbols, lengths.data(), lengths.size(), codes, states, end);
-  put_stream(states, at, end, out);
+void RansWriter::write_small(const std::uint8_t* symbols, std::span<const std::uint32_t> lengths, std::uint32_t ranges,
+                             const SmallCodes& codes, std::uint32_t lanes, ByteVector& out) {
+  std::uint16_t states[kLanesMax];
+  std::fill_n(states, lanes, kSmallFloor);
+  std::byte* const end = room_for(std::accumulate(lengths.begin(), lengths.end(), std::size_t{kLanesMax}));
+  const std::byte* const at =
+      kernels().write_small(symbols, lengths.data(), lengths.size(), ranges, codes, lanes, states, end);
+  put_bytes(out, std::as_bytes(std::span(states, lanes)));
+  put_bytes(out, std::span(at, static_cast<const std::byte*>(end)));
 }
 
 bool rans_open(ByteSpan bytes, RansReader& reader) {
@@ -184,6 +281,21 @@ bool rans_open(ByteSpan bytes, RansReader& reader) {
 }
 bool rans_open(ByteSpan bytes, WideRansReader& reader) {
   return open_stream(bytes, reader.state, reader.words, reader.word_count);
+}
+
+bool rans_open(ByteSpan bytes, std::uint32_t lanes, SmallReader& reader) {
+  if (bytes.size() < 2 * lanes) return false;
+  std::memcpy(reader.state, bytes.data(), 2 * lanes);
+  reader.lanes = lanes;
+  reader.bytes = bytes.data() + 2 * lanes;
+  reader.byte_count = bytes.size() - 2 * lanes;
+  reader.at = 0;
+  return std::ranges::all_of(std::span(reader.state, lanes), [](std::uint16_t s) { return s >= kSmallFloor; });
+}
+
+bool rans_at_end(const SmallReader& reader) {
+  return reader.at == reader.byte_count &&
+         std::ranges::all_of(std::span(reader.state, reader.lanes), [](std::uint16_t s) { return s == kSmallFloor; });
 }
 
 bool rans_at_end(const RansReader& reader) { return is_at_end(reader); }

@@ -1,6 +1,7 @@
 // Frequency tables and the writing side of the entropy coder: interleaved rANS states (J. Duda, "Asymmetric numeral
 // systems", 2013) over static tables. Internal to this folder; FORMAT.md, "Symbols". Reading is in token.hpp.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -33,6 +34,16 @@ void rans_table(const Frequencies& table, bool escape, RansEntry* entries);
 // Writes an entry for each symbol of the table.
 void rans_codes(const Frequencies& table, RansCode* codes);
 
+// Frequencies of small symbols; they add up to kSmallSlots, and that of kStays is at least 1.
+using SmallFrequencies = std::array<std::uint16_t, kSmallSymbols>;
+// Scales weights, of which that of kStays and the sum are above zero. A symbol with weight keeps at least 1.
+SmallFrequencies normalise_small(const std::array<double, kSmallSymbols>& weights);
+void write_small_frequencies(const SmallFrequencies& table, BitWriter& out);
+// False when malformed.
+bool read_small_frequencies(BitReader& reader, SmallFrequencies& table);
+void set_codes(unsigned range, const SmallFrequencies& table, SmallCodes& codes);
+void set_tables(unsigned range, const SmallFrequencies& table, SmallTables& tables);
+
 // A run of symbols that starts with the first state again; codes[s] is how symbol s is written.
 struct RansRun {
   std::span<const std::uint16_t> symbols;
@@ -44,13 +55,13 @@ class RansWriter {
  public:
   // Appends four states and the words.
   void write(std::span<const RansRun> runs, ByteVector& out);
-  // Runs of one stream with kWideStates states: run r is the next lengths[r] of `symbols`.
-  void write_wide(const std::uint16_t* symbols, std::span<const std::uint32_t> lengths, const RansCode* codes,
-                  ByteVector& out);
+  // Small symbols of `ranges` ranges with `lanes` states, and their bytes: run r is the next lengths[r] of `symbols`.
+  void write_small(const std::uint8_t* symbols, std::span<const std::uint32_t> lengths, std::uint32_t ranges,
+                   const SmallCodes& codes, std::uint32_t lanes, ByteVector& out);
 
  private:
-  std::uint16_t* end_of_words(std::size_t symbols);  // room in front of it for the words of so many
-  RawVector<std::uint16_t> words_;
+  std::byte* room_for(std::size_t bytes);  // the end of so many
+  RawVector<std::byte> room_;
 };
 
 // False when `bytes` are too few for the states.
@@ -58,6 +69,8 @@ bool rans_open(ByteSpan bytes, RansReader& reader);
 // Every word was read, and the states are what the writer started from: the symbols are those that were written.
 bool rans_at_end(const RansReader& reader);
 bool rans_open(ByteSpan bytes, WideRansReader& reader);
+bool rans_open(ByteSpan bytes, std::uint32_t lanes, SmallReader& reader);
+bool rans_at_end(const SmallReader& reader);
 bool rans_at_end(const WideRansReader& reader);
 
 }  // namespace echoline::delta

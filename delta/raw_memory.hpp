@@ -1,8 +1,7 @@
-// Vectors for large contents: resize() leaves new elements unset, and a vector of 2 MiB or more lies in huge pages
-// where the system has them. A page fault for each 4 KiB would take longer than writing the content.
+// Vectors for large contents: one of 2 MiB or more lies in huge pages where the system has them, and large memory is
+// kept for the next vector, because a page fault for each 4 KiB would take longer than writing the content. resize() of
+// a RawVector leaves new elements unset.
 #pragma once
-#include <sys/mman.h>
-
 #include <cstddef>
 #include <new>
 #include <utility>
@@ -10,27 +9,43 @@
 
 namespace echoline::delta {
 
+// Memory of kKeptFrom bytes or more. What is given back is kept for later calls, up to 64 MiB in a process. Any thread.
+inline constexpr std::size_t kKeptFrom = 256u << 10;
+void* take_memory(std::size_t bytes);
+void give_memory(void* memory, std::size_t bytes);
+
+// New elements are set, as by std::allocator.
 template <class T>
-struct RawAllocator {
+struct KeptAllocator {
+  using value_type = T;
+  KeptAllocator() = default;
+  template <class U>
+  KeptAllocator(const KeptAllocator<U>&) {}
+
+  T* allocate(std::size_t count) {
+    const std::size_t bytes = count * sizeof(T);
+    return static_cast<T*>(bytes < kKeptFrom ? ::operator new(bytes) : take_memory(bytes));
+  }
+  void deallocate(T* memory, std::size_t count) {
+    if (count * sizeof(T) < kKeptFrom)
+      ::operator delete(memory);
+    else
+      give_memory(memory, count * sizeof(T));
+  }
+  friend bool operator==(const KeptAllocator&, const KeptAllocator&) { return true; }
+};
+
+// New elements are not.
+template <class T>
+struct RawAllocator : KeptAllocator<T> {
   using value_type = T;
   RawAllocator() = default;
   template <class U>
   RawAllocator(const RawAllocator<U>&) {}
-
-  static constexpr std::size_t kHugePage = 2u << 20;
-  T* allocate(std::size_t count) {
-    const std::size_t bytes = count * sizeof(T);
-    if (bytes < kHugePage) return static_cast<T*>(::operator new(bytes));
-    T* const memory = static_cast<T*>(::operator new (bytes, std::align_val_t{kHugePage}));
-    ::madvise(memory, bytes, MADV_HUGEPAGE);  // a wish: without it, the pages are small
-    return memory;
-  }
-  void deallocate(T* memory, std::size_t count) {
-    if (count * sizeof(T) < kHugePage)
-      ::operator delete(memory);
-    else
-      ::operator delete (memory, std::align_val_t{kHugePage});
-  }
+  template <class U>
+  struct rebind {
+    using other = RawAllocator<U>;
+  };
   template <class U>
   void construct(U* at) {
     ::new (static_cast<void*>(at)) U;
@@ -39,7 +54,6 @@ struct RawAllocator {
   void construct(U* at, Args&&... args) {
     ::new (static_cast<void*>(at)) U(std::forward<Args>(args)...);
   }
-  friend bool operator==(const RawAllocator&, const RawAllocator&) { return true; }
 };
 
 template <class T>

@@ -27,11 +27,11 @@ void scatter(std::byte* to, std::size_t origin, const std::uint32_t* positions, 
 
 }  // namespace
 
-Result<Segment> read_segment(ByteSpan body) {
+Result<Segment> read_segment(ByteSpan body, bool group) {
   Reader reader(body);
   Segment segment;
   segment.tensor = reader.varint();
-  segment.index = reader.varint();
+  (group ? segment.tensors : segment.index) = reader.varint();
   const std::uint64_t layers = reader.varint();
   if (reader.failed() || layers == 0 || layers > kLayersMax) return corrupt("a segment's head is malformed");
   for (std::uint64_t i = 0; i < layers; ++i) {
@@ -41,7 +41,7 @@ Result<Segment> read_segment(ByteSpan body) {
     layer.bound_bits = reader.varint();
     layer.payload = reader.bytes(reader.varint());
     if (reader.failed()) return corrupt("the bytes end within a segment");
-    if (coding != 1 && coding != 2) return corrupt(fmt::format("unknown coding {} of a segment", coding));
+    if (coding < 1 || coding > 3) return corrupt(fmt::format("unknown coding {} of a segment", coding));
     layer.coding = static_cast<LayerCoding>(coding);
     segment.layers.push_back(layer);
   }
@@ -51,7 +51,7 @@ Result<Segment> read_segment(ByteSpan body) {
 
 void write_segment(const Segment& segment, ByteVector& out) {
   put_varint(out, segment.tensor);
-  put_varint(out, segment.index);
+  put_varint(out, segment.tensors > 1 ? segment.tensors : segment.index);
   put_varint(out, segment.layers.size());
   for (const Layer& layer : segment.layers) {
     put(out, static_cast<std::uint8_t>(layer.coding));
@@ -104,7 +104,7 @@ Status SegmentDecoder::decode(const Segment& segment, ByteSpan old, DType dtype,
     out.whole = true;
     out.values.resize(old.size());
     ECHO_TRY(decode_dense(layer.payload, dtype, out.values));
-    digest_leaves(out.values, new_leaves);
+    if (new_leaves) digest_leaves(out.values, new_leaves);
     return ok();
   }
   begin(old.size() / size, layer.changed, size, out);
@@ -112,11 +112,12 @@ Status SegmentDecoder::decode(const Segment& segment, ByteSpan old, DType dtype,
   const auto leaf_done = [&](std::size_t first_byte, ByteSpan now) {
     const ByteSpan before = old.subspan(first_byte, now.size());
     if (now.data() == before.data()) return;
-    new_leaves[first_byte / kLeafBytes] = digest_bytes(now);
+    if (new_leaves) new_leaves[first_byte / kLeafBytes] = digest_bytes(now);
     if (!out.whole) fits = fits && take(before, now, first_byte, size, out);
   };
   const auto memory = out.whole ? std::span<std::byte>(out.values) : std::span<std::byte>();
-  ECHO_TRY(sparse_.decode(layer.payload, layer.changed, old, dtype, memory, leaf_done));
+  ECHO_TRY(sparse_.decode(layer.payload, layer.coding == LayerCoding::kSparse, layer.changed, old, dtype, memory,
+                          leaf_done));
   if (!fits) return corrupt("a segment has more changes than it declares");
   end(size, out);
   return ok();
@@ -174,13 +175,13 @@ Status SegmentDecoder::decode_layers(const Segment& segment, ByteSpan old, DType
       ECHO_TRY(decode_dense(layer.payload, dtype, folded_));
       continue;
     }
-    ECHO_TRY(
-        sparse_.decode(layer.payload, layer.changed, folded_, dtype, {}, [&](std::size_t first_byte, ByteSpan now) {
-          std::byte* const before = folded_.data() + first_byte;
-          if (now.data() != before) std::copy(now.begin(), now.end(), before);
-        }));
+    ECHO_TRY(sparse_.decode(layer.payload, layer.coding == LayerCoding::kSparse, layer.changed, folded_, dtype, {},
+                            [&](std::size_t first_byte, ByteSpan now) {
+                              std::byte* const before = folded_.data() + first_byte;
+                              if (now.data() != before) std::copy(now.begin(), now.end(), before);
+                            }));
   }
-  digest_leaves(folded_, new_leaves);
+  if (new_leaves) digest_leaves(folded_, new_leaves);
   begin(old.size() / size, whole ? old.size() / size : std::min(changed, old.size() / size), size, out);
   if (out.whole) {
     out.values.assign(folded_.begin(), folded_.end());

@@ -14,7 +14,7 @@ namespace echoline::delta {
 inline constexpr std::uint64_t kSegmentBytes = 8u << 20;  // every segment of a tensor but the last; whole leaves
 inline constexpr std::uint64_t kLayersMax = 4096;
 
-enum class LayerCoding : std::uint8_t { kSparse = 1, kDense = 2 };
+enum class LayerCoding : std::uint8_t { kSparseOld = 1, kDense = 2, kSparse = 3 };  // the first: only read
 
 // One delta's change to a segment, as it lies in a patch.
 struct Layer {
@@ -29,16 +29,18 @@ struct Segment {
   std::uint64_t tensor = 0;
   std::uint64_t index = 0;    // within the tensor
   std::vector<Layer> layers;  // applied in order
+  std::uint64_t tensors = 1;  // more than one: a group, of so many whole tensors from `tensor` on, side by side
 };
-// Everything but the payloads is checked. `body` is the content of a segment frame.
-Result<Segment> read_segment(ByteSpan body);
+// Tensors of a type up to kGroupedBytes, side by side, make groups of up to kSegmentBytes.
+inline constexpr std::uint64_t kGroupedBytes = 1u << 17;
+// Everything but the payloads is checked. `body` is the content of a segment frame, or of a group's.
+Result<Segment> read_segment(ByteSpan body, bool group = false);
 void write_segment(const Segment& segment, ByteVector& out);
 
 // One per thread.
 class SegmentEncoder {
  public:
   explicit SegmentEncoder(int table_zstd_level) : dense_(table_zstd_level) {}
-  void share_model(std::span<const SegmentSides> segments, DType dtype) { sparse_.share_model(segments, dtype); }
   // The shortest layer that turns `prev` into `cur`, its payload valid until the next call; none when nothing differs.
   // Digests of leaves and counts as in SparseEncoder::encode().
   std::optional<Layer> encode(ByteSpan prev, ByteSpan cur, const SegmentPlace& place, Digest* prev_leaves,
@@ -65,8 +67,8 @@ void write_values(bool whole, std::span<const std::uint32_t> positions, ByteSpan
 // One per thread.
 class SegmentDecoder {
  public:
-  // Decodes all layers on top of `old`, which is not changed. `new_leaves` gets the digests of the leaves that change;
-  // the others stay as they are.
+  // Decodes all layers on top of `old`, which is not changed. `new_leaves`, unless null, gets the digests of the leaves
+  // that change; the others stay as they are.
   Status decode(const Segment& segment, ByteSpan old, DType dtype, Replacement& out, Digest* new_leaves);
 
  private:

@@ -22,11 +22,6 @@ struct SegmentPlace {
   std::uint64_t row_elements = 0;  // of the tensor's rows; density may differ from row to row
 };
 
-// A segment's content before and afterwards, of equal size.
-struct SegmentSides {
-  ByteSpan prev, cur;
-};
-
 struct SparseCount {
   std::uint64_t changed = 0;     // elements that differ
   std::uint64_t bound_bits = 0;  // entropy of where and how they differ, given each element's range of old values
@@ -37,9 +32,6 @@ class SparseEncoder {
  public:
   SparseEncoder();
   ~SparseEncoder();
-  // Segments of `dtype` are coded with one model from now on, fitted to a sample of these; without any, each with its
-  // own.
-  void share_model(std::span<const SegmentSides> segments, DType dtype);
   // Appends the coding of a segment, or nothing when no element differs. Both sides have equal size. Digests of the
   // leaves of either side, and the counts of the entropy bound, are taken on the way where a place for them is given.
   SparseCount encode(ByteSpan prev, ByteSpan cur, const SegmentPlace& place, Digest* prev_leaves, Digest* cur_leaves,
@@ -59,11 +51,12 @@ class SparseDecoder {
  public:
   SparseDecoder();
   ~SparseDecoder();
-  // Decodes `changed` changes of the segment whose old content is `old`. The new content is made in `whole`, of the
+  // Decodes `changed` changes of the segment whose old content is `old`; `small` says whether dense ranges have small
+  // symbols, else those of version 3. The new content is made in `whole`, of the
   // same size and apart from `old`, unless that is empty. kCorrupt when the coding is malformed; then what `leaf_done`
   // was given is of no use.
-  Status decode(ByteSpan coded, std::uint64_t changed, ByteSpan old, DType dtype, std::span<std::byte> whole,
-                const LeafDone& leaf_done);
+  Status decode(ByteSpan coded, bool small, std::uint64_t changed, ByteSpan old, DType dtype,
+                std::span<std::byte> whole, const LeafDone& leaf_done);
 
  private:
   struct State;

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "delta/digest.hpp"
+#include "delta/small_fit.hpp"
 #include "delta/sparse.hpp"
 #include "delta/sparse_format.hpp"
 #include "delta/token.hpp"
@@ -21,13 +22,15 @@ struct SparseDecoder::State {
   SortedBlock sorted;
   std::vector<std::byte> leaf = std::vector<std::byte>(kLeafBytes);
   std::vector<std::uint8_t> block_symbols;
-  std::array<std::vector<std::uint64_t>, kRangesMax> ranks, steps;
+  std::array<std::vector<std::uint64_t>, kRangesMax + 1> ranks, steps;
+  SmallTables small_tables;
   std::array<std::array<RansEntry, kRansSlots>, kRangesMax> dense_tables;
   std::array<RansEntry, kRansSlots> block_table, step_table;
   std::vector<std::uint16_t> tokens;
 
   Status parse_model(BitReader& bits, DType dtype);
-  Status parse(ByteSpan coded, std::uint64_t changed, std::uint64_t elements, DType dtype);
+  Status parse_small(BitReader& bits, Reader& reader, std::size_t element_bytes);
+  Status parse(ByteSpan coded, bool small, std::uint64_t changed, std::uint64_t elements, DType dtype);
   Status decode_gaps(BitReader& bits, const GapCode& code, std::uint64_t elements, std::uint64_t count,
                      std::uint64_t* ranks, std::uint64_t* steps);
 };
@@ -91,13 +94,35 @@ Status SparseDecoder::State::decode_gaps(BitReader& bits, const GapCode& code, s
   return ok();
 }
 
-// Everything that does not need the old content.
-Status SparseDecoder::State::parse(ByteSpan coded, std::uint64_t changed, std::uint64_t elements, DType dtype) {
+// Tables and symbols of dense ranges, which are coded with small symbols.
+Status SparseDecoder::State::parse_small(BitReader& bits, Reader& reader, std::size_t element_bytes) {
+  const auto lanes_log2 = static_cast<unsigned>(get_bits(bits, 4));
+  for (std::uint32_t r = 0; r < model.dense; ++r) {
+    const auto low = static_cast<unsigned>(get_bits(bits, 6));
+    SmallFrequencies table;
+    if (low > low_bits_max(element_bytes) || !read_small_frequencies(bits, table))
+      return corrupt("a segment's table of steps is malformed");
+    model.low_bits[r] = static_cast<std::uint8_t>(low);
+    model.has_low_bits |= low > 0;
+    set_tables(r, table, small_tables);
+  }
+  const ByteSpan low = reader.bytes(reader.varint());
+  source.low = {low.data(), low.size(), 0};
+  source.small_tables = &small_tables;
+  if (reader.failed() || 1u << lanes_log2 > kLanesMax || !rans_open(reader.rest(), 1u << lanes_log2, source.small))
+    return corrupt("the bytes end within a segment's symbols");
+  return ok();
+}
+
+// Everything that does not need the old content. `small`: dense ranges are coded with small symbols, else as in
+// version 3.
+Status SparseDecoder::State::parse(ByteSpan coded, bool small, std::uint64_t changed, std::uint64_t elements,
+                                   DType dtype) {
   Reader reader(coded);
   const ByteSpan bit_bytes = reader.bytes(reader.varint());
   source = {};
   const ByteSpan narrow = reader.bytes(reader.varint());
-  source.is_wide = !reader.rest().empty();
+  source.is_wide = !small && !reader.rest().empty();
   if (reader.failed() || !rans_open(narrow, source.narrow) ||
       (source.is_wide && !rans_open(reader.rest(), source.wide)))
     return corrupt("the bytes end within a segment");
@@ -105,10 +130,13 @@ Status SparseDecoder::State::parse(ByteSpan coded, std::uint64_t changed, std::u
   ECHO_TRY(parse_model(bits, dtype));
   const Frequencies symbols = read_frequencies(bits, kBlockSymbols);
   if (symbols.empty()) return corrupt("a segment's table of blocks is malformed");
-  std::array<GapCode, kRangesMax> codes;
-  std::array<Frequencies, kRangesMax> step_frequencies;
+  std::array<GapCode, kRangesMax + 1> codes;
+  std::array<Frequencies, kRangesMax + 1> step_frequencies;
+  std::vector<std::uint32_t> by_gaps;
+  for (std::uint32_t r = model.dense; r < model.ranges; ++r) by_gaps.push_back(r);
+  if (small && model.dense > 0) by_gaps.push_back(kRangesMax);
   std::uint64_t gaps = 0;
-  for (std::uint32_t r = model.dense; r < model.ranges; ++r) {
+  for (const std::uint32_t r : by_gaps) {
     const std::uint64_t count = get_number(bits);
     if (exhausted(bits) || count > changed - gaps) return corrupt("a segment declares more changes than it has");
     gaps += count;
@@ -120,14 +148,22 @@ Status SparseDecoder::State::parse(ByteSpan coded, std::uint64_t changed, std::u
     if (codes[r].table >= kGapTables || step_frequencies[r].empty())
       return corrupt("a segment's table of gaps is malformed");
   }
-  for (std::uint32_t r = 0; r < model.dense; ++r) {
-    const bool given = get_bits(bits, 1) != 0;
-    const bool escape = given && get_bits(bits, 1) != 0;
-    const Frequencies table = given ? read_frequencies(bits, kTokensMax + escape) : Frequencies{kRansSlots};
-    if (table.empty()) return corrupt("a segment's table of steps is malformed");
-    rans_table(table, escape, dense_tables[r].data());
+  if (small) {
+    if (model.dense > 0) {
+      ECHO_TRY(parse_small(bits, reader, dtype_bytes(dtype)));
+    } else if (!reader.rest().empty()) {
+      return corrupt("a segment has bytes after its last symbol");
+    }
+  } else {
+    for (std::uint32_t r = 0; r < model.dense; ++r) {
+      const bool given = get_bits(bits, 1) != 0;
+      const bool escape = given && get_bits(bits, 1) != 0;
+      const Frequencies table = given ? read_frequencies(bits, kTokensMax + escape) : Frequencies{kRansSlots};
+      if (table.empty()) return corrupt("a segment's table of steps is malformed");
+      rans_table(table, escape, dense_tables[r].data());
+    }
+    source.dense_tables = dense_tables.front().data();
   }
-  source.dense_tables = dense_tables.front().data();
   rans_table(symbols, false, block_table.data());
   block_symbols.clear();
   const std::size_t leaf_elements = kLeafBytes / dtype_bytes(dtype);
@@ -137,7 +173,7 @@ Status SparseDecoder::State::parse(ByteSpan coded, std::uint64_t changed, std::u
                      block_symbols.push_back(static_cast<std::uint8_t>(rans_read(source.narrow, block_table.data())));
                      return true;
                    });
-  for (std::uint32_t r = model.dense; r < model.ranges; ++r) {
+  for (const std::uint32_t r : by_gaps) {
     GapSource& gap = source.gap[r];
     if (gap.count == 0) continue;
     if (ranks[r].size() < gap.count) ranks[r].resize(gap.count);
@@ -156,14 +192,14 @@ Status SparseDecoder::State::parse(ByteSpan coded, std::uint64_t changed, std::u
 SparseDecoder::SparseDecoder() : state_(std::make_unique<State>()) {}
 SparseDecoder::~SparseDecoder() = default;
 
-Status SparseDecoder::decode(ByteSpan coded, std::uint64_t changed, ByteSpan old, DType dtype,
+Status SparseDecoder::decode(ByteSpan coded, bool small, std::uint64_t changed, ByteSpan old, DType dtype,
                              std::span<std::byte> whole, const LeafDone& leaf_done) {
   const std::size_t size = dtype_bytes(dtype);
   const unsigned width = width_index(size);
   const Kernels& k = kernels();
   State& s = *state_;
   ECHO_CHECK(changed <= old.size() / size && (whole.empty() || whole.size() == old.size()));
-  ECHO_TRY(s.parse(coded, changed, old.size() / size, dtype));
+  ECHO_TRY(s.parse(coded, small, changed, old.size() / size, dtype));
   s.source.is_whole = !whole.empty();
   const std::uint8_t* symbol = s.block_symbols.data();
   for (std::size_t leaf = 0; leaf < old.size(); leaf += kLeafBytes) {
@@ -189,6 +225,8 @@ Status SparseDecoder::decode(ByteSpan coded, std::uint64_t changed, ByteSpan old
   bool fits =
       s.source.changed == changed && !s.source.malformed && rans_at_end(s.source.narrow) && !exhausted(s.source.bits);
   if (s.source.is_wide) fits &= rans_at_end(s.source.wide);
+  if (s.source.small_tables)
+    fits &= rans_at_end(s.source.small) && (s.source.low.at + 7) / 8 == s.source.low.byte_count;
   for (const GapSource& gap : s.source.gap) fits &= gap.at == gap.count;
   if (!fits) return corrupt("a segment does not fit the state it is applied to");
   return ok();

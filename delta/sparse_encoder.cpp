@@ -1,9 +1,9 @@
 #include <algorithm>
 #include <array>
 #include <numeric>
-#include <optional>
 
 #include "delta/raw_memory.hpp"
+#include "delta/small_fit.hpp"
 #include "delta/sparse_model.hpp"
 #include "delta/token.hpp"
 
@@ -16,15 +16,18 @@ struct SparseEncoder::State {
     std::vector<std::uint16_t> tokens, gap_tokens;
     std::vector<std::uint64_t> extras;
   };
-  std::array<Range, kRangesMax> ranges;
+  std::array<Range, kRangesMax + 1> ranges;  // the last one: exceptions among dense elements
   std::vector<std::uint16_t> block_symbols;
-  RawVector<std::uint16_t> dense;         // room for all elements of a segment; memory that is not used costs nothing
-  std::vector<std::uint32_t> dense_runs;  // symbols of each block that is not untouched
-  std::vector<std::uint64_t> dense_extras;
+  RawVector<std::uint8_t> dense;
+  std::vector<std::uint32_t> dense_runs;       // symbols of each block that is not untouched
+  RawVector<std::byte> dense_olds, dense_now;  // elements of dense ranges, of a block or of the segment
+  RawVector<std::byte> low;
+  std::array<SmallFit, kRangesMax> fits;
+  std::vector<std::uint32_t> step_counts;
   BlockSink sink;
   SortedBlock sorted;
   RansWriter rans;
-  std::optional<SharedModel> shared;
+  SmallCodes small_codes;
   std::uint32_t changed_bits[kBlockWordsMax];
 
   template <class V>
@@ -32,19 +35,34 @@ struct SparseEncoder::State {
     if (v.size() < used + more) v.resize(std::max(2 * v.size(), used + more + 4096));
     return v.data();
   }
-  void make_room(const BlockModel& model, std::uint32_t elements) {
+  void make_gap_room(std::size_t range, std::uint32_t elements) {
     elements += kSpareElements;
-    for (std::uint32_t r = model.dense; r < model.ranges; ++r) {
-      GapSink& g = sink.gap[r];
-      g.gaps = with_room(ranges[r].gaps, g.count, elements);
-      g.tokens = with_room(ranges[r].tokens, g.count, elements);
-      g.extras = with_room(ranges[r].extras, g.extra_count, elements);
-    }
-    if (model.dense == 0) return;
-    sink.dense_extras = with_room(dense_extras, sink.dense_extra_count, elements);
+    GapSink& g = sink.gap[range];
+    g.gaps = with_room(ranges[range].gaps, g.count, elements);
+    g.tokens = with_room(ranges[range].tokens, g.count, elements);
+    g.extras = with_room(ranges[range].extras, g.extra_count, elements);
+  }
+  // For the symbols of so many elements more.
+  void make_dense_room(std::uint32_t elements) {
+    make_gap_room(kRangesMax, elements);
+    sink.dense = with_room(dense, sink.dense_count, elements + kSpareElements);
+    sink.low.bytes = with_room(low, sink.low.at, elements * kLowBitsMax / 8 + 16);
+  }
+  // Puts the dense elements of a sorted block behind `used` ones.
+  void pack_block(const std::byte* old, const std::byte* now, std::uint32_t count, std::size_t element_bytes,
+                  std::size_t used) {
+    const std::size_t room = (count + kSpareElements) * element_bytes;
+    kernels().pack[width_index(element_bytes)](old, now, count, sorted,
+                                               with_room(dense_olds, used * element_bytes, room) + used * element_bytes,
+                                               with_room(dense_now, used * element_bytes, room) + used * element_bytes);
   }
   unsigned sort_block(const SparseModel& model, const std::byte* prev, std::uint32_t count, std::size_t element_bytes,
                       std::uint32_t changed, unsigned previous);
+  // Fits the coding of dense ranges to parts of blocks, spread evenly over the segment.
+  void sample_dense(SparseModel& model, const BlockGrid& grid, ByteSpan prev, ByteSpan cur, std::size_t element_bytes);
+  // Codes all elements in `dense_olds` and `dense_now`, in tables fitted to them.
+  void code_packed(SparseModel& model, std::size_t element_bytes);
+  void fit_dense(SparseModel& model, std::size_t element_bytes);
   std::uint64_t write(const SparseModel& model, const BlockGrid& grid, ByteVector& out);
 };
 
@@ -59,74 +77,92 @@ unsigned SparseEncoder::State::sort_block(const SparseModel& model, const std::b
   for (std::uint32_t i = 0; i <= model.block.ranges - model.block.dense; ++i)
     expected += sorted.count[i] * model.density[i];
   if (changed == 0 && (expected > 3 || expected < 0.05)) return kSymbolUntouched;
-  if (model.block.exponent_mask == 0 || std::abs(changed - expected) <= 4 + 3 * std::sqrt(expected)) return previous;
+  if (model.block.exponent_mask == 0 || std::abs(changed - expected) <= 4 + 3 * std::sqrt(expected) + expected / 8)
+    return previous;
   const unsigned best = choose_symbol(model, prev, count, element_bytes, changed_bits, previous);
   if (best != previous) sort(best);
   return best;
 }
 
+void SparseEncoder::State::sample_dense(SparseModel& model, const BlockGrid& grid, ByteSpan prev, ByteSpan cur,
+                                        std::size_t element_bytes) {
+  constexpr std::uint64_t kPart = 1024;
+  const std::uint64_t elements = cur.size() / element_bytes, leaf_elements = kLeafBytes / element_bytes;
+  const bool all = elements < 16 * kPart;
+  const std::uint64_t parts = all ? 1 : std::clamp<std::uint64_t>(elements / (32 * kPart), 16, 32);
+  const unsigned width = width_index(element_bytes);
+  step_counts.assign(static_cast<std::size_t>(model.block.dense) << kTokenBits, 0);
+  unsigned symbol = kSymbolUnshifted;
+  const auto add = [&](std::uint64_t first, std::uint32_t count) {
+    const std::byte* old = prev.data() + first * element_bytes;
+    const std::byte* now = cur.data() + first * element_bytes;
+    const std::uint32_t changed = kernels().diff[width](old, now, count, changed_bits);
+    const unsigned chosen = sort_block(model, old, count, element_bytes, changed, symbol);
+    if (chosen == kSymbolUntouched) return;
+    symbol = chosen;
+    if (model.block.dense < model.block.ranges) {
+      pack_block(old, now, count, element_bytes, 0);
+      old = dense_olds.data();
+      now = dense_now.data();
+    }
+    kernels().count_steps[width](old, now, sorted.count[0], model_for(model.block, symbol), step_counts.data());
+  };
+  for (std::uint64_t i = 0; i < parts; ++i) {
+    const std::uint64_t at = i * (elements / parts) / 32 * 32;
+    const std::uint64_t to = all ? elements : at + kPart;
+    for (std::uint64_t leaf = at / leaf_elements * leaf_elements; leaf < std::min(to, elements); leaf += leaf_elements)
+      for_each_block(grid, leaf, std::min(leaf + leaf_elements, elements),
+                     [&](std::uint64_t from, std::uint32_t count) {
+                       const std::uint64_t begin = std::max(at, from), end = std::min(to, from + count);
+                       if (begin < end) add(begin, static_cast<std::uint32_t>(end - begin));
+                       return from + count < to;
+                     });
+  }
+  fit_dense(model, element_bytes);
+}
+
+void SparseEncoder::State::code_packed(SparseModel& model, std::size_t element_bytes) {
+  constexpr std::uint64_t kEnough = 1u << 15;
+  const unsigned width = width_index(element_bytes);
+  const std::uint64_t elements = std::accumulate(dense_runs.begin(), dense_runs.end(), std::uint64_t{0});
+  const std::size_t every = std::max<std::size_t>(elements / kEnough, 1);
+  // f(number of the run, model of its block, elements before it, elements)
+  const auto for_each_run = [&](auto&& f) {
+    std::size_t run = 0, before = 0;
+    for (const std::uint16_t symbol : block_symbols) {
+      if (symbol == kSymbolUntouched) continue;
+      f(run, symbol, before, dense_runs[run]);
+      before += dense_runs[run++];
+    }
+  };
+  step_counts.assign(static_cast<std::size_t>(model.block.dense) << kTokenBits, 0);
+  for_each_run([&](std::size_t run, unsigned symbol, std::size_t before, std::uint32_t count) {
+    if (run % every != 0) return;
+    kernels().count_steps[width](dense_olds.data() + before * element_bytes, dense_now.data() + before * element_bytes,
+                                 count, model_for(model.block, symbol), step_counts.data());
+  });
+  fit_dense(model, element_bytes);
+  for_each_run([&](std::size_t, unsigned symbol, std::size_t before, std::uint32_t count) {
+    make_dense_room(count);
+    kernels().put_dense[width](dense_olds.data() + before * element_bytes, dense_now.data() + before * element_bytes,
+                               count, model_for(model.block, symbol), sink);
+  });
+}
+
+void SparseEncoder::State::fit_dense(SparseModel& model, std::size_t element_bytes) {
+  model.block.has_low_bits = false;
+  for (std::uint32_t r = 0; r < model.block.dense; ++r) {
+    fits[r] = fit_small(std::span(step_counts).subspan(std::size_t{r} << kTokenBits, kTokensMax),
+                        low_bits_max(element_bytes));
+    model.block.low_bits[r] = static_cast<std::uint8_t>(fits[r].low_bits);
+    model.block.has_low_bits |= fits[r].low_bits > 0;
+    unsigned coded = 0;
+    for (unsigned i = 0; i < kStays; ++i) coded |= static_cast<unsigned>(fits[r].table[i] > 0) << i;
+    model.block.coded[r] = static_cast<std::uint16_t>(coded);
+  }
+}
+
 namespace {
-
-// The symbols of dense ranges, `range << kTokenBits | symbol`, and the number of them in each block.
-struct DenseSymbols {
-  std::span<const std::uint16_t> symbols;  // kSpareElements more can be read
-  std::span<const std::uint32_t> runs;
-};
-
-// Counts of dense symbols: of all blocks, or of a sample of the blocks where there are many.
-struct DenseCounts {
-  std::vector<std::uint32_t> of;  // range << kTokenBits | symbol
-  bool is_sample = false;
-};
-
-DenseCounts count_dense(std::uint32_t ranges, const DenseSymbols& dense) {
-  constexpr std::size_t kEnough = 1u << 17;  // tables fitted to so many make a segment 0.3 % longer at most
-  constexpr std::size_t kLanes = 4;          // counts taken in turns: adding to the same one twice waits for the first
-  const std::size_t entries = static_cast<std::size_t>(ranges) << kTokenBits;
-  if (dense.symbols.size() < entries) {
-    std::vector<std::uint32_t> counts(entries);
-    for (const std::uint16_t s : dense.symbols) ++counts[s];
-    return {std::move(counts), false};
-  }
-  const std::size_t every = std::max<std::size_t>(dense.symbols.size() / kEnough, 1);
-  std::vector<std::uint32_t> counts(kLanes * entries);
-  std::uint32_t* const lanes[kLanes] = {counts.data(), counts.data() + entries, counts.data() + 2 * entries,
-                                        counts.data() + 3 * entries};
-  const std::uint16_t* at = dense.symbols.data();
-  for (std::size_t run = 0; run < dense.runs.size(); at += dense.runs[run++]) {
-    if (run % every != 0) continue;
-    std::uint32_t i = 0;
-    for (; i + kLanes <= dense.runs[run]; i += kLanes)
-      for (std::size_t k = 0; k < kLanes; ++k) ++lanes[k][at[i + k]];
-    for (; i < dense.runs[run]; ++i) ++lanes[0][at[i]];
-  }
-  for (std::size_t i = 0; i < entries; ++i) lanes[0][i] += lanes[1][i] + lanes[2][i] + lanes[3][i];
-  counts.resize(entries);
-  return {std::move(counts), every > 1};
-}
-
-// Weights of a dense range's table. The last symbols, rarer than a table can express, share an escape.
-struct DenseTable {
-  std::vector<std::uint64_t> weights;
-  bool escape = false;
-};
-
-DenseTable fit_dense(std::span<const std::uint32_t> counts, bool is_sample) {
-  std::uint64_t total = 0;
-  std::size_t end = 1;  // behind the last symbol with a place of its own
-  for (const std::uint32_t n : counts) total += n;
-  for (std::size_t s = 1; s < counts.size(); ++s)
-    if (2ull * kRansSlots * counts[s] > total) end = s + 1;
-  DenseTable table;
-  table.weights.assign(counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(end));
-  const std::uint64_t others =
-      std::accumulate(counts.begin() + static_cast<std::ptrdiff_t>(end), counts.end(), std::uint64_t{0});
-  table.escape = others > 0 || is_sample;
-  if (is_sample)
-    for (std::uint64_t& weight : table.weights) weight = std::max<std::uint64_t>(weight, 1);
-  if (table.escape) table.weights.push_back(std::max<std::uint64_t>(others, 1));
-  return table;
-}
 
 // Puts a segment's bits and runs of symbols together, in the order of FORMAT.md.
 class Assembly {
@@ -166,34 +202,13 @@ class Assembly {
               bits_of<std::uint64_t>(std::array<std::uint64_t, 2>{gap.count, gap.seen - gap.count});
     return code;
   }
-  // Tables of the dense ranges.
-  void put_dense(std::uint32_t ranges, const DenseSymbols& dense) {
-    dense_ = dense;
-    dense_codes_.resize(static_cast<std::size_t>(ranges) << kTokenBits);
-    limits_.fill(1u << kTokenBits);
-    const DenseCounts counts = count_dense(ranges, dense);
-    double bits = 0, counted = 0;
-    for (std::uint32_t r = 0; r < ranges; ++r) {
-      const std::size_t first = static_cast<std::size_t>(r) << kTokenBits;
-      auto own = std::span(counts.of).subspan(first, kTokensMax);
-      while (own.size() > 1 && own.back() == 0) own = own.first(own.size() - 1);
-      const bool given = counts.is_sample || own.back() > 0;
-      bits_.put(given, 1);
-      if (!given) continue;
-      const DenseTable table = fit_dense(own, counts.is_sample);
-      bits_.put(table.escape, 1);
-      const Frequencies frequencies = put_table(table.weights);
-      RansCode* const codes = dense_codes_.data() + first;
-      rans_codes(frequencies, codes);
-      if (table.escape) {
-        limits_[r] = static_cast<std::uint16_t>(frequencies.size() - 1);
-        std::fill(codes + limits_[r], codes + kTokensMax, codes[limits_[r]]);
-      }
-      bits += bits_of(own);
-      for (const std::uint32_t n : own) counted += n;
+  // Number of states and tables of the dense ranges.
+  void put_dense(std::span<const SmallFit> fits, unsigned lanes_log2) {
+    bits_.put(lanes_log2, 4);
+    for (const SmallFit& fit : fits) {
+      bits_.put(fit.low_bits, 6);
+      write_small_frequencies(fit.table, bits_);
     }
-    dense_bits_ = bits * static_cast<double>(dense.symbols.size()) / std::max(counted, 1.0);
-    bound_ += dense_bits_;
   }
 
   // Behind all tables: what symbols leave open.
@@ -204,34 +219,9 @@ class Assembly {
     for (const std::uint16_t token : tokens)
       if (token >= 16) bound_ += put_extra(bits_, token, *magnitudes++);
   }
-  void put_dense_extras(const std::uint64_t* magnitudes) {
-    std::array<std::uint16_t, kRangesMax> from = limits_;  // symbols 17 and up leave bits open in any case
-    for (std::uint16_t& limit : from) limit = std::min<std::uint16_t>(limit, 17);
-    constexpr std::size_t kPart = 4096;
-    std::uint32_t open[kPart / 32];
-    BitWriter bits = std::move(bits_);  // in registers
-    std::uint64_t open_bits = 0;
-    for (std::size_t first = 0; first < dense_.symbols.size(); first += kPart) {
-      const std::size_t count = std::min(kPart, dense_.symbols.size() - first);
-      kernels().find_open(dense_.symbols.data() + first, count, from.data(), open);
-      for (std::size_t w = 0; w * 32 < count; ++w)
-        for (std::uint32_t mask = open[w]; mask != 0; mask &= mask - 1) {
-          const std::uint16_t entry = dense_.symbols[first + w * 32 + static_cast<std::size_t>(std::countr_zero(mask))];
-          const unsigned token = (entry & ((1u << kTokenBits) - 1)) - 1;
-          if (token + 1 >= limits_[entry >> kTokenBits]) bits.put(token, kTokenBits);
-          if (token >= 16) open_bits += put_extra(bits, token, *magnitudes++);
-        }
-    }
-    bits_ = std::move(bits);
-    bound_ += static_cast<double>(open_bits);
-  }
 
   // Appends everything; gives its entropy in bits.
   std::uint64_t finish(RansWriter& writer, ByteVector& out) && {
-    // The 64 states take 2 % of a stream of this many bits.
-    constexpr double kWideFrom = 50 * 32 * kWideStates;
-    const bool is_wide = dense_bits_ >= kWideFrom;
-    if (!is_wide && !dense_.symbols.empty()) runs_.push_back({dense_.symbols, dense_codes_.data()});
     const ByteVector bytes = std::move(bits_).finish();
     put_varint(out, bytes.size());
     put_bytes(out, bytes);
@@ -239,7 +229,6 @@ class Assembly {
     writer.write(runs_, narrow);
     put_varint(out, narrow.size());
     put_bytes(out, narrow);
-    if (is_wide) writer.write_wide(dense_.symbols.data(), dense_.runs, dense_codes_.data(), out);
     return static_cast<std::uint64_t>(bound_);
   }
 
@@ -285,10 +274,6 @@ class Assembly {
   BitWriter bits_;
   std::vector<RansCode> codes_;  // of all runs; never moves, because runs point into it
   std::vector<RansRun> runs_;
-  DenseSymbols dense_;
-  std::vector<RansCode> dense_codes_;
-  std::array<std::uint16_t, kRangesMax> limits_{};  // first symbol that is left to the escape
-  double dense_bits_ = 0;
   double bound_ = 0;
 };
 
@@ -300,26 +285,48 @@ std::uint64_t SparseEncoder::State::write(const SparseModel& model, const BlockG
   Assembly assembly;
   assembly.put_model(block, grid);
   assembly.put_blocks(block_symbols);
-  std::array<GapCode, kRangesMax> codes;
-  for (std::uint32_t r = block.dense; r < block.ranges; ++r)
-    codes[r] = assembly.put_gaps(sink.gap[r], ranges[r].gap_tokens);
-  if (block.dense > 0) assembly.put_dense(block.dense, {{sink.dense, sink.dense_count}, dense_runs});
-  for (std::uint32_t r = block.dense; r < block.ranges; ++r) {
+  std::array<GapCode, kRangesMax + 1> codes;
+  std::vector<std::uint32_t> by_gaps;
+  for (std::uint32_t r = block.dense; r < block.ranges; ++r) by_gaps.push_back(r);
+  if (block.dense > 0) by_gaps.push_back(kRangesMax);
+  for (const std::uint32_t r : by_gaps) codes[r] = assembly.put_gaps(sink.gap[r], ranges[r].gap_tokens);
+  // More states make it faster, and take two bytes each.
+  unsigned lanes_log2 = 0;
+  if (block.dense > 0) {
+    double bits = 0, elements = 0;
+    for (std::uint32_t r = 0; r < block.dense; ++r) {
+      double own = 0;
+      for (const std::uint32_t n : std::span(step_counts).subspan(std::size_t{r} << kTokenBits, kTokensMax)) own += n;
+      bits += own * fits[r].bits_per_element;
+      elements += own;
+    }
+    bits *= sink.dense_count / std::max(elements, 1.0);
+    const auto worth = [&](unsigned lanes) { return 16 * (lanes == kRunStep ? 40 : 120) * lanes <= bits; };
+    for (unsigned log2 = 1; 1u << log2 <= kLanesMax; ++log2)
+      if (worth(1u << log2)) lanes_log2 = log2;
+    assembly.put_dense(std::span(fits).first(block.dense), lanes_log2);
+  }
+  for (const std::uint32_t r : by_gaps) {
     const GapSink& gap = sink.gap[r];
     assembly.put_low_bits(gap, codes[r]);
     assembly.put_extras({gap.tokens, gap.count}, gap.extras);
   }
-  if (block.dense > 0) assembly.put_dense_extras(sink.dense_extras);
-  return std::move(assembly).finish(rans, out);
+  std::uint64_t bound = std::move(assembly).finish(rans, out);
+  if (block.dense == 0) return bound;
+  const std::size_t begin = out.size();
+  const std::uint64_t low_bits = 8 * sink.low.at + sink.low.filled;
+  put_bits(sink.low, 0, (8 - sink.low.filled) % 8);
+  put_varint(out, sink.low.at);
+  put_bytes(out, ByteSpan(low).first(sink.low.at));
+  for (unsigned r = 0; r < block.dense; ++r) set_codes(r, fits[r].table, small_codes);
+  const std::uint32_t lanes = 1u << lanes_log2;
+  rans.write_small(sink.dense, dense_runs, block.dense, small_codes, lanes, out);
+  bound += 8 * (out.size() - begin - 2 * lanes) - 8 * sink.low.at + low_bits;
+  return bound;
 }
 
 SparseEncoder::SparseEncoder() : state_(std::make_unique<State>()) {}
 SparseEncoder::~SparseEncoder() = default;
-
-void SparseEncoder::share_model(std::span<const SegmentSides> segments, DType dtype) {
-  state_->shared.reset();
-  if (!segments.empty()) state_->shared = choose_shared_model(segments, dtype);
-}
 
 SparseCount SparseEncoder::encode(ByteSpan prev, ByteSpan cur, const SegmentPlace& place, Digest* prev_leaves,
                                   Digest* cur_leaves, EntropyCounter* entropy, ByteVector& out) {
@@ -328,23 +335,17 @@ SparseCount SparseEncoder::encode(ByteSpan prev, ByteSpan cur, const SegmentPlac
   const Kernels& k = kernels();
   State& s = *state_;
   BlockGrid grid;
-  SparseModel model;
-  if (s.shared) {
-    model = s.shared->model;
-    grid = choose_grid(place, s.shared->rows_differ);
-  } else {
-    model = choose_model(prev, cur, place, grid);
-  }
+  SparseModel model = choose_model(prev, cur, place, grid);
   s.sink = {};
-  if (const std::size_t room = cur.size() / size + kSpareElements; model.block.dense > 0 && room > s.dense.size()) {
-    s.dense.clear();  // or they would be copied
-    s.dense.resize(room);
-  }
-  s.sink.dense = s.dense.data();
+  const bool all_dense = model.block.dense == model.block.ranges;
+  // A sample of the segment has too few dense elements where most are not dense.
+  const bool fit_late = !all_dense && model.dense_part < 0.5;
+  if (model.block.dense > 0 && !fit_late) s.sample_dense(model, grid, prev, cur, size);
   s.block_symbols.clear();
   s.dense_runs.clear();
   unsigned symbol = kSymbolUnshifted;
   std::uint64_t total = 0;
+  std::size_t packed = 0;  // elements of dense ranges before
   for (std::size_t leaf = 0; leaf < cur.size(); leaf += kLeafBytes) {
     const std::size_t leaf_end = std::min(leaf + kLeafBytes, cur.size());
     if (prev_leaves) *prev_leaves++ = digest_bytes(prev.subspan(leaf, leaf_end - leaf));
@@ -372,13 +373,26 @@ SparseCount SparseEncoder::encode(ByteSpan prev, ByteSpan cur, const SegmentPlac
       prefetch_third();
       if (chosen == kSymbolUntouched) return true;
       symbol = chosen;
-      s.make_room(model.block, count);
-      const std::uint32_t before = s.sink.dense_count;
-      k.collect[width](old, now, count, model_for(model.block, symbol), s.sorted, s.changed_bits, s.sink);
-      if (model.block.dense > 0) s.dense_runs.push_back(s.sink.dense_count - before);
+      const BlockModel own = model_for(model.block, symbol);
+      if (!all_dense) {
+        for (std::uint32_t r = own.dense; r < own.ranges; ++r) s.make_gap_room(r, count);
+        k.collect[width](old, now, count, own, s.sorted, s.changed_bits, s.sink);
+      }
+      if (own.dense == 0) return true;
+      const std::uint32_t dense = s.sorted.count[0];
+      s.dense_runs.push_back(dense);
+      if (!all_dense) s.pack_block(old, now, count, size, fit_late ? packed : 0);
+      packed += dense;
+      if (fit_late) return true;
+      s.make_dense_room(dense);
+      if (all_dense)
+        k.put_dense[width](old, now, count, own, s.sink);
+      else
+        k.put_dense[width](s.dense_olds.data(), s.dense_now.data(), dense, own, s.sink);
       return true;
     });
   }
+  if (total > 0 && model.block.dense > 0 && fit_late) s.code_packed(model, size);
   return {total, total > 0 ? s.write(model, grid, out) : 0};
 }
 

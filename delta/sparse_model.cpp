@@ -58,6 +58,8 @@ SparseModel fit_model(const std::array<ClassSample, kClasses>& classes, std::uin
   // A range costs time for every element, wherever its changes are; what that is worth in bits.
   const double gap_range_bits = elements / 4096;
   constexpr double kDenseRangeBits = 50;
+  constexpr double kStayBits = 0.012, kMoreForSpeed = 0.004;
+  constexpr std::ptrdiff_t kDenseRanges = 8;  // tables of more take twice as long to look up
   SparseModel model;
   model.block.base = base;
   unsigned dense_classes = 0;
@@ -68,6 +70,14 @@ SparseModel fit_model(const std::array<ClassSample, kClasses>& classes, std::uin
     model.change_bits[c] = std::log2(density) - model.stay_bits[c];
     if (s.elements > 0 && s.changed >= kDenseFrom * s.elements && s.changed >= 2) dense_classes = c + 1;
   }
+  // Coding them all one by one is faster, and costs an element that never changes a hundredth of a bit.
+  double bits = 0, all = 0, others = 0;
+  for (unsigned c = 0; c < kClasses; ++c) {
+    bits += flag_bits(classes[c]) + step_bits(classes[c]);
+    all += classes[c].elements;
+    if (c >= dense_classes) others += classes[c].elements;
+  }
+  if (others <= all / 2 && kStayBits * others <= kMoreForSpeed * bits) dense_classes = kClasses;
   std::vector<RangeDraft> drafts;
   for (unsigned c = 0; c < kClasses; ++c)
     drafts.push_back({classes[c], c + 1, c < dense_classes, draft_cost(classes[c], scale)});
@@ -93,10 +103,20 @@ SparseModel fit_model(const std::array<ClassSample, kClasses>& classes, std::uin
   };
   std::vector<Pair> pairs;
   for (std::size_t i = 0; i + 1 < drafts.size(); ++i) pairs.push_back(pair_at(i));
+  std::ptrdiff_t dense_ranges = std::ranges::count_if(drafts, &RangeDraft::dense);
   while (!pairs.empty()) {
-    const auto best = std::ranges::max_element(
-        pairs, {}, [](const Pair& p) { return p.allowed ? p.gain : -std::numeric_limits<double>::infinity(); });
-    if (!best->allowed || (best->gain <= 0 && drafts.size() <= kRangesMax)) break;
+    const auto best_of = [&](bool of_dense) {
+      return std::ranges::max_element(pairs, {}, [&](const Pair& p) {
+        return p.allowed && (p.both.dense || !of_dense) ? p.gain : -std::numeric_limits<double>::infinity();
+      });
+    };
+    auto best = best_of(false);
+    if (!best->allowed) break;
+    if (best->gain <= 0 && drafts.size() <= kRangesMax) {
+      if (dense_ranges <= kDenseRanges) break;
+      best = best_of(true);
+    }
+    dense_ranges -= best->both.dense;
     const auto i = static_cast<std::size_t>(best - pairs.begin());
     drafts[i] = best->both;
     drafts.erase(drafts.begin() + static_cast<std::ptrdiff_t>(i) + 1);
@@ -115,6 +135,7 @@ SparseModel fit_model(const std::array<ClassSample, kClasses>& classes, std::uin
     const ClassSample& s = drafts[r].dense ? dense : drafts[r].sample;
     model.density[r + 1 - model.block.dense] = (s.changed + 0.02) / (s.elements + 1);
   }
+  model.dense_part = dense.elements / std::max(all, 1.0);
   return model;
 }
 
@@ -136,6 +157,7 @@ class Sampler {
   // that change.
   template <class T>
   void add(ByteSpan prev, ByteSpan cur, std::size_t wanted, const BlockGrid* touched);
+  double changes() const { return changes_; }
   Sample finish() &&;
 
  private:
@@ -191,9 +213,14 @@ Sample Sampler::finish() && {
 
 template <class T>
 Sample take_sample(ByteSpan prev, ByteSpan cur, const ExponentField& field, const BlockGrid* touched) {
-  Sampler sampler(field);
-  sampler.add<T>(prev, cur, std::clamp<std::size_t>(cur.size() / sizeof(T) / 64, 4 * 1024, 32 * 1024), touched);
-  return std::move(sampler).finish();
+  constexpr double kEnough = 400;  // changes
+  const std::size_t elements = cur.size() / sizeof(T);
+  for (const std::size_t one_of : {160, 64}) {
+    Sampler sampler(field);
+    sampler.add<T>(prev, cur, std::clamp<std::size_t>(elements / one_of, 4 * 1024, 32 * 1024), touched);
+    if (sampler.changes() >= kEnough || one_of == 64) return std::move(sampler).finish();
+  }
+  return {};
 }
 
 constexpr double kRowsDiffer = 1.15, kRowsUntouched = 1.5;  // dispersions
@@ -285,21 +312,6 @@ BlockGrid choose_grid(const SegmentPlace& place, bool rows_differ) {
   }
   grid.first = static_cast<std::uint32_t>(grid.length - place.first_element % grid.length);
   return grid;
-}
-
-SharedModel choose_shared_model(std::span<const SegmentSides> segments, DType dtype) {
-  constexpr std::size_t kSample = 32 * 1024, kOfOneMin = 32;
-  Sampler sampler(exponent_field(dtype));
-  const std::size_t wanted = std::max(kSample / std::max<std::size_t>(segments.size(), 1), kOfOneMin);
-  double elements = 0, count = 0;
-  for (const SegmentSides& s : segments) {
-    if (std::memcmp(s.prev.data(), s.cur.data(), s.cur.size()) == 0) continue;  // such as experts that saw no token
-    with_element_type(dtype_bytes(dtype), [&]<class T>(T) { sampler.add<T>(s.prev, s.cur, wanted, nullptr); });
-    elements += static_cast<double>(s.cur.size() / dtype_bytes(dtype));
-    count += 1;
-  }
-  const Sample sample = std::move(sampler).finish();
-  return {model_of(sample, dtype, elements / std::max(count, 1.0)), sample.dispersion > kRowsDiffer};
 }
 
 SparseModel choose_model(ByteSpan prev, ByteSpan cur, const SegmentPlace& place, BlockGrid& grid) {

@@ -12,20 +12,13 @@ namespace echoline::delta {
 struct SparseModel {
   BlockModel block;
   std::array<double, kRangesMax + 1> density{};  // expected part of changed elements in each entry of a SortedBlock
+  double dense_part = 0;                         // of all elements
   // log2 of the probability that an element of a class stays, and by how much it differs for one that changes.
   std::array<double, kClasses> stay_bits{}, change_bits{};
 };
 
-struct SharedModel {
-  SparseModel model;
-  bool rows_differ = false;
-};
-
 // Fits model and blocks to a sample of the segment.
 SparseModel choose_model(ByteSpan prev, ByteSpan cur, const SegmentPlace& place, BlockGrid& grid);
-
-// Fits a model to a sample of several segments of a type, for each of which one of its own would take too long.
-SharedModel choose_shared_model(std::span<const SegmentSides> segments, DType dtype);
 
 // Blocks of whole rows where rows are of a useful size; of single rows where they differ.
 BlockGrid choose_grid(const SegmentPlace& place, bool rows_differ);

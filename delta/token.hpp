@@ -96,6 +96,35 @@ static inline void rans_read_wide(WideRansReader& reader, std::uint32_t from, st
   }
 }
 
+// Reads a run of `count` small symbols from the `from`-th on; on entry symbols[i] is the range of the i-th, shifted.
+static inline void read_small_run(SmallReader& reader, std::uint32_t from, std::uint32_t count,
+                                  const SmallTables& tables, std::uint8_t* symbols) {
+  for (std::uint32_t i = from; i < count; ++i) {
+    std::uint16_t& state = reader.state[(reader.turn + i) % reader.lanes];
+    const std::uint32_t entry = tables.slot[(symbols[i] >> kSymbolBits) * kSmallSlots + (state & (kSmallSlots - 1))];
+    const std::uint32_t next = ((entry >> 8 & 0xff) + 1) * (state / kSmallSlots) + (entry & 0xff);
+    const bool refill = next < kSmallFloor;
+    const auto byte =
+        reader.at < reader.byte_count ? static_cast<std::uint32_t>(reader.bytes[reader.at]) : std::uint32_t{0};
+    reader.at += refill;
+    state = static_cast<std::uint16_t>(refill ? next << 8 | byte : next);
+    symbols[i] = static_cast<std::uint8_t>(symbols[i] | entry >> 16);
+  }
+}
+
+// Moves a state past a small symbol; gives whether that puts out its low byte first.
+static inline bool put_small(std::uint16_t& state, const SmallCodes& codes, std::uint8_t symbol, std::byte* byte) {
+  const std::uint32_t others = codes.others[symbol];
+  *byte = static_cast<std::byte>(state & 0xff);
+  const bool spill = (state >> 8) + others >= kSmallSlots;
+  const std::uint32_t x = spill ? state >> 8 : state;
+  const std::uint32_t reciprocal = codes.reciprocal_low[symbol] | std::uint32_t{codes.reciprocal_high[symbol]} << 8;
+  const std::uint32_t quotient = (x * reciprocal >> 16) >> codes.shift[symbol];
+  state = static_cast<std::uint16_t>(x + codes.first[symbol] + quotient * others +
+                                     (others == kSmallSlots - 1 ? kSmallSlots - 1 : 0));
+  return spill;
+}
+
 // Moves a state past a symbol; gives whether that puts out its low word first.
 static inline bool rans_put(std::uint32_t& state, RansCode code, std::uint16_t* word) {
   const auto rest = static_cast<std::uint32_t>(code >> 32);

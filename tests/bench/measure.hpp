@@ -1,5 +1,7 @@
 // Clock and memory readings of the benchmark.
 #pragma once
+#include <time.h>
+
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -15,6 +17,19 @@ double seconds_of(F&& work) {
   const auto begin = std::chrono::steady_clock::now();
   work();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+// Of this process's threads on their processors: other programs only count by what they do to caches and memory.
+template <class F>
+double cpu_seconds_of(F&& work) {
+  const auto now = [] {
+    timespec t{};
+    ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+  };
+  const double begin = now();
+  work();
+  return now() - begin;
 }
 
 // 0 for none.

@@ -82,24 +82,84 @@ TEST(Format, ASecondDecoderAgreesOnFolds) {
   expect_same(reference::decode(fold, plain(first.view())), last.view());
 }
 
+Blob stored(std::string_view name) {
+  const auto content = read_file(std::filesystem::path("tests/delta/corpus/patch") / name);
+  EXPECT_TRUE(content);
+  const auto bytes = bytes_of(*content);
+  return Blob(bytes.begin(), bytes.end());
+}
+
 // Files of format version 3 stay readable.
 TEST(Format, ReadsFilesWrittenEarlier) {
   OwnedState state = zeros({spec("a", DType::kBF16, {40, 5}), spec("b", DType::kF32, {9})});
   for (std::size_t t = 0; t < state.size(); ++t)
     for (std::size_t i = 0; std::byte & b : state.mutable_bytes(t)) b = static_cast<std::byte>(i++ * 37 + t);
   state.seal();
-  const auto stored = [](std::string_view name) {
-    const auto content = read_file(std::filesystem::path("tests/delta/corpus/patch") / name);
-    EXPECT_TRUE(content);
-    const auto bytes = bytes_of(*content);
-    return Blob(bytes.begin(), bytes.end());
-  };
   const Status status = apply_delta(stored("delta"), state);
   ASSERT_TRUE(status) << status.error().message();
   EXPECT_EQ(inspect(stored("delta"))->changed, 24u);
   const auto whole = decode_snapshot(stored("snapshot"));
   ASSERT_TRUE(whole) << whole.error().message();
   EXPECT_TRUE(same_bytes(whole->view(), state.view()));
+}
+
+// Weights of many exponents, and what an update makes of half of them; the same on every machine.
+inline std::pair<OwnedState, OwnedState> earlier_pair() {
+  OwnedState prev = zeros({spec("w", DType::kBF16, {200, 500})});
+  OwnedState cur = zeros(prev.view());
+  Random random(7);
+  for (std::size_t i = 0; i < 100000; ++i) {
+    const auto drop = static_cast<unsigned>(std::countr_zero(random.next() | 1u << 12));  // halves each time
+    const std::uint64_t bits = random.next();
+    const auto old = static_cast<std::uint16_t>((bits & 0x807f) | (120 - drop) << 7);
+    const auto step = static_cast<std::int64_t>(1u << (bits >> 32) % (drop + 1));
+    const auto now = static_cast<std::uint16_t>(bits >> 62 < 2 ? old : bits >> 62 == 2 ? old + step : old - step);
+    std::memcpy(prev.mutable_bytes(0).data() + 2 * i, &old, 2);
+    std::memcpy(cur.mutable_bytes(0).data() + 2 * i, &now, 2);
+  }
+  prev.seal();
+  cur.seal();
+  return {std::move(prev), std::move(cur)};
+}
+
+// Every set of kernels, one after the other.
+template <class F>
+void with_every_instruction_set(F&& f) {
+  struct Restore {
+    const Kernels& set = kernels();
+    ~Restore() { select_kernels(set); }
+  } restore;
+  const KernelList list = available_kernels();
+  for (int k = 0; k < list.count; ++k) {
+    SCOPED_TRACE(list.of[k]->name);
+    select_kernels(*list.of[k]);
+    f();
+  }
+}
+
+// Version 3 coded dense ranges with 64 states of 32 bits.
+TEST(Format, ReadsDenseSymbolsOfVersion3) {
+  const auto [prev, cur] = earlier_pair();
+  const Blob patch = stored("dense_version_3");
+  ASSERT_EQ(static_cast<int>(patch[8]), 3);
+  expect_same(reference::decode(patch, plain(prev.view())), cur.view());
+  with_every_instruction_set([&] {
+    OwnedState state = copy(prev.view());
+    const Status applied = apply_delta(patch, state);
+    ASSERT_TRUE(applied) << applied.error().message();
+    EXPECT_TRUE(same_bytes(state.view(), cur.view()));
+  });
+  // Folded with a delta of today.
+  const Blob back = *encode_delta(cur.view(), prev.view());
+  const std::vector<std::span<const std::byte>> parts{patch, back, patch};
+  Blob fold;
+  ASSERT_TRUE(fold_deltas(parts, [&](std::span<const std::byte> b) {
+    fold.insert(fold.end(), b.begin(), b.end());
+    return ok();
+  }));
+  OwnedState state = copy(prev.view());
+  ASSERT_TRUE(apply_delta(fold, state));
+  EXPECT_TRUE(same_bytes(state.view(), cur.view()));
 }
 
 // Encodes and decodes with one set of kernels after the other; all must agree to the byte.

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "delta/patch_format.hpp"
 #include "delta_test_util.hpp"
 #include "tests/delta/entropy_pass.hpp"
 
@@ -165,11 +166,138 @@ TEST(Patch, RawVectorsKeepWhatTheyHoldWhenTheyGrow) {
   RawVector<std::uint32_t> numbers;
   for (std::uint32_t i = 0; i < 2'000'000; ++i) numbers.push_back(i);  // across the size that gets huge pages
   for (std::uint32_t i = 0; i < numbers.size(); ++i) ASSERT_EQ(numbers[i], i);
-  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(numbers.data()) % RawAllocator<std::uint32_t>::kHugePage, 0u);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(numbers.data()) % (2u << 20), 0u);
   RawVector<std::uint32_t> other = numbers;
   numbers = {1, 2};
   other.resize(3);
   EXPECT_EQ(other, (RawVector<std::uint32_t>{0, 1, 2}));
+}
+
+// Two experts' worth of small tensors, a large one and another type between them.
+StateView expert_layout() {
+  StateView layout;
+  for (int i = 0; i < 60; ++i)
+    layout.push_back(spec(fmt::format("e{:03}", i), i == 20 ? DType::kF32 : DType::kBF16,
+                          {i == 30 ? 40'000 : 50, i % 7 == 0 ? 13 : 20}));
+  layout.push_back(spec("e040.empty", DType::kBF16, {0}));
+  return layout;
+}
+
+// An update of some of the tensors.
+OwnedState updated(const OwnedState& prev, Random& random) {
+  OwnedState cur = copy(prev.view());
+  for (std::size_t t = 0; t < cur.size(); ++t) {
+    if (t % 3 == 1) continue;
+    const auto bytes = cur.mutable_bytes(t);
+    for (std::size_t i = 0; i < bytes.size(); i += 4)
+      if (random.below(4) == 0) bytes[i] ^= static_cast<std::byte>(1 + random.below(3));
+  }
+  cur.seal();
+  return cur;
+}
+
+std::string frame_types(const Blob& patch) {
+  std::string types;
+  for (std::size_t at = 10; at < patch.size();) {
+    std::uint32_t length = 0;
+    std::memcpy(&length, patch.data() + at + 1, 4);
+    types += static_cast<char>(patch[at]);
+    at += 5 + length + 8;
+  }
+  return types;
+}
+
+TEST(Patch, SmallTensorsSideBySideAreCodedTogether) {
+  Random random(61);
+  OwnedState prev = zeros(expert_layout());
+  fill_random(prev, random);
+  const OwnedState cur = updated(prev, random);
+  for (const unsigned threads : {1u, 3u}) {
+    PatchStats stats;
+    const Blob patch = *encode_delta(prev.view(), cur.view(), {.threads = threads}, &stats);
+    // Groups end at the other type, at the large tensor and at the empty one.
+    EXPECT_EQ(frame_types(patch), "HGSGSGGT");
+    OwnedState whole = copy(prev.view());
+    ASSERT_TRUE(apply_delta(patch, whole, {.threads = threads}));
+    EXPECT_TRUE(same_bytes(whole.view(), cur.view()));
+    EXPECT_EQ(whole.digest(), *digest_state(cur.view()));
+    OwnedState parts = copy(prev.view());
+    ASSERT_TRUE(apply_in_parts(patch, parts, 700, random));
+    EXPECT_TRUE(same_bytes(parts.view(), cur.view()));
+    EXPECT_EQ(inspect(patch)->changed, stats.changed);
+  }
+  // Only tensors that change are written.
+  std::vector<std::size_t> written;
+  const auto sink = [&](TensorWrite&& write) {
+    written.push_back(write.tensor);
+    return ok();
+  };
+  ASSERT_TRUE(resolve_delta(*encode_delta(prev.view(), cur.view()), prev.view(), sink));
+  for (const std::size_t t : written) EXPECT_FALSE(std::ranges::equal(prev.bytes(t), cur.bytes(t))) << t;
+}
+
+TEST(Patch, DeltasOfSmallTensorsFold) {
+  Random random(62);
+  OwnedState first = zeros(expert_layout());
+  fill_random(first, random);
+  const OwnedState second = updated(first, random), third = updated(second, random);
+  const Blob a = *encode_delta(first.view(), second.view()), b = *encode_delta(second.view(), third.view());
+  const std::vector<std::span<const std::byte>> both{a, b};
+  const StateView base = first.view();
+  for (const StateView* given : {static_cast<const StateView*>(nullptr), &base}) {
+    Blob fold;
+    const auto done = fold_deltas(
+        both,
+        [&](std::span<const std::byte> part) {
+          fold.insert(fold.end(), part.begin(), part.end());
+          return ok();
+        },
+        given);
+    ASSERT_TRUE(done) << done.error().message();
+    OwnedState state = copy(first.view());
+    ASSERT_TRUE(apply_delta(fold, state));
+    EXPECT_TRUE(same_bytes(state.view(), third.view()));
+  }
+  // The same change with each tensor for itself, as version 3 has it, applies as well, but does not fold with groups.
+  Blob alone;
+  const PatchSink keep = [&](std::span<const std::byte> part) {
+    alone.insert(alone.end(), part.begin(), part.end());
+    return ok();
+  };
+  PatchWriter writer(keep);
+  const StateView before = *canonical(first.view()), after = *canonical(second.view());
+  ASSERT_TRUE(writer.begin(PatchKind::kDelta, before, 1));
+  SegmentEncoder encoder(1);
+  for (std::size_t t = 0; t < before.size(); ++t) {
+    if (before[t].bytes.empty()) continue;
+    std::vector<Digest> leaves(leaf_count(before[t].bytes.size()));
+    const auto layer =
+        encoder.encode(before[t].bytes, after[t].bytes, {before[t].dtype, 0, 0}, nullptr, leaves.data(), nullptr);
+    if (!layer) continue;
+    ASSERT_TRUE(writer.add({t, 0, {*layer}}));
+  }
+  PatchStats stats;
+  ASSERT_TRUE(encode_delta(first.view(), second.view(), {}, &stats));
+  ASSERT_TRUE(writer.finish(stats));
+  OwnedState state = copy(first.view());
+  ASSERT_TRUE(apply_delta(alone, state));
+  EXPECT_TRUE(same_bytes(state.view(), second.view()));
+  const std::vector<std::span<const std::byte>> mixed{alone, b};
+  const auto refused = fold_deltas(mixed, [](std::span<const std::byte>) { return ok(); });
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().message(), ::testing::HasSubstr("divide small tensors differently"));
+}
+
+TEST(Patch, LargeMemoryIsKeptForTheNextVector) {
+  const auto address = [](std::size_t bytes) { return RawVector<std::byte>(bytes).data(); };
+  const std::byte* const first = address(3u << 20);
+  EXPECT_EQ(address(3u << 20), first);
+  std::vector<RawVector<std::byte>> many(40);
+  for (auto& v : many) v.resize(4u << 20);  // 160 MiB, of which 64 are kept
+  many.clear();
+  ByteVector zeros(5u << 20, std::byte{1});
+  zeros = ByteVector(5u << 20);  // set anew, whatever was there before
+  EXPECT_TRUE(std::ranges::all_of(zeros, [](std::byte b) { return b == std::byte{0}; }));
 }
 
 TEST(Patch, SignedZerosAndNanPayloadsAreChanges) {

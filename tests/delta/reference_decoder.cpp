@@ -154,6 +154,46 @@ struct Symbols {
   }
 };
 
+// Small symbols of dense ranges.
+struct SmallTable {
+  unsigned low_bits = 0;
+  std::array<unsigned, 16> frequencies{};
+  explicit SmallTable(Bits& bits) : low_bits(static_cast<unsigned>(bits.get(6))) {
+    const std::uint64_t given = bits.get(15);
+    unsigned left = 256;
+    for (unsigned i = 0; i < 15; ++i) {
+      if ((given >> i & 1) == 0) continue;
+      const auto length = static_cast<unsigned>(bits.get(3));
+      frequencies[i] = 1u << length | static_cast<unsigned>(bits.get(length));
+      left -= frequencies[i];
+    }
+    require(left >= 1 && left <= 256, "frequencies");
+    frequencies[15] = left;
+  }
+};
+
+struct SmallSymbols {
+  std::vector<unsigned> x;
+  Input bytes;
+  std::uint64_t turn = 0;
+  SmallSymbols(std::size_t states, Input from) : x(states), bytes(from) {
+    for (auto& state : x) state = static_cast<unsigned>(bytes.number(2));
+  }
+  unsigned read(const SmallTable& table) {
+    unsigned& state = x[turn++ % x.size()];
+    unsigned symbol = 0, begin = 0;
+    while (begin + table.frequencies[symbol] <= state % 256) begin += table.frequencies[symbol++];
+    state = table.frequencies[symbol] * (state / 256) + state % 256 - begin;
+    if (state < 256) state = 256 * state + static_cast<unsigned>(bytes.number(1));
+    return symbol;
+  }
+  void next_run() { turn = (turn + 63) / 64 * 64; }
+  void require_end() const {
+    require(bytes.at == bytes.end, "bytes left");
+    for (const auto state : x) require(state == 256, "final states");
+  }
+};
+
 std::vector<unsigned> gap_table(unsigned t) {
   constexpr std::array<std::uint64_t, 24> kR = {33478, 34894, 36303, 37699, 39076, 40431, 41759, 43055,
                                                 44317, 45541, 46724, 47864, 48960, 50010, 51013, 51969,
@@ -176,13 +216,9 @@ std::vector<unsigned> gap_table(unsigned t) {
 
 std::uint64_t mask_of(int bytes) { return bytes == 8 ? ~std::uint64_t{0} : (std::uint64_t{1} << (8 * bytes)) - 1; }
 
-std::uint64_t stepped(std::uint64_t old, unsigned token, Bits& bits, const TypeInfo& type) {
-  std::uint64_t g = token / 2 + 1;
-  if (token >= 16) {
-    const unsigned n = (token - 16) / 4 + 4, h = (token - 16) / 2 % 2;
-    g = (std::uint64_t{1} << (n - 1)) | std::uint64_t{h} << (n - 2) | bits.get_long(n - 2);
-  }
-  const bool is_float = type.exponent_mask != 0, towards_zero = token % 2 == 1;
+// `g` steps towards zero or away from it.
+std::uint64_t moved(std::uint64_t old, std::uint64_t g, bool towards_zero, const TypeInfo& type) {
+  const bool is_float = type.exponent_mask != 0;
   const std::uint64_t mask = mask_of(type.bytes), top = (mask >> 1) + 1;
   const bool old_negative = is_float && (old & top);
   const auto ord = [&](std::uint64_t v) { return !is_float ? v : v & top ? ~v & mask : v | top; };
@@ -191,7 +227,16 @@ std::uint64_t stepped(std::uint64_t old, unsigned token, Bits& bits, const TypeI
   return !is_float ? o : o & top ? o & ~top : ~o & mask;
 }
 
-void decode_sparse(Input in, std::uint64_t changed, const Elements& e) {
+std::uint64_t stepped(std::uint64_t old, unsigned token, Bits& bits, const TypeInfo& type) {
+  std::uint64_t g = token / 2 + 1;
+  if (token >= 16) {
+    const unsigned n = (token - 16) / 4 + 4, h = (token - 16) / 2 % 2;
+    g = (std::uint64_t{1} << (n - 1)) | std::uint64_t{h} << (n - 2) | bits.get_long(n - 2);
+  }
+  return moved(old, g, token % 2 == 1, type);
+}
+
+void decode_sparse(Input in, bool small, std::uint64_t changed, const Elements& e) {
   Bits bits{in.take(in.varint())};
   const std::uint64_t length = bits.get(13) + 1, first = bits.get(13) + 1, base = bits.get(11);
   const std::uint64_t ranges = bits.get(4) + 1, dense = bits.get(5);
@@ -206,8 +251,8 @@ void decode_sparse(Input in, std::uint64_t changed, const Elements& e) {
     std::vector<std::uint64_t> gaps;
     std::size_t at = 0;
   };
-  std::vector<Gaps> gaps(ranges);
-  for (std::uint64_t r = dense; r < ranges; ++r) {
+  std::vector<Gaps> gaps(ranges + 1);  // the last: exceptions among dense elements
+  for (std::uint64_t r = dense; r < ranges + (small && dense > 0 ? 1 : 0); ++r) {
     if ((gaps[r].count = bits.number()) == 0) continue;
     gaps[r].shift = static_cast<unsigned>(bits.get(5));
     gaps[r].table = static_cast<unsigned>(bits.get(5));
@@ -217,13 +262,25 @@ void decode_sparse(Input in, std::uint64_t changed, const Elements& e) {
     std::vector<unsigned> frequencies = {2048};
     bool escape = false;
   };
-  std::vector<DenseTable> dense_tables(dense);
+  std::vector<DenseTable> dense_tables(small ? 0 : dense);
+  std::vector<SmallTable> small_tables;
+  const std::uint64_t lanes = small && dense > 0 ? std::uint64_t{1} << bits.get(4) : 0;
+  require(lanes <= 256, "number of states");
+  for (std::uint64_t r = 0; small && r < dense; ++r) small_tables.emplace_back(bits);
   for (DenseTable& t : dense_tables)
     if (bits.get(1)) t = {.frequencies = {}, .escape = bits.get(1) == 1}, t.frequencies = bits.table();
   const Bytes narrow = in.take(in.varint());
   Symbols symbols(4, Input(narrow));
   std::optional<Symbols> wide;
-  if (in.at != in.end) wide.emplace(64, in);
+  Bits low{{}};
+  std::optional<SmallSymbols> steps;
+  if (small && dense > 0) {
+    low.bytes = in.take(in.varint());
+    steps.emplace(lanes, in);
+  } else if (in.at != in.end) {
+    require(!small, "bytes left");
+    wide.emplace(64, in);
+  }
 
   struct Block {
     std::uint64_t begin, end;
@@ -263,6 +320,7 @@ void decode_sparse(Input in, std::uint64_t changed, const Elements& e) {
   for (const Block& block : blocks) {
     if (block.symbol == 0) continue;
     if (wide) wide->turn = 0;
+    if (steps) steps->next_run();
     const std::int64_t shifted = static_cast<std::int64_t>(base + block.symbol) - 8;
     const auto block_base = static_cast<std::uint64_t>(std::max<std::int64_t>(shifted, 0));
     for (std::uint64_t i = block.begin; i < block.end; ++i) {
@@ -271,7 +329,26 @@ void decode_sparse(Input in, std::uint64_t changed, const Elements& e) {
       const std::uint64_t c = std::min<std::uint64_t>(exponent > block_base ? exponent - block_base : 0, 31);
       std::uint64_t r = 0;
       while (bounds[r] <= c) ++r;
-      if (r < dense) {
+      // The next change of a range or among dense elements, when it is this element's.
+      const auto take_gap = [&](std::uint64_t which) {
+        Gaps& g = gaps[which];
+        const std::uint64_t rank = g.seen++;
+        if (g.at == g.count || rank != g.next + g.gaps[g.at]) return false;
+        e.set(i, stepped(old, g.tokens[g.at], extras[which], e.type));
+        g.next = rank + 1;
+        ++g.at;
+        ++done;
+        return true;
+      };
+      if (r < dense && small) {
+        const unsigned symbol = steps->read(small_tables[r]), low_bits = small_tables[r].low_bits;
+        if (take_gap(ranges)) require(symbol == 15, "symbol of an exception");
+        if (symbol == 15) continue;
+        const std::int64_t high = static_cast<std::int64_t>(symbol) - 7;
+        const auto step = static_cast<std::int64_t>(static_cast<std::uint64_t>(high) << low_bits | low.get(low_bits));
+        e.set(i, moved(old, static_cast<std::uint64_t>(step < 0 ? -step : step), step < 0, e.type));
+        done += e.get(i) != old;
+      } else if (r < dense) {
         const DenseTable& table = dense_tables[r];
         unsigned symbol = (wide ? *wide : symbols).read(table.frequencies);
         if (table.escape && symbol + 1 == table.frequencies.size()) symbol = static_cast<unsigned>(bits.get(9)) + 1;
@@ -279,19 +356,15 @@ void decode_sparse(Input in, std::uint64_t changed, const Elements& e) {
         e.set(i, stepped(old, symbol - 1, bits, e.type));
         ++done;
       } else {
-        Gaps& g = gaps[r];
-        const std::uint64_t rank = g.seen++;
-        if (g.at == g.count || rank != g.next + g.gaps[g.at]) continue;
-        e.set(i, stepped(old, g.tokens[g.at], extras[r], e.type));
-        g.next = rank + 1;
-        ++g.at;
-        ++done;
+        take_gap(r);
       }
     }
   }
   require(done == changed, "number of changes");
   symbols.require_end();
   if (wide) wide->require_end();
+  if (steps) steps->require_end();
+  require((low.at + 7) / 8 == low.bytes.size(), "low bits left");
   require((bits.at + 7) / 8 == bits.bytes.size(), "bits left");
 }
 
@@ -302,7 +375,9 @@ State decode(std::span<const std::byte> patch, State state) {
   std::transform(patch.begin(), patch.end(), bytes.begin(), [](std::byte b) { return static_cast<std::uint8_t>(b); });
   Input in(bytes);
   const Bytes magic = in.take(8);
-  require(std::string(magic.begin(), magic.end()) == "ECHOPTCH" && in.number(2) == 3, "magic and version");
+  require(std::string(magic.begin(), magic.end()) == "ECHOPTCH", "magic");
+  const std::uint64_t version = in.number(2);
+  require(version == 3 || version == 4, "version");
   for (;;) {
     const auto type = static_cast<char>(in.number(1));
     const Bytes body = in.take(in.number(4));
@@ -332,23 +407,33 @@ State decode(std::span<const std::byte> patch, State state) {
       }
       continue;
     }
-    require(type == 'S', "frame type");
-    Tensor& tensor = state.at(frame.varint());
-    const std::uint64_t offset = frame.varint() * 8388608;
+    require(type == 'S' || type == 'G', "frame type");
+    const std::uint64_t number = frame.varint();
+    Tensor& tensor = state.at(number);
     const TypeInfo info = type_info(tensor.dtype);
-    const std::uint64_t length = std::min<std::uint64_t>(8388608, tensor.data.size() - offset);
-    const Elements elements{info, tensor.data, offset, length / static_cast<unsigned>(info.bytes)};
+    const std::uint64_t tensors = type == 'G' ? frame.varint() : 1;
+    Bytes group;
+    for (std::uint64_t t = number; type == 'G' && t < number + tensors; ++t) {
+      require(state.at(t).dtype == tensor.dtype && state[t].data.size() <= 131072, "group");
+      group.insert(group.end(), state[t].data.begin(), state[t].data.end());
+    }
+    Bytes& data = type == 'G' ? group : tensor.data;
+    const std::uint64_t offset = type == 'G' ? 0 : frame.varint() * 8388608;
+    const std::uint64_t length = std::min<std::uint64_t>(8388608, data.size() - offset);
+    const Elements elements{info, data, offset, length / static_cast<unsigned>(info.bytes)};
     for (std::uint64_t layers = frame.varint(); layers > 0; --layers) {
-      const bool sparse = frame.number(1) == 1;
+      const std::uint64_t coding = frame.number(1);
       const std::uint64_t changed = frame.varint();
       frame.varint();
       const Bytes payload = frame.take(frame.varint());
-      if (sparse) {
-        decode_sparse(Input(payload), changed, elements);
+      if (coding != 2) {
+        decode_sparse(Input(payload), coding == 3, changed, elements);
       } else {
         decode_dense(Input(payload), elements);
       }
     }
+    for (std::uint64_t t = number, at = 0; type == 'G' && t < number + tensors; at += state[t++].data.size())
+      std::copy_n(group.begin() + static_cast<std::ptrdiff_t>(at), state[t].data.size(), state[t].data.begin());
   }
 }
 

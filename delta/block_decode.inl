@@ -1,0 +1,504 @@
+// The decoding part of block.inl, which includes it.
+namespace echoline::delta {
+namespace {
+
+// ---- tokens to changes ----
+
+// The word that holds the element with this rank: the last one with at most `rank` elements before it.
+std::uint32_t word_of(const std::uint16_t* before, std::uint32_t words, std::uint32_t rank) {
+#if defined(__AVX512BW__)
+  const __m512i wanted = _mm512_set1_epi16(static_cast<short>(rank));
+  std::uint32_t at_most = 0;
+  for (std::uint32_t w = 0; w < words; w += 32)
+    at_most +=
+        static_cast<std::uint32_t>(__builtin_popcount(_mm512_cmple_epu16_mask(_mm512_load_si512(before + w), wanted)));
+  return at_most - 1;
+#else
+  std::uint32_t low = 0;
+  for (std::uint32_t half = kBlockWordsMax / 2; half > 0; half /= 2)
+    low += low + half < words && before[low + half] <= rank ? half : 0;
+  return low;
+#endif
+}
+
+// Reads a run of `count` symbols; on entry symbols[i] is the range of the i-th.
+void read_wide(WideRansReader& reader, std::uint32_t count, const RansEntry* tables, std::uint16_t* symbols) {
+  std::uint32_t done = 0;
+#if defined(__AVX512BW__)
+  constexpr unsigned kVectors = kWideStates / 16;
+  __m512i state[kVectors];
+  for (unsigned v = 0; v < kVectors; ++v) state[v] = _mm512_load_si512(reader.state + 16 * v);
+  const __m512i slot_mask = _mm512_set1_epi32(kRansSlots - 1), floor = _mm512_set1_epi32(kRansFloor);
+  const std::byte* words = reader.words + 2 * reader.at;
+  const std::byte* const last = reader.words + 2 * reader.word_count;
+  const auto read = [&](unsigned v, std::uint16_t* at, __mmask16 active) {
+    const __m512i range = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(active, at));
+    const __m512i slot = _mm512_and_si512(state[v], slot_mask);
+    const __m512i entry = _mm512_i32gather_epi32(_mm512_or_si512(_mm512_slli_epi32(range, kRansBits), slot), tables, 4);
+    const __m512i frequency =
+        _mm512_add_epi32(_mm512_and_si512(_mm512_srli_epi32(entry, kRansBits), slot_mask), _mm512_set1_epi32(1));
+    const __m512i next = _mm512_add_epi32(_mm512_mullo_epi32(frequency, _mm512_srli_epi32(state[v], kRansBits)),
+                                          _mm512_and_si512(entry, slot_mask));
+    const __mmask16 refill = _mm512_mask_cmplt_epu32_mask(active, next, floor);
+    const __m512i word = _mm512_maskz_expand_epi32(
+        refill, _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(words))));
+    words += 2 * __builtin_popcount(refill);
+    state[v] =
+        _mm512_mask_mov_epi32(state[v], active, _mm512_mask_or_epi32(next, refill, _mm512_slli_epi32(next, 16), word));
+    _mm256_mask_storeu_epi16(at, active, _mm512_cvtepi32_epi16(_mm512_srli_epi32(entry, 2 * kRansBits)));
+  };
+  const auto has_words = [&] { return last - words >= static_cast<std::ptrdiff_t>(2 * kWideStates); };
+  for (; done + kWideStates <= count && has_words(); done += kWideStates)
+    for (unsigned v = 0; v < kVectors; ++v) read(v, symbols + done + 16 * v, 0xffff);
+  if (count - done < kWideStates && has_words()) {
+    for (unsigned v = 0; done + 16 * v < count; ++v) {
+      const std::uint32_t left = count - done - 16 * v;
+      read(v, symbols + done + 16 * v, static_cast<__mmask16>(left < 16 ? (1u << left) - 1 : 0xffff));
+    }
+    done = count;
+  }
+  for (unsigned v = 0; v < kVectors; ++v) _mm512_store_si512(reader.state + 16 * v, state[v]);
+  reader.at = static_cast<std::uint64_t>(words - reader.words) / 2;
+#endif
+  rans_read_wide(reader, done, count, tables, symbols);
+}
+
+// The symbols of the dense elements of a block.
+template <class T>
+void read_dense(const T* olds, std::uint32_t count, const BlockModel& model, BlockSource& source,
+                std::uint16_t* symbols) {
+  std::uint32_t i = 0;
+#if defined(__AVX512BW__)
+  if constexpr (sizeof(T) == 2) {
+    const Lanes16 lanes(model);
+    for (; i < count; i += 32) _mm512_storeu_si512(symbols + i, lanes.range_of(_mm512_loadu_si512(olds + i)));
+  }
+#endif
+  for (; i < count; ++i) symbols[i] = model.range_of[class_of(olds[i], model)];
+  const RansEntry* const tables = source.dense_tables;
+  if (source.is_wide) return read_wide(source.wide, count, tables, symbols);
+  RansReader rans = source.narrow;
+  rans_read_run(
+      rans, count, [&](std::uint64_t k) { return tables + symbols[k] * kRansSlots; }, symbols);
+  source.narrow = rans;
+}
+
+// Takes a step whose symbol does not say all about it.
+template <class T>
+T open_step(T old, unsigned symbol, const BlockModel& model, BlockSource& source) {
+  unsigned token = symbol - 1;
+  if (symbol == kEscape) {
+    token = static_cast<unsigned>(get_bits(source.bits, kTokenBits));
+    if (token >= kStepTokensMax) {
+      source.malformed = true;
+      return old;
+    }
+  }
+  const std::uint64_t extra = token < 16 ? 0 : get_extra(source.bits, token);
+  return apply_step(old, token_step(token, extra), model.is_float);
+}
+
+#if defined(__AVX512VBMI2__)
+// open_step() for sixteen 16-bit elements; false, and nothing done, where that takes the long way: an escape, a token
+// of wider types, or the end of the bits.
+bool open_steps(__m512i symbol, std::uint16_t* olds, const BlockModel& model, BlockSource& source) {
+  const auto set = [](unsigned value) { return _mm512_set1_epi32(static_cast<int>(value)); };
+  constexpr unsigned kLargest = 16 + 4 * (16 - 4) + 3;
+  const __m512i zero = _mm512_setzero_si512(), token = _mm512_sub_epi32(symbol, set(1)),
+                above = _mm512_sub_epi32(token, set(16));
+  if (_mm512_cmpgt_epu32_mask(token, set(kLargest)) != 0) return false;
+  const __m512i length = _mm512_add_epi32(_mm512_srli_epi32(above, 2), set(2));
+  __m512i end = _mm512_add_epi32(length, _mm512_alignr_epi32(length, zero, 15));  // sums up to each
+  end = _mm512_add_epi32(end, _mm512_alignr_epi32(end, zero, 14));
+  end = _mm512_add_epi32(end, _mm512_alignr_epi32(end, zero, 12));
+  end = _mm512_add_epi32(end, _mm512_alignr_epi32(end, zero, 8));
+  const auto total = static_cast<std::uint32_t>(_mm_extract_epi32(_mm512_extracti32x4_epi32(end, 3), 3));
+  const std::uint64_t first_byte = source.bits.at >> 3;
+  if (first_byte + total / 8 + 8 > source.bits.byte_count) return false;
+  const __m512i at = _mm512_add_epi32(_mm512_sub_epi32(end, length), set(static_cast<unsigned>(source.bits.at & 7)));
+  const __m512i window = _mm512_i32gather_epi32(_mm512_srli_epi32(at, 3), source.bits.bytes + first_byte, 1);
+  const __m512i extra =
+      _mm512_andnot_si512(_mm512_sllv_epi32(set(~0u), length), _mm512_srlv_epi32(window, _mm512_and_si512(at, set(7))));
+  const __m512i head = _mm512_or_si512(set(2), _mm512_and_si512(_mm512_srli_epi32(above, 1), set(1)));
+  const __m512i magnitude = _mm512_or_si512(_mm512_sllv_epi32(head, length), extra);
+  const __m512i old = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(olds)));
+  const unsigned top = model.is_float ? 0x8000 : 0;
+  const __mmask16 negative = _mm512_test_epi32_mask(old, set(top));
+  const __mmask16 down = static_cast<__mmask16>(_mm512_test_epi32_mask(token, set(1)) ^ negative);
+  const __m512i ordered = _mm512_mask_xor_epi32(_mm512_or_si512(old, set(top)), negative, old, set(0xffff));
+  const __m512i moved = _mm512_mask_sub_epi32(_mm512_add_epi32(ordered, magnitude), down, ordered, magnitude);
+  const __mmask16 below_zero = model.is_float ? _mm512_testn_epi32_mask(moved, set(0x8000)) : 0;
+  const __m512i now = _mm512_mask_xor_epi32(_mm512_andnot_si512(set(top), moved), below_zero, moved, set(0xffff));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(olds), _mm512_cvtepi32_epi16(now));
+  source.bits.at += total;
+  return true;
+}
+#endif
+
+// Takes all steps, in `values`.
+template <class T>
+void take_steps(T* values, std::uint32_t count, const std::uint16_t* symbols, const BlockModel& model,
+                BlockSource& source) {
+  std::uint32_t i = 0;
+#if defined(__AVX512VBMI2__)
+  if constexpr (sizeof(T) == 2) {
+    const Lanes16 lanes(model);
+    const __m512i one = _mm512_set1_epi16(1);
+    Packed<std::uint16_t> open, olds;  // those whose symbols do not say all
+    std::uint32_t open_count = 0, changed = 0;
+    __m512i lane = iota16();
+    for (; i < count; i += 32) {
+      const __mmask32 active = count - i < 32 ? (1u << (count - i)) - 1 : ~0u;
+      const __m512i symbol = _mm512_maskz_loadu_epi16(active, symbols + i);
+      changed += static_cast<std::uint32_t>(__builtin_popcount(_mm512_test_epi16_mask(symbol, symbol)));
+      const __m512i old = _mm512_loadu_si512(values + i);
+      // Odd symbols step away from zero, even ones towards it; ordered integers fall away from zero below it.
+      const __m512i magnitude = _mm512_srli_epi16(_mm512_add_epi16(symbol, one), 1);
+      const __mmask32 down = ~_mm512_test_epi16_mask(symbol, one) ^ _mm512_test_epi16_mask(old, lanes.top);
+      const __m512i ordered = lanes.to_ordered(old);
+      const __m512i now =
+          lanes.from_ordered(_mm512_mask_sub_epi16(_mm512_add_epi16(ordered, magnitude), down, ordered, magnitude));
+      const __mmask32 is_open = _mm512_cmpgt_epu16_mask(symbol, _mm512_set1_epi16(16));
+      _mm512_storeu_si512(values + i, now);
+      if (is_open != 0) {
+        _mm512_storeu_si512(open + open_count, _mm512_maskz_compress_epi16(is_open, lane));
+        _mm512_storeu_si512(olds + open_count, _mm512_maskz_compress_epi16(is_open, old));
+        open_count += static_cast<std::uint32_t>(__builtin_popcount(is_open));
+      }
+      lane = _mm512_add_epi16(lane, _mm512_set1_epi16(32));
+    }
+    source.changed += changed;
+    for (i = 0; i < open_count; i += 16) {
+      const std::uint32_t part = open_count - i < 16 ? open_count - i : 16;
+      alignas(64) std::uint32_t own[16];
+      for (std::uint32_t k = 0; k < part; ++k) own[k] = symbols[open[i + k]];
+      if (part < 16 || !open_steps(_mm512_load_si512(own), olds + i, model, source))
+        for (std::uint32_t k = 0; k < part; ++k) olds[i + k] = open_step(olds[i + k], own[k], model, source);
+      for (std::uint32_t k = 0; k < part; ++k) values[open[i + k]] = olds[i + k];
+    }
+    return;
+  }
+#endif
+  for (; i < count; ++i) {
+    const unsigned symbol = symbols[i];
+    if (symbol > 16) {
+      values[i] = open_step(values[i], symbol, model, source);
+    } else if (symbol != 0) {
+      values[i] = apply_step(values[i], token_step(symbol - 1, 0), model.is_float);
+    }
+    source.changed += symbol != 0;
+  }
+}
+
+// ---- small symbols to changes ----
+
+#if defined(__AVX512VBMI2__)
+// Reads kGroups times 64 symbols, in step: one group's next instruction waits for its last one, other groups' do not.
+template <bool kSmall, unsigned kGroups>
+struct SmallLanes {
+  const ByteTable<kSmall> first_of, more_of;
+  __m512i low_bytes;
+  explicit SmallLanes(const SmallTables& tables) : first_of(tables.first), more_of(tables.more) {
+    alignas(64) std::uint8_t lows[64];
+    for (unsigned k = 0; k < 64; ++k) lows[k] = static_cast<std::uint8_t>(2 * k);
+    low_bytes = _mm512_load_si512(lows);
+  }
+  // `count` symbols, at most 64 * kGroups. Gives what comes after the bytes that were read.
+  const std::byte* read(SmallReader& reader, std::uint32_t turn, std::uint32_t count, std::uint8_t* symbols,
+                        const std::byte* bytes) const {
+    const __m512i byte = _mm512_set1_epi16(0xff), floor = _mm512_set1_epi16(kSmallFloor);
+    std::uint16_t* state[kGroups];
+    __m512i slot[kGroups], symbol[kGroups];
+    __mmask64 active[kGroups], high[kGroups];
+    for (unsigned g = 0; g < kGroups; ++g) {
+      state[g] = reader.state + (turn + 64 * g) % reader.lanes;
+      active[g] = first_lanes(count > 64 * g ? count - 64 * g : 0);
+      slot[g] = _mm512_permutex2var_epi8(_mm512_load_si512(state[g]), low_bytes, _mm512_load_si512(state[g] + 32));
+      symbol[g] = _mm512_maskz_loadu_epi8(active[g], symbols + 64 * g);
+      high[g] = kSmall ? 0 : _mm512_movepi8_mask(symbol[g]);
+    }
+    for (unsigned bit = kSmallSymbols / 2; bit > 0; bit /= 2)
+      for (unsigned g = 0; g < kGroups; ++g) {
+        const __m512i further = _mm512_or_si512(symbol[g], _mm512_set1_epi8(static_cast<char>(bit)));
+        const __mmask64 is_further = _mm512_cmple_epu8_mask(first_of.at(further, high[g]), slot[g]);
+        symbol[g] = _mm512_mask_mov_epi8(symbol[g], is_further, further);
+      }
+    __m512i offset[kGroups], more[kGroups];
+    for (unsigned g = 0; g < kGroups; ++g) {
+      _mm512_mask_storeu_epi8(symbols + 64 * g, active[g], symbol[g]);
+      offset[g] = eights_apart(_mm512_sub_epi8(slot[g], first_of.at(symbol[g], high[g])));
+      more[g] = eights_apart(more_of.at(symbol[g], high[g]));
+    }
+    for (unsigned g = 0; g < kGroups; ++g) {
+      const auto half = [&](std::uint16_t* own, __mmask32 on, __m512i part) {
+        const __m512i x = _mm512_load_si512(own), upper = _mm512_srli_epi16(x, 8);
+        const __m512i next =
+            _mm512_add_epi16(_mm512_add_epi16(_mm512_mullo_epi16(upper, _mm512_srli_epi16(part, 8)), upper),
+                             _mm512_and_si512(part, byte));
+        const __mmask32 refill = _mm512_mask_cmplt_epu16_mask(on, next, floor);
+        const __m512i low = _mm512_maskz_expand_epi16(
+            refill, _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes))));
+        bytes += __builtin_popcount(refill);
+        const __m512i full = _mm512_or_si512(_mm512_mask_slli_epi16(next, refill, next, 8), low);
+        _mm512_store_si512(own, _mm512_mask_mov_epi16(x, on, full));
+      };
+      half(state[g], static_cast<__mmask32>(active[g]), _mm512_unpacklo_epi8(offset[g], more[g]));
+      half(state[g] + 32, static_cast<__mmask32>(active[g] >> 32), _mm512_unpackhi_epi8(offset[g], more[g]));
+    }
+    return bytes;
+  }
+};
+
+template <bool kSmall, unsigned kGroups>
+std::uint32_t read_small_lanes(SmallReader& reader, std::uint32_t count, const SmallTables& tables,
+                               std::uint8_t* symbols) {
+  const SmallLanes<kSmall, kGroups> groups(tables);
+  const SmallLanes<kSmall, 1> one(tables);
+  const std::byte* bytes = reader.bytes + reader.at;
+  const std::byte* last = reader.bytes + reader.byte_count;
+  // Whole vectors are loaded: what is left at the end, with zeros behind it, is copied to where there is room.
+  constexpr std::ptrdiff_t kRoom = 64 * kGroups;
+  std::byte rest[3 * kRoom];
+  const std::byte* origin = reader.bytes;
+  std::uint64_t before = 0;  // bytes in front of `origin`
+  const auto make_room = [&] {
+    if (last - bytes >= kRoom) return true;
+    if (origin != reader.bytes || reader.at > reader.byte_count) return false;
+    std::memset(rest, 0, sizeof rest);
+    std::memcpy(rest, bytes, static_cast<std::size_t>(last - bytes));
+    before = static_cast<std::uint64_t>(bytes - origin);
+    origin = bytes = rest;
+    last = rest + sizeof rest;
+    return true;
+  };
+  std::uint32_t done = 0;
+  while (done < count && make_room()) {
+    const std::uint32_t left = count - done;
+    bytes = left > 64 ? groups.read(reader, reader.turn + done, left, symbols + done, bytes)
+                      : one.read(reader, reader.turn + done, left, symbols + done, bytes);
+    done += left > 64 ? 64 * kGroups : 64;
+  }
+  reader.at = before + static_cast<std::uint64_t>(bytes - origin);
+  return done < count ? done : count;
+}
+
+// The values of `lengths` bits, at most 14 each, that put_lows() wrote. There is room for kSpareElements more of both.
+void get_lows(BitReader& reader, std::uint16_t* lengths, std::uint32_t count, std::uint16_t* lows) {
+  _mm512_storeu_si512(lengths + count, _mm512_setzero_si512());
+  const __m512i low16 = _mm512_set1_epi64(0xffff), ones = _mm512_set1_epi64(-1);
+  BitReader bits = reader;  // in registers
+  for (std::uint32_t i = 0; i < count; i += 32) {
+    alignas(64) std::uint64_t part[8];
+    for (unsigned k = 0; k < 8; ++k) {
+      std::uint64_t four = 0;
+      std::memcpy(&four, lengths + i + 4 * k, 8);
+      part[k] = get_bits(bits, static_cast<unsigned>(four * 0x0001000100010001u >> 48));
+    }
+    __m512i window = _mm512_load_si512(part), length = _mm512_loadu_si512(lengths + i);
+    __m512i all = _mm512_setzero_si512();
+    for (unsigned k = 0; k < 4; ++k) {
+      const __m512i own = _mm512_and_si512(length, low16);
+      const __m512i value = _mm512_andnot_si512(_mm512_sllv_epi64(ones, own), window);
+      all = _mm512_or_si512(all, _mm512_slli_epi64(value, 16 * k));
+      window = _mm512_srlv_epi64(window, own);
+      length = _mm512_srli_epi64(length, 16);
+    }
+    _mm512_storeu_si512(lows + i, all);
+  }
+  reader = bits;
+}
+#endif
+
+void read_small(SmallReader& reader, std::uint32_t count, [[maybe_unused]] std::uint32_t ranges,
+                const SmallTables& tables, std::uint8_t* symbols) {
+  std::uint32_t done = 0;
+#if defined(__AVX512VBMI2__)
+  if (const bool few = ranges * kSmallSymbols <= 128; reader.lanes >= 4 * kRunStep)
+    done = few ? read_small_lanes<true, 4>(reader, count, tables, symbols)
+               : read_small_lanes<false, 2>(reader, count, tables, symbols);
+  else if (reader.lanes == 2 * kRunStep)
+    done = few ? read_small_lanes<true, 2>(reader, count, tables, symbols)
+               : read_small_lanes<false, 2>(reader, count, tables, symbols);
+  else if (reader.lanes == kRunStep)
+    done = few ? read_small_lanes<true, 1>(reader, count, tables, symbols)
+               : read_small_lanes<false, 1>(reader, count, tables, symbols);
+#endif
+  read_small_run(reader, done, count, tables, symbols);
+  reader.turn = (reader.turn + (count + kRunStep - 1) / kRunStep * kRunStep) % reader.lanes;
+}
+
+// The exceptions among dense elements, whose old values are `olds`.
+template <class T>
+void take_exceptions(const T* olds, const std::uint8_t* symbols, std::uint64_t seen, std::uint64_t end, bool is_float,
+                     GapSource& from, BlockSource& source, std::byte* now) {
+  for (; from.at < from.count && from.ranks[from.at] < end; ++from.at, ++source.changed) {
+    const std::uint64_t rank = from.ranks[from.at] - seen;
+    source.malformed |= (symbols[rank] & (kSmallSymbols - 1)) != kStays;
+    const T value = apply_step(olds[rank], from.steps[from.at], is_float);
+    std::memcpy(now + rank * sizeof(T), &value, sizeof(T));
+  }
+}
+
+// The new values of dense elements that lie side by side; `now` may be `olds`. With kAhead, they are a block of the
+// segment, and later memory is asked for.
+template <class T, bool kAhead>
+void take_dense(const std::byte* olds, std::uint32_t count, const BlockModel& model, BlockSource& source,
+                std::byte* now) {
+  alignas(64) Packed<std::uint8_t> symbols;
+  // Exceptions are made of the old values, which `now` may take the place of.
+  GapSource& from = source.gap[kRangesMax];
+  const std::uint64_t seen = from.seen, end = from.seen = seen + count;
+  std::uint32_t changed = 0, i = 0;
+#if defined(__AVX512VBMI2__)
+  if constexpr (sizeof(T) == 2) {
+    const Lanes16 lanes(model);
+    alignas(64) std::uint16_t range_at[kClasses], low_at[32] = {};
+    for (unsigned c = 0; c < kClasses; ++c) range_at[c] = static_cast<std::uint16_t>(model.range_of[c] << kSymbolBits);
+    for (unsigned r = 0; r < kRangesMax; ++r) low_at[r] = model.low_bits[r];
+    const __m512i range_of = _mm512_load_si512(range_at), low_of = _mm512_load_si512(low_at);
+    const auto mask_at = [&](std::uint32_t at) { return count - at < 32 ? (1u << (count - at)) - 1 : ~0u; };
+    for (i = 0; i < count; i += 32) {
+      if constexpr (kAhead) __builtin_prefetch(olds + 2 * i + kPrefetchBytes);
+      _mm256_store_si256(reinterpret_cast<__m256i*>(symbols + i),
+                         _mm512_cvtepi16_epi8(_mm512_permutexvar_epi16(
+                             lanes.class_of(_mm512_maskz_loadu_epi16(mask_at(i), olds + 2 * i)), range_of)));
+    }
+    read_small(source.small, count, model.dense, *source.small_tables, symbols);
+    const auto entry_at = [&](std::uint32_t at) {
+      return _mm512_cvtepu8_epi16(_mm256_load_si256(reinterpret_cast<const __m256i*>(symbols + at)));
+    };
+    const __m512i stays = _mm512_set1_epi16(kStays), zero = _mm512_setzero_si512();
+    Packed<std::uint16_t> lows, lengths;
+    if (model.has_low_bits) {
+      std::uint32_t low_count = 0;
+      for (i = 0; i < count; i += 32) {
+        const __m512i entry = entry_at(i);
+        const __m512i low = _mm512_permutexvar_epi16(_mm512_srli_epi16(entry, kSymbolBits), low_of);
+        const __mmask32 open = _mm512_mask_test_epi16_mask(
+            _mm512_mask_cmpneq_epi16_mask(mask_at(i), _mm512_and_si512(entry, stays), stays), low, low);
+        _mm512_storeu_si512(lengths + low_count, _mm512_maskz_compress_epi16(open, low));
+        low_count += static_cast<std::uint32_t>(__builtin_popcount(open));
+      }
+      if (low_count > 0) get_lows(source.low, lengths, low_count, lows);
+    }
+    const std::uint16_t* next_low = lows;
+    const auto take = [&](const bool has_low_bits) {
+      for (i = 0; i < count; i += 32) {
+        const __mmask32 active = mask_at(i);
+        if constexpr (kAhead)
+          if (source.is_whole) __builtin_prefetch(now + 2 * i + kPrefetchBytes, 1);
+        const __m512i entry = entry_at(i), symbol = _mm512_and_si512(entry, stays);
+        const __mmask32 moves = _mm512_mask_cmpneq_epi16_mask(active, symbol, stays);
+        __m512i step = _mm512_sub_epi16(symbol, _mm512_set1_epi16(kZeroStep));
+        if (has_low_bits) {
+          const __m512i low = _mm512_permutexvar_epi16(_mm512_srli_epi16(entry, kSymbolBits), low_of);
+          const __mmask32 open = _mm512_mask_test_epi16_mask(moves, low, low);
+          step = _mm512_or_si512(_mm512_sllv_epi16(step, low),
+                                 _mm512_maskz_expand_epi16(open, _mm512_loadu_si512(next_low)));
+          next_low += __builtin_popcount(open);
+        }
+        const __m512i old = _mm512_maskz_loadu_epi16(active, olds + 2 * i);
+        const __mmask32 moved = _mm512_mask_test_epi16_mask(moves, step, step);
+        changed += static_cast<std::uint32_t>(__builtin_popcount(moved));
+        const __mmask32 negative = _mm512_test_epi16_mask(old, lanes.top);
+        step = _mm512_mask_sub_epi16(step, negative, zero, step);
+        const __m512i ordered = lanes.to_ordered(old);
+        const __m512i next = lanes.from_ordered(_mm512_mask_add_epi16(ordered, moved, ordered, step));
+        _mm512_mask_storeu_epi16(now + 2 * i, active, next);
+      }
+    };
+    if (from.at < from.count && from.ranks[from.at] < end) {
+      Packed<T> kept;
+      std::memcpy(kept, olds, count * sizeof(T));
+      model.has_low_bits ? take(true) : take(false);
+      take_exceptions(kept, symbols, seen, end, model.is_float, from, source, now);
+    } else {
+      model.has_low_bits ? take(true) : take(false);
+    }
+    source.changed += changed;
+    return;
+  }
+#endif
+  for (i = 0; i < count; ++i)
+    symbols[i] = static_cast<std::uint8_t>(model.range_of[class_of(read_element<T>(olds + i * sizeof(T)), model)]
+                                           << kSymbolBits);
+  read_small(source.small, count, model.dense, *source.small_tables, symbols);
+  Packed<T> kept;
+  std::memcpy(kept, olds, count * sizeof(T));
+  for (i = 0; i < count; ++i) {
+    const unsigned symbol = symbols[i] & (kSmallSymbols - 1), low = model.low_bits[symbols[i] >> kSymbolBits];
+    T value = kept[i];
+    if (symbol != kStays) {
+      std::uint64_t step = (std::uint64_t{symbol} - kZeroStep) << low;
+      if (low > 0) step |= get_bits(source.low, low);
+      value = apply_step(kept[i], step, model.is_float);
+      changed += value != kept[i];
+    }
+    std::memcpy(now + i * sizeof(T), &value, sizeof(T));
+  }
+  take_exceptions(kept, symbols, seen, end, model.is_float, from, source, now);
+  source.changed += changed;
+}
+
+template <class T>
+void resolve(const std::byte* old, std::uint32_t count, const BlockModel& model, SortedBlock& sorted,
+             BlockSource& source, std::byte* now) {
+  // The memory of a later block is asked for bit by bit between the steps: all at once would wait for it.
+  const std::uint32_t step_bytes = count * sizeof(T) / (model.ranges - model.dense + 1);
+  const std::byte* ahead = old + kPrefetchBytes;
+  const std::byte* ahead_now = now + kPrefetchBytes;
+  const auto prefetch_some = [&] {
+    for (const std::byte* end = ahead + step_bytes; ahead < end; ahead += 64, ahead_now += 64) {
+      __builtin_prefetch(ahead);
+      if (source.is_whole) __builtin_prefetch(ahead_now, 1);
+    }
+  };
+  const bool is_float = model.is_float, all_dense = model.dense == model.ranges;
+  if (all_dense && source.small_tables) {
+    if constexpr (sizeof(T) != 2) prefetch_some();
+    return take_dense<T, true>(old, count, model, source, now);
+  }
+  std::memcpy(now, old, count * sizeof(T));
+  sort<T>(old, count, model, sorted);
+  prefetch_some();
+  const std::uint32_t words = (count + 31) / 32;
+  for (std::uint32_t r = model.dense; r < model.ranges; ++r) {
+    GapSource& from = source.gap[r];
+    const std::uint64_t seen = from.seen;
+    const std::uint32_t e = r - model.dense + 1;
+    const std::uint64_t end = from.seen = seen + sorted.count[e];
+    std::uint64_t at = from.at;
+    prefetch_some();
+    for (; at < from.count && from.ranks[at] < end; ++at) {
+      const auto rank = static_cast<std::uint32_t>(from.ranks[at] - seen);
+      const std::uint32_t w = word_of(sorted.before[e], words, rank);
+      const std::uint32_t index = w * 32 + select_bit(sorted.mask[e][w], rank - sorted.before[e][w]);
+      const T value = apply_step(read_element<T>(old + index * sizeof(T)), from.steps[at], is_float);
+      std::memcpy(now + index * sizeof(T), &value, sizeof(T));
+    }
+    source.changed += at - from.at;
+    from.at = at;
+  }
+  const std::uint32_t packed = sorted.count[0];
+  if (model.dense == 0 || packed == 0) return;
+  Packed<T> values;
+  if (all_dense)
+    std::memcpy(values, old, count * sizeof(T));
+  else
+    pack<T>(old, sorted.mask[0], words, packed, reinterpret_cast<std::byte*>(values));
+  if (source.small_tables) {
+    take_dense<T, false>(reinterpret_cast<const std::byte*>(values), packed, model, source,
+                         reinterpret_cast<std::byte*>(values));
+  } else {
+    Packed<std::uint16_t> symbols;
+    read_dense(values, packed, model, source, symbols);
+    take_steps(values, packed, symbols, model, source);
+  }
+  if (all_dense)
+    std::memcpy(now, values, count * sizeof(T));
+  else
+    unpack(values, sorted.mask[0], words, packed, now);
+}
+
+}  // namespace
+}  // namespace echoline::delta

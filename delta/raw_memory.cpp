@@ -1,0 +1,77 @@
+#include "delta/raw_memory.hpp"
+
+#include <sys/mman.h>
+
+#include <array>
+#include <bit>
+#include <mutex>
+
+namespace echoline::delta {
+namespace {
+
+constexpr std::size_t kHugePage = 2u << 20, kKeptBytes = 64u << 20;
+
+// Sizes come in eighths of powers of two, so that what is kept serves sizes that differ little.
+std::size_t rounded(std::size_t bytes) {
+  const std::size_t step = std::bit_floor(bytes) / 8;
+  return (bytes + step - 1) / step * step;
+}
+
+struct Kept {
+  struct Block {
+    void* memory = nullptr;
+    std::size_t bytes = 0;  // rounded
+  };
+  std::mutex mutex;
+  std::array<Block, 256> blocks;
+  std::size_t count = 0, bytes = 0;
+};
+
+Kept& kept() {
+  static Kept& all = *new Kept;  // outlives what gives memory back at the end of the process
+  return all;
+}
+
+void* from_system(std::size_t bytes) {
+  if (bytes < kHugePage) return ::operator new(bytes);
+  void* const memory = ::operator new (bytes, std::align_val_t{kHugePage});
+  ::madvise(memory, bytes, MADV_HUGEPAGE);  // a wish: without it, the pages are small
+  return memory;
+}
+
+}  // namespace
+
+void* take_memory(std::size_t bytes) {
+  bytes = rounded(bytes);
+  Kept& all = kept();
+  {
+    const std::lock_guard lock(all.mutex);
+    for (std::size_t i = all.count; i-- > 0;)
+      if (all.blocks[i].bytes == bytes) {
+        void* const memory = all.blocks[i].memory;
+        all.blocks[i] = all.blocks[--all.count];
+        all.bytes -= bytes;
+        return memory;
+      }
+  }
+  return from_system(bytes);
+}
+
+void give_memory(void* memory, std::size_t bytes) {
+  bytes = rounded(bytes);
+  Kept& all = kept();
+  {
+    const std::lock_guard lock(all.mutex);
+    if (all.count < all.blocks.size() && all.bytes + bytes <= kKeptBytes) {
+      all.blocks[all.count++] = {memory, bytes};
+      all.bytes += bytes;
+      return;
+    }
+  }
+  if (bytes < kHugePage)
+    ::operator delete(memory);
+  else
+    ::operator delete (memory, std::align_val_t{kHugePage});
+}
+
+}  // namespace echoline::delta

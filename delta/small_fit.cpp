@@ -1,0 +1,97 @@
+#include "delta/small_fit.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "delta/token.hpp"
+
+namespace echoline::delta {
+namespace {
+
+constexpr double kExceptionBits = 22;  // about what one costs, beside the bits that its step leaves open
+
+// Adds `count` steps of `least` to `most`, spread evenly, to the symbols that stand for them.
+void spread(std::int64_t least, std::int64_t most, unsigned low_bits, double count,
+            std::array<double, kSmallSymbols>& weights) {
+  const std::int64_t first = std::max<std::int64_t>(least >> low_bits, -std::int64_t{kZeroStep});
+  const std::int64_t last = std::min<std::int64_t>(most >> low_bits, kStays - 1 - std::int64_t{kZeroStep});
+  const double each = count / (static_cast<double>(most) - static_cast<double>(least) + 1);
+  for (std::int64_t high = first; high <= last; ++high) {
+    const double from =
+        std::max(std::ldexp(static_cast<double>(high), static_cast<int>(low_bits)), static_cast<double>(least));
+    const double to =
+        std::min(std::ldexp(static_cast<double>(high + 1), static_cast<int>(low_bits)) - 1, static_cast<double>(most));
+    weights[static_cast<std::size_t>(high + kZeroStep)] += each * (to - from + 1);
+  }
+}
+
+struct Draft {
+  std::array<double, kSmallSymbols> weights{};
+  double bits = 0;  // of the sample
+};
+
+Draft draft_of(std::span<const std::uint32_t> counts, unsigned low_bits, double total) {
+  Draft draft;
+  double changed = 0, placed = 0;
+  for (std::size_t symbol = 1; symbol < counts.size(); ++symbol) {
+    if (counts[symbol] == 0) continue;
+    const auto token = static_cast<unsigned>(symbol - 1);
+    changed += counts[symbol];
+    if (const unsigned open = extra_bits(token); open < kLowBitsMax + 4) {
+      const auto least = static_cast<std::int64_t>(token_step(token & ~1u, 0));
+      const std::int64_t most = least + (std::int64_t{1} << open) - 1;
+      const bool towards_zero = token & 1;
+      spread(towards_zero ? -most : least, towards_zero ? -least : most, low_bits, counts[symbol], draft.weights);
+    }
+  }
+  // A place for a symbol costs each element something, one without costs it an exception.
+  constexpr double kRareness = 0.0005;
+  const auto used = std::span(draft.weights).first(kStays);
+  const auto has_some = [&](std::size_t i) { return i < used.size() && draft.weights[i] > 0; };
+  std::array<double, kStays> fitted{};
+  for (std::size_t i = 0; i < used.size(); ++i) {
+    if (low_bits == 0 && i == kZeroStep) continue;
+    // There may be some that the sample has not, first of all next to what it has.
+    const double unseen = has_some(i - 1) || has_some(i + 1) ? 0.5 : 0.25;
+    const double weight = used[i] > 0 ? used[i] + 0.5 : changed > 0 ? unseen : 0;
+    if (weight >= kRareness * total) fitted[i] = std::max(used[i], unseen * (changed > 0));
+  }
+  std::ranges::copy(fitted, used.begin());
+  for (const double w : used) placed += w;
+  draft.weights[kStays] = std::max<double>(counts[0], 0.5);
+  const double whole = placed + draft.weights[kStays];
+  for (const double w : draft.weights)
+    if (w > 0) draft.bits += w * std::log2(whole / w);
+  const double exceptions = std::max(changed - placed, 0.0);
+  draft.bits += low_bits * std::min(placed, changed) + exceptions * (kExceptionBits + low_bits);
+  return draft;
+}
+
+}  // namespace
+
+unsigned low_bits_max(std::size_t element_bytes) {
+  return std::min<unsigned>(8 * static_cast<unsigned>(element_bytes) - 2, kLowBitsMax);
+}
+
+SmallFit fit_small(std::span<const std::uint32_t> counts, unsigned low_bits_max) {
+  double total = 0;
+  for (const std::uint32_t n : counts) total += n;
+  while (counts.size() > 1 && counts.back() == 0) counts = counts.first(counts.size() - 1);
+  SmallFit fit;
+  Draft best = draft_of(counts, 0, total);
+  // With more than this, all steps of the sample share a symbol or two.
+  const unsigned longest = counts.size() < 6 ? 0 : extra_bits(static_cast<unsigned>(counts.size()) - 2) + 1;
+  for (unsigned low = 1; low <= std::min(low_bits_max, longest); ++low) {
+    Draft draft = draft_of(counts, low, total);
+    if (draft.bits >= best.bits) continue;
+    best = draft;
+    fit.low_bits = low;
+  }
+  fit.table = normalise_small(best.weights);
+  fit.bits_per_element = total > 0 ? best.bits / total : 0;
+  return fit;
+}
+
+}  // namespace echoline::delta
