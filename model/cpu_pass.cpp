@@ -12,7 +12,7 @@ using torch::Tensor;
 
 namespace {
 
-constexpr std::int64_t kFewRows = 32;       // fp32: beyond, the BLAS is faster
+constexpr std::int64_t kFewRows = 32;       // with more and fp32 weights, the BLAS is faster
 constexpr std::int64_t kWorkMin = 1 << 17;  // multiplications that are worth another thread
 constexpr std::int64_t kColumns = 16;       // of a product go to one thread together
 constexpr std::int64_t kPackedRows = 16;    // of activations are packed together
@@ -58,7 +58,7 @@ void multiply(const Tensor& x, std::initializer_list<std::pair<const Tensor*, co
               Tensor& kept) {
   const float* prepared = nullptr;
   for (const auto& [weight, y] : products) {
-    if (few_rows(x, *weight)) {
+    if (kernels_multiply(x, *weight)) {
       if (prepared == nullptr) prepared = packed(x, *weight, kept);
       multiply(prepared, x.size(0), *weight, y->data_ptr<float>(), add);
     } else {
@@ -84,9 +84,9 @@ void each_row(std::int64_t rows, std::int64_t work, const Work& one) {
 
 }  // namespace
 
-bool few_rows(const Tensor& x, const Tensor& weight) {
+bool kernels_multiply(const Tensor& x, const Tensor& weight) {
   return !torch::GradMode::is_enabled() && x.is_cpu() && x.scalar_type() == torch::kFloat && weight.is_contiguous() &&
-         x.size(0) <= (is_bf16(weight) ? kernels().rows_max_bf16 : kFewRows);
+         (is_bf16(weight) || x.size(0) <= kFewRows);
 }
 
 Tensor cpu_product(const Tensor& x, const Tensor& weight) {

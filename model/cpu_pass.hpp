@@ -1,13 +1,13 @@
 // Passes without gradients on a CPU, in fp32 with weights in bf16 or fp32, by the kernels of model/kernels. Over few
 // rows libtorch's operations cost more than their arithmetic; over many its products would have to convert bf16 weights
-// first. Private to model/.
+// first, on one thread. Private to model/.
 #pragma once
 #include "model/layer.hpp"
 
 namespace echoline::model {
 
 // Whether cpu_product() is the fastest way.
-bool few_rows(const torch::Tensor& x, const torch::Tensor& weight);
+bool kernels_multiply(const torch::Tensor& x, const torch::Tensor& weight);
 
 // x fp32 [rows, in], weight fp32 or bf16 [out, in] -> fp32 [rows, out].
 torch::Tensor cpu_product(const torch::Tensor& x, const torch::Tensor& weight);

@@ -1,5 +1,5 @@
-// The arithmetic of a pass over few rows on a CPU, for several instruction sets, of which the best that the processor
-// has is chosen at run time. Private to model/.
+// The arithmetic of a pass without gradients on a CPU, for several instruction sets, of which the best that the
+// processor has is chosen at run time. Private to model/.
 #pragma once
 #include <cstdint>
 
@@ -21,8 +21,6 @@ struct Kernels {
   // packed_floats() and lies at a multiple of 64 bytes.
   void (*pack)(const float* x, std::int64_t rows, std::int64_t in, std::int64_t begin, std::int64_t end, float* packed);
   std::int64_t (*packed_floats)(std::int64_t rows, std::int64_t in);
-  // With more rows it is faster to convert the weights to fp32 for the BLAS than to call product_bf16().
-  std::int64_t rows_max_bf16;
   // out = x / rms(x) * weight
   void (*rms_norm)(const float* x, const float* weight, std::int64_t count, float eps, float* out);
   // The same in place for a head, not where `weight` is null; then rotated: x * cos + (halves of x exchanged) * sin.

@@ -20,15 +20,17 @@ inline Vector load(const T* from) {
   return v;
 }
 
-// Lane i of the result is the sum of sums[i]'s lanes.
+// Lane i of the result is the sum of sums[i]'s lanes, for a power of two of sums.
 template <std::size_t... I>
 inline Floats pairs(Floats a, Floats b, std::index_sequence<I...>) {
   return __builtin_shufflevector(a, b, (2 * I)...) + __builtin_shufflevector(a, b, (2 * I + 1)...);
 }
-inline Floats lane_sums(Floats (&sums)[kLanes]) {
-  for (int count = kLanes; count > 1; count /= 2)
-    for (int i = 0; i < count / 2; ++i)
-      sums[i] = pairs(sums[2 * i], sums[2 * i + 1], std::make_index_sequence<kLanes>());
+template <int Count>
+inline Floats lane_sums(Floats (&sums)[Count]) {
+  constexpr auto kEach = std::make_index_sequence<kLanes>();
+  for (int count = Count; count > 1; count /= 2)
+    for (int i = 0; i < count / 2; ++i) sums[i] = pairs(sums[2 * i], sums[2 * i + 1], kEach);
+  for (int lanes = kLanes / Count; lanes > 1; lanes /= 2) sums[0] = pairs(sums[0], sums[0], kEach);
   return sums[0];
 }
 
@@ -37,7 +39,7 @@ inline Floats lane_sums(Floats (&sums)[kLanes]) {
 template <int R, int C, int A, class Weight>
 inline void tile(const float* x, std::int64_t in, const Weight* w, const Weight* ahead, float* y, std::int64_t y_stride,
                  bool add) {
-  Floats sums[kLanes] = {};
+  Floats sums[R * C] = {};
   std::int64_t k = 0;
   constexpr int kStep = sizeof(Weight) == 2 ? 2 * kLanes : kLanes;
   for (; k + kStep <= in; k += kStep) {
@@ -288,13 +290,8 @@ void attend(const float* q, std::int64_t heads, std::int64_t dim, std::int64_t s
   for (; h < heads; ++h) attend_heads<1>(q + h * dim, dim, seen, pages, keys, values, stride, scratch, out + h * dim);
 }
 
-constexpr std::int64_t kInterleavedRowsMax = 256;
-
 }  // namespace
 }  // namespace echoline::model
 
-#define ECHOLINE_MODEL_KERNELS(name, product_bf16, pack, packed_floats, rows_max_bf16)                                \
-  {                                                                                                                   \
-    name, product<float>, product_bf16, pack, packed_floats, rows_max_bf16, rms_norm, rotate, gate, log_softmax, sum, \
-        attend                                                                                                        \
-  }
+#define ECHOLINE_MODEL_KERNELS(name, product_bf16, pack, packed_floats) \
+  { name, product<float>, product_bf16, pack, packed_floats, rms_norm, rotate, gate, log_softmax, sum, attend }

@@ -6,8 +6,6 @@
 #pragma GCC diagnostic ignored "-Wuninitialized"  // GCC 12 warns of its own _mm512_undefined_epi32()
 #include <immintrin.h>
 
-#include <limits>
-
 namespace echoline::model {
 namespace {
 constexpr int kLanes = 16;
@@ -233,6 +231,5 @@ void product_tiles(const float* packed, std::int64_t rows, std::int64_t in, cons
 }  // namespace
 
 extern const Kernels kAmxKernels;
-const Kernels kAmxKernels =
-    ECHOLINE_MODEL_KERNELS("amx", product_tiles, pack, packed_floats, std::numeric_limits<std::int64_t>::max());
+const Kernels kAmxKernels = ECHOLINE_MODEL_KERNELS("amx", product_tiles, pack, packed_floats);
 }  // namespace echoline::model

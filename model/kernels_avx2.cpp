@@ -6,12 +6,12 @@ constexpr int kLanes = 8;
 }  // namespace echoline::model
 
 #include "model/kernels.inl"
+#include "model/panels.inl"
 #include "model/training_kernels.inl"
 
 namespace echoline::model {
 extern const Kernels kAvx2Kernels;
-const Kernels kAvx2Kernels =
-    ECHOLINE_MODEL_KERNELS("avx2", product<Bf16>, interleave, interleaved_floats, kInterleavedRowsMax);
+const Kernels kAvx2Kernels = ECHOLINE_MODEL_KERNELS("avx2", product_panels, pack_tiles, interleaved_floats);
 extern const TrainingKernels kAvx2TrainingKernels;
 const TrainingKernels kAvx2TrainingKernels = ECHOLINE_TRAINING_KERNELS("avx2");
 }  // namespace echoline::model

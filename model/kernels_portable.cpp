@@ -10,8 +10,7 @@ constexpr int kLanes = 4;
 
 namespace echoline::model {
 extern const Kernels kPortableKernels;
-const Kernels kPortableKernels =
-    ECHOLINE_MODEL_KERNELS("portable", product<Bf16>, interleave, interleaved_floats, kInterleavedRowsMax);
+const Kernels kPortableKernels = ECHOLINE_MODEL_KERNELS("portable", product<Bf16>, interleave, interleaved_floats);
 extern const TrainingKernels kPortableTrainingKernels;
 const TrainingKernels kPortableTrainingKernels = ECHOLINE_TRAINING_KERNELS("portable");
 }  // namespace echoline::model

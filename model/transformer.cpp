@@ -8,6 +8,7 @@
 #include <cmath>
 #include <limits>
 
+#include "delta/raw_memory.hpp"
 #include "model/cpu_pass.hpp"
 #include "model/training_ops.hpp"
 
@@ -32,6 +33,18 @@ void register_path(torch::nn::Module& root, const std::string& path, const Tenso
   module->register_parameter(path.substr(begin), tensor);
 }
 
+// Memory of weights, unset. On a CPU it lies in huge pages where the system has them: a step reads all weights, and the
+// processor's prefetching ends with a page.
+Tensor weight_memory(const std::vector<std::int64_t>& shape, const torch::TensorOptions& options) {
+  std::size_t bytes = torch::elementSize(torch::typeMetaToScalarType(options.dtype()));
+  for (const std::int64_t size : shape) bytes *= static_cast<std::size_t>(size);
+  using Memory = delta::RawVector<std::byte>;
+  if (!options.device().is_cpu() || bytes < Memory::allocator_type::kHugePage) return torch::empty(shape, options);
+  const auto memory = std::make_shared<Memory>(bytes);
+  return torch::from_blob(
+      memory->data(), shape, [memory](void*) {}, options);
+}
+
 // What all layers share in one pass.
 struct Pass {
   std::int64_t batch, tokens;
@@ -43,7 +56,7 @@ struct Pass {
 
 // x weight^T. A CPU computes in fp32 with bf16 weights where no gradient wants them in one type.
 Tensor product(const Tensor& x, const Tensor& weight) {
-  if (few_rows(x, weight)) return cpu_product(x, weight);
+  if (kernels_multiply(x, weight)) return cpu_product(x, weight);
   return torch::linear(x, weight.to(x.scalar_type()));
 }
 
@@ -52,9 +65,10 @@ Tensor decode(const ModelConfig& config, const Pass& pass, std::size_t index, co
               const Tensor& x) {
   const std::int64_t heads = config.heads, kv = config.kv_heads, dim = config.head_dim;
   const Tensor z0 = rms_norm(x, layer.input_norm, config.rms_norm_eps);
-  // Queries, keys and values are one product; few rows go through kernels that read the weights as they are.
-  Tensor qkv = few_rows(z0, layer.qkv) ? cpu_product(z0, layer.qkv)
-                                       : joint_product(z0, layer.qkv.to(z0.scalar_type()), layer.q, layer.k, layer.v);
+  // Queries, keys and values are one product, by kernels where these read the weights as they are.
+  Tensor qkv = kernels_multiply(z0, layer.qkv)
+                   ? cpu_product(z0, layer.qkv)
+                   : joint_product(z0, layer.qkv.to(z0.scalar_type()), layer.q, layer.k, layer.v);
   if (layer.qkv_bias.defined()) {
     const Tensor bias =
         torch::GradMode::is_enabled() ? torch::cat({layer.q_bias, layer.k_bias, layer.v_bias}) : layer.qkv_bias;
@@ -153,37 +167,37 @@ Transformer::Transformer(const ModelConfig& config, torch::Device device, std::o
     return tensor;
   };
   const std::int64_t hidden = config.hidden_size, inner = config.intermediate_size, dim = config.head_dim;
-  embedding_ = add("model.embed_tokens.weight", torch::empty({config.vocab_size, hidden}, options));
+  embedding_ = add("model.embed_tokens.weight", weight_memory({config.vocab_size, hidden}, options));
   for (std::int64_t i = 0; i < config.layers; ++i) {
     const std::string layer = "model.layers." + std::to_string(i) + ".";
     const std::int64_t q_rows = config.heads * dim, kv_rows = config.kv_heads * dim;
-    const Tensor qkv = torch::empty({q_rows + 2 * kv_rows, hidden}, options);
+    const Tensor qkv = weight_memory({q_rows + 2 * kv_rows, hidden}, options);
     Layer l;
     l.qkv = qkv;
     l.q = add(layer + "self_attn.q_proj.weight", qkv.narrow(0, 0, q_rows).detach());
     l.k = add(layer + "self_attn.k_proj.weight", qkv.narrow(0, q_rows, kv_rows).detach());
     l.v = add(layer + "self_attn.v_proj.weight", qkv.narrow(0, q_rows + kv_rows, kv_rows).detach());
-    l.o = add(layer + "self_attn.o_proj.weight", torch::empty({hidden, q_rows}, options));
+    l.o = add(layer + "self_attn.o_proj.weight", weight_memory({hidden, q_rows}, options));
     if (config.qkv_bias()) {
-      l.qkv_bias = torch::empty({q_rows + 2 * kv_rows}, options);
+      l.qkv_bias = weight_memory({q_rows + 2 * kv_rows}, options);
       l.q_bias = add(layer + "self_attn.q_proj.bias", l.qkv_bias.narrow(0, 0, q_rows).detach());
       l.k_bias = add(layer + "self_attn.k_proj.bias", l.qkv_bias.narrow(0, q_rows, kv_rows).detach());
       l.v_bias = add(layer + "self_attn.v_proj.bias", l.qkv_bias.narrow(0, q_rows + kv_rows, kv_rows).detach());
     }
     if (config.qk_norm()) {
-      l.q_norm = add(layer + "self_attn.q_norm.weight", torch::empty({dim}, options));
-      l.k_norm = add(layer + "self_attn.k_norm.weight", torch::empty({dim}, options));
+      l.q_norm = add(layer + "self_attn.q_norm.weight", weight_memory({dim}, options));
+      l.k_norm = add(layer + "self_attn.k_norm.weight", weight_memory({dim}, options));
     }
-    l.gate = add(layer + "mlp.gate_proj.weight", torch::empty({inner, hidden}, options));
-    l.up = add(layer + "mlp.up_proj.weight", torch::empty({inner, hidden}, options));
-    l.down = add(layer + "mlp.down_proj.weight", torch::empty({hidden, inner}, options));
-    l.input_norm = add(layer + "input_layernorm.weight", torch::empty({hidden}, options));
-    l.post_norm = add(layer + "post_attention_layernorm.weight", torch::empty({hidden}, options));
+    l.gate = add(layer + "mlp.gate_proj.weight", weight_memory({inner, hidden}, options));
+    l.up = add(layer + "mlp.up_proj.weight", weight_memory({inner, hidden}, options));
+    l.down = add(layer + "mlp.down_proj.weight", weight_memory({hidden, inner}, options));
+    l.input_norm = add(layer + "input_layernorm.weight", weight_memory({hidden}, options));
+    l.post_norm = add(layer + "post_attention_layernorm.weight", weight_memory({hidden}, options));
     layers_.push_back(std::move(l));
   }
-  norm_ = add("model.norm.weight", torch::empty({hidden}, options));
+  norm_ = add("model.norm.weight", weight_memory({hidden}, options));
   lm_head_ =
-      config.tie_embeddings ? embedding_ : add("lm_head.weight", torch::empty({config.vocab_size, hidden}, options));
+      config.tie_embeddings ? embedding_ : add("lm_head.weight", weight_memory({config.vocab_size, hidden}, options));
 }
 
 Transformer::~Transformer() = default;
@@ -307,6 +321,8 @@ Result<std::shared_ptr<Transformer>> create(const ModelConfig& config, torch::De
     return std::make_shared<Transformer>(config, device, dtype);
   } catch (const c10::Error& e) {
     return fail(Code::kExhausted, "create model", "{}", e.what_without_backtrace());
+  } catch (const std::bad_alloc&) {
+    return fail(Code::kExhausted, "create model", "not enough memory for the weights");
   }
 }
 

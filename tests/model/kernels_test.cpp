@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <numeric>
+#include <thread>
 #include <vector>
 
 #include "base/random.hpp"
@@ -97,13 +98,44 @@ TEST_P(KernelTest, LargeProducts) {
     }
 }
 
+// Shapes on no boundary of a tile, a panel or a block, as one piece and as two threads compute it: to the last bit the
+// same, and near the same in double.
+TEST_P(KernelTest, RandomProductsInParts) {
+  const auto up_to = [&](std::int64_t most) { return 1 + std::int64_t(random.uniform() * double(most)); };
+  for (int round = 0; round < 60; ++round) {
+    const std::int64_t rows = up_to(round % 2 == 0 ? 12 : 90), in = up_to(700), out = up_to(160);
+    const auto x = some(rows * in);
+    std::vector<Bf16> w;
+    for (const float v : some(out * in)) w.push_back(Bf16(std::bit_cast<std::uint32_t>(v) >> 16));
+    const auto weight = [&](std::int64_t at) { return std::bit_cast<float>(std::uint32_t{w[std::size_t(at)]} << 16); };
+    Aligned packed(set->packed_floats(rows, in));
+    set->pack(x.data(), rows, in, 0, rows, packed.data());
+    std::vector<float> whole(std::size_t(rows * out)), parts = whole;
+    const auto multiply = [&](std::int64_t begin, std::int64_t end, std::vector<float>& y) {
+      set->product_bf16(packed.data(), rows, in, w.data(), begin, end, y.data(), out, false);
+    };
+    multiply(0, out, whole);
+    const std::int64_t middle = out / 32 * 16;  // threads begin at multiples of 16
+    std::thread other([&] { multiply(middle, out, parts); });
+    multiply(0, middle, parts);
+    other.join();
+    ASSERT_EQ(whole, parts) << set->name << " " << rows << " " << in << " " << out;
+    for (std::int64_t r = 0; r < rows; ++r)
+      for (std::int64_t o = 0; o < out; ++o) {
+        double want = 0;
+        for (std::int64_t i = 0; i < in; ++i) want += double(x[std::size_t(r * in + i)]) * double(weight(o * in + i));
+        ASSERT_NEAR(whole[std::size_t(r * out + o)], want, 2e-4) << set->name << " " << rows << " " << in << " " << out;
+      }
+  }
+}
+
 // Weights that select one activation each give it back to the last bit, with bf16 weights too: nothing is rounded on
 // the way.
 TEST_P(KernelTest, ActivationsKeepAllTheirBits) {
   const std::int64_t in = 64;
   std::vector<Bf16> unit(std::size_t(in * in));
   for (std::int64_t i = 0; i < in; ++i) unit[std::size_t(i * in + i)] = 0x3f80;
-  for (const std::int64_t rows : {1, 4, 16, 40}) {
+  for (const std::int64_t rows : {1, 4, 8, 9, 16, 40, 300}) {
     const auto x = some(rows * in);
     Aligned packed(set->packed_floats(rows, in));
     set->pack(x.data(), rows, in, 0, rows, packed.data());

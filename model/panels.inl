@@ -1,0 +1,145 @@
+// Products of many rows with bf16 weights; included behind kernels.inl, whose registers and functions it uses.
+//
+// A block of weights is widened to fp32 and transposed into a panel, which stays in the second-level cache while all
+// rows of x are multiplied by it. For one element of kPanelRows rows of x at a time, a tile adds the products with a
+// line of the panel to sums in registers. Meanwhile the next block of weights is fetched from memory. The weights in
+// memory keep their order, so a delta changes them where they lie. Products and sums are fp32: nothing is rounded to
+// bf16.
+//
+// Shapes: x [rows, in], w [out, in], y [rows, out]; none has to be aligned or a multiple of a tile.
+namespace echoline::model {
+namespace {
+
+// Registers of a tile: its sums, a line of the panel and an element of x take 28 of 32 or 16 of 16.
+constexpr int kPanelRows = kLanes == 16 ? 8 : 4, kPanelVectors = 3;
+constexpr std::int64_t kPanelDepth = 256;                          // elements of a row of weights in a panel
+constexpr std::int64_t kRowsWithoutPanels = kLanes == 16 ? 8 : 5;  // making panels would take longer than it saves
+constexpr std::int64_t kCacheLine = 32;                            // bf16 numbers
+
+// Lanes of a and b in turn, those of their lower halves (Upper = 0) or upper halves (1).
+template <int Upper, std::size_t... I>
+inline Words zip(Words a, Words b, std::index_sequence<I...>) {
+  return __builtin_shufflevector(a, b, (Upper * kLanes / 2 + I / 2 + I % 2 * kLanes)...);
+}
+
+// A perfect shuffle of all words, once for each binary digit of kLanes.
+inline void transpose_words(Words (&m)[kLanes]) {
+  for (int round = 1; round < kLanes; round *= 2) {
+    Words next[kLanes];
+    for (int i = 0; i < kLanes / 2; ++i) {
+      next[2 * i] = zip<0>(m[i], m[i + kLanes / 2], std::make_index_sequence<kLanes>());
+      next[2 * i + 1] = zip<1>(m[i], m[i + kLanes / 2], std::make_index_sequence<kLanes>());
+    }
+    std::copy(next, next + kLanes, m);
+  }
+}
+
+// Elements [0, depth) of `count` rows of w -> panel [depth, V * kLanes]. Columns beyond `count` repeat the last row.
+template <int V>
+void fill_panel(const Bf16* w, std::int64_t in, std::int64_t count, std::int64_t depth, float* panel) {
+  constexpr std::int64_t kWidth = V * kLanes;
+  for (std::int64_t first = 0; first < kWidth; first += kLanes) {
+    const auto row = [&](std::int64_t i) { return w + std::min(first + i, count - 1) * in; };
+    std::int64_t k = 0;
+    for (; k + 2 * kLanes <= depth; k += 2 * kLanes) {
+      Words pairs[kLanes];
+      for (int i = 0; i < kLanes; ++i) pairs[i] = load<Words>(row(i) + k);
+      transpose_words(pairs);
+      for (int i = 0; i < kLanes; ++i) {
+        float* const to = panel + (k + 2 * i) * kWidth + first;
+        const Words even = pairs[i] << 16, odd = pairs[i] & 0xffff0000u;
+        std::memcpy(to, &even, sizeof even);
+        std::memcpy(to + kWidth, &odd, sizeof odd);
+      }
+    }
+    for (; k < depth; ++k)
+      for (int i = 0; i < kLanes; ++i)
+        panel[k * kWidth + first + i] = std::bit_cast<float>(std::uint32_t{row(i)[k]} << 16);
+  }
+}
+
+// Rows of the next block of weights, to be fetched into the second-level cache.
+struct Ahead {
+  const Bf16* w;
+  std::int64_t in, rows;
+};
+
+// y [M, count] (+)= x [depth, M] times the first `count` columns of the panel [depth, V * kLanes].
+template <int M, int V>
+inline void panel_tile(const float* x, const float* panel, std::int64_t depth, Ahead ahead, float* y,
+                       std::int64_t y_stride, std::int64_t count, bool add) {
+  Floats sums[M][V] = {};
+  for (std::int64_t k = 0; k < depth;) {
+    for (std::int64_t a = 0; a < ahead.rows; ++a) __builtin_prefetch(ahead.w + a * ahead.in + k, 0, 2);
+    for (const std::int64_t until = std::min(depth, k + kCacheLine); k < until; ++k, x += M, panel += V * kLanes) {
+      Floats line[V];
+      for (int v = 0; v < V; ++v) line[v] = load<Floats>(panel + v * kLanes);
+      for (int m = 0; m < M; ++m)
+        for (int v = 0; v < V; ++v) sums[m][v] += x[m] * line[v];
+    }
+  }
+  for (int m = 0; m < M; ++m, y += y_stride) {
+    if (count == V * kLanes) {
+      for (int v = 0; v < V; ++v) {
+        if (add) sums[m][v] += load<Floats>(y + v * kLanes);
+        std::memcpy(y + v * kLanes, &sums[m][v], sizeof(Floats));
+      }
+    } else {
+      for (std::int64_t o = 0; o < count; ++o)
+        y[o] = add ? y[o] + sums[m][o / kLanes][o % kLanes] : sums[m][o / kLanes][o % kLanes];
+    }
+  }
+}
+
+// The same with x [depth, rows], for rows <= M.
+template <int M, int V>
+inline void panel_tile_of(std::int64_t rows, const float* x, const float* panel, std::int64_t depth, Ahead ahead,
+                          float* y, std::int64_t y_stride, std::int64_t count, bool add) {
+  if constexpr (M > 1)
+    if (rows < M) return panel_tile_of<M - 1, V>(rows, x, panel, depth, ahead, y, y_stride, count, add);
+  panel_tile<M, V>(x, panel, depth, ahead, y, y_stride, count, add);
+}
+
+// y [rows, count] (+)= x w^T for `count` <= V * kLanes rows of w. `panel`: kPanelDepth * V * kLanes floats.
+template <int V>
+void product_columns(const float* x, std::int64_t rows, std::int64_t in, const Bf16* w, std::int64_t count, float* y,
+                     std::int64_t y_stride, bool add, float* panel) {
+  const std::int64_t tiles = (rows + kPanelRows - 1) / kPanelRows;
+  for (std::int64_t k = 0; k < in; k += kPanelDepth) {
+    const std::int64_t depth = std::min(kPanelDepth, in - k);
+    fill_panel<V>(w + k, in, count, depth, panel);
+    const Bf16* const next = k + depth < in ? w + k + depth : w + count * in;  // a prefetch beyond the end does nothing
+    for (std::int64_t t = 0; t < tiles; ++t) {
+      const std::int64_t first = t * kPanelRows, some = std::min<std::int64_t>(kPanelRows, rows - first);
+      const std::int64_t from = V * kLanes * t / tiles, to = V * kLanes * (t + 1) / tiles;
+      panel_tile_of<kPanelRows, V>(some, x + first * in + k * some, panel, depth, {next + from * in, in, to - from},
+                                   y + first * y_stride, y_stride, count, add || k > 0);
+    }
+  }
+}
+
+// Tiles of kPanelRows rows (the last may have fewer), [in, rows of the tile] each. Few rows: as interleave().
+void pack_tiles(const float* x, std::int64_t rows, std::int64_t in, std::int64_t begin, std::int64_t end,
+                float* packed) {
+  if (rows <= kRowsWithoutPanels) return interleave(x, rows, in, begin, end, packed);
+  for (std::int64_t first = begin; first < end; first += kPanelRows) {
+    const std::int64_t count = std::min<std::int64_t>(kPanelRows, rows - first);
+    float* out = packed + first * in;
+    for (std::int64_t k = 0; k < in; ++k)
+      for (std::int64_t r = 0; r < count; ++r) *out++ = x[(first + r) * in + k];
+  }
+}
+
+void product_panels(const float* packed, std::int64_t rows, std::int64_t in, const Bf16* w, std::int64_t begin,
+                    std::int64_t end, float* y, std::int64_t y_stride, bool add) {
+  if (rows <= kRowsWithoutPanels) return product<Bf16>(packed, rows, in, w, begin, end, y, y_stride, add);
+  alignas(64) float panel[kPanelDepth * kPanelVectors * kLanes];
+  for (std::int64_t o = begin; o < end; o += kPanelVectors * kLanes) {
+    const std::int64_t count = std::min<std::int64_t>(kPanelVectors * kLanes, end - o);
+    const auto of = count > 2 * kLanes ? product_columns<3> : count > kLanes ? product_columns<2> : product_columns<1>;
+    of(packed, rows, in, w + o * in, count, y + o, y_stride, add, panel);
+  }
+}
+
+}  // namespace
+}  // namespace echoline::model
