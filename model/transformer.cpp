@@ -38,9 +38,9 @@ void register_path(torch::nn::Module& root, const std::string& path, const Tenso
 Tensor weight_memory(const std::vector<std::int64_t>& shape, const torch::TensorOptions& options) {
   std::size_t bytes = torch::elementSize(torch::typeMetaToScalarType(options.dtype()));
   for (const std::int64_t size : shape) bytes *= static_cast<std::size_t>(size);
-  using Memory = delta::RawVector<std::byte>;
-  if (!options.device().is_cpu() || bytes < Memory::allocator_type::kHugePage) return torch::empty(shape, options);
-  const auto memory = std::make_shared<Memory>(bytes);
+  constexpr std::size_t kHugePage = 2u << 20;
+  if (!options.device().is_cpu() || bytes < kHugePage) return torch::empty(shape, options);
+  const auto memory = std::make_shared<delta::RawVector<std::byte>>(bytes);
   return torch::from_blob(
       memory->data(), shape, [memory](void*) {}, options);
 }
