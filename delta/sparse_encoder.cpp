@@ -76,8 +76,10 @@ unsigned SparseEncoder::State::sort_block(const SparseModel& model, const std::b
   double expected = 0;  // changes
   for (std::uint32_t i = 0; i <= model.block.ranges - model.block.dense; ++i)
     expected += sorted.count[i] * model.density[i];
+  const double tolerance = model.rows_differ ? 0 : 1.0 / 8;
   if (changed == 0 && (expected > 3 || expected < 0.05)) return kSymbolUntouched;
-  if (model.block.exponent_mask == 0 || std::abs(changed - expected) <= 4 + 3 * std::sqrt(expected) + expected / 8)
+  if (model.block.exponent_mask == 0 ||
+      std::abs(changed - expected) <= 4 + 3 * std::sqrt(expected) + tolerance * expected)
     return previous;
   const unsigned best = choose_symbol(model, prev, count, element_bytes, changed_bits, previous);
   if (best != previous) sort(best);
@@ -86,10 +88,11 @@ unsigned SparseEncoder::State::sort_block(const SparseModel& model, const std::b
 
 void SparseEncoder::State::sample_dense(SparseModel& model, const BlockGrid& grid, ByteSpan prev, ByteSpan cur,
                                         std::size_t element_bytes) {
-  constexpr std::uint64_t kPart = 1024;
+  const std::uint64_t part = model.rows_differ ? 512 : 1024;
   const std::uint64_t elements = cur.size() / element_bytes, leaf_elements = kLeafBytes / element_bytes;
-  const bool all = elements < 16 * kPart;
-  const std::uint64_t parts = all ? 1 : std::clamp<std::uint64_t>(elements / (32 * kPart), 16, 32);
+  const bool all = elements < 64 * part;
+  const std::uint64_t parts =
+      all ? 1 : std::clamp<std::uint64_t>(elements / (32 * 1024), 16, 32) * (model.rows_differ ? 4 : 1);
   const unsigned width = width_index(element_bytes);
   step_counts.assign(static_cast<std::size_t>(model.block.dense) << kTokenBits, 0);
   unsigned symbol = kSymbolUnshifted;
@@ -109,7 +112,7 @@ void SparseEncoder::State::sample_dense(SparseModel& model, const BlockGrid& gri
   };
   for (std::uint64_t i = 0; i < parts; ++i) {
     const std::uint64_t at = i * (elements / parts) / 32 * 32;
-    const std::uint64_t to = all ? elements : at + kPart;
+    const std::uint64_t to = all ? elements : at + part;
     for (std::uint64_t leaf = at / leaf_elements * leaf_elements; leaf < std::min(to, elements); leaf += leaf_elements)
       for_each_block(grid, leaf, std::min(leaf + leaf_elements, elements),
                      [&](std::uint64_t from, std::uint32_t count) {

@@ -250,9 +250,12 @@ template <class T>
 SparseModel sample_model(ByteSpan prev, ByteSpan cur, const SegmentPlace& place, BlockGrid& grid) {
   const ExponentField field = exponent_field(place.dtype);
   Sample sample = take_sample<T>(prev, cur, field, nullptr);
-  grid = choose_grid(place, sample.dispersion > kRowsDiffer);
+  const bool rows_differ = sample.dispersion > kRowsDiffer;
+  grid = choose_grid(place, rows_differ);
   if (sample.dispersion > kRowsUntouched) sample = take_sample<T>(prev, cur, field, &grid);
-  return model_of(sample, place.dtype, static_cast<double>(cur.size() / sizeof(T)));
+  SparseModel model = model_of(sample, place.dtype, static_cast<double>(cur.size() / sizeof(T)));
+  model.rows_differ = rows_differ;
+  return model;
 }
 
 // Elements and changes of a block by class, counted from 16 classes below the model's first.

@@ -13,6 +13,7 @@ struct SparseModel {
   BlockModel block;
   std::array<double, kRangesMax + 1> density{};  // expected part of changed elements in each entry of a SortedBlock
   double dense_part = 0;                         // of all elements
+  bool rows_differ = false;                      // in how much changes
   // log2 of the probability that an element of a class stays, and by how much it differs for one that changes.
   std::array<double, kClasses> stay_bits{}, change_bits{};
 };
