@@ -35,11 +35,11 @@ Result<model::Phrasing> run_phrasing(const RunConfig& config, const model::Model
 BitRate learner_up(const RunConfig& config) { return config.network.uplink.value_or(kLearnerUnstated); }
 
 BitRate worker_up(const RunConfig& config, const provisioner::Offer& offer) {
-  return capped(offer.up.value_or(config.fleet.assume.up.value_or(kWorkerUnstated)), config.network.worker_rate);
+  return capped(offer.up.value_or(config.fleet.assume.up.value_or(kWorkerUnstated)), config.paths.worker_rate);
 }
 
 BitRate worker_down(const RunConfig& config, const provisioner::Offer& offer) {
-  return capped(offer.down.value_or(config.fleet.assume.down.value_or(kWorkerUnstated)), config.network.worker_rate);
+  return capped(offer.down.value_or(config.fleet.assume.down.value_or(kWorkerUnstated)), config.paths.worker_rate);
 }
 
 Bytes gpu_memory_needed(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens) {
@@ -84,10 +84,8 @@ provisioner::PlanRequest plan_request(const RunConfig& config, double parameters
   request.delta_bytes = Bytes{static_cast<std::uint64_t>(full_bytes / config.fleet.delta_ratio_expected) + 1};
   request.full_bytes = Bytes{static_cast<std::uint64_t>(full_bytes)};
   request.learner_up = learner_up(config);
-  request.worker_cap = config.network.worker_rate;
+  request.paths = config.paths;
   request.chunk = config.network.chunk.value_or(Bytes{});
-  request.delay = config.network.delay_expected;
-  request.regions = config.network.regions;
   request.quorum = config.network.quorum;
   request.topology = config.network.topology;
   return request;

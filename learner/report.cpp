@@ -31,7 +31,7 @@ json t_b_parts_json(const RunFigures& figures) {
 }
 
 json staleness_json(const ReportInput& input) {
-  const StalenessSection& asked = input.config->staleness;
+  const replay_buffer::StalenessSettings& asked = input.config->staleness;
   const json& rejected = input.rejected;
   const std::map<std::uint64_t, std::uint64_t>& histogram = input.figures.staleness;
   std::uint64_t count = 0;

@@ -60,7 +60,7 @@ RolloutDesk::RolloutDesk(const DeskOptions& options, Door door, DeskEvents event
       queue_(kQueueMax),
       door_(std::move(door)),
       patience_(options.database_patience) {
-  limits_.message_max = door_.message_max(options.group_size);
+  limits_.message_max = door_.message_max(options.pacing.group_size);
   waiting_bytes_max_ =
       std::clamp<std::size_t>(kWaitingLongest * limits_.message_max.count, kWaitingBytesMin, kWaitingBytesMax);
 }
@@ -167,15 +167,12 @@ void RolloutDesk::release_overflowed() {
 
 Status RolloutDesk::open_on_thread(std::uint64_t resume_step) {
   replay_buffer::BufferOptions buffer;
-  buffer.group_size = options_.group_size;
-  buffer.staleness_budget = options_.staleness_budget;
+  buffer.group_size = options_.pacing.group_size;
+  buffer.staleness_budget = options_.pacing.staleness.budget;
   ECHO_ASSIGN(buffer_, replay_buffer::ReplayBuffer::open(options_.file, buffer));
   replay_buffer::LedgerOptions ledger;
-  ledger.pacing.staleness_budget = options_.staleness_budget;
-  ledger.pacing.lookahead_steps = options_.lookahead_steps;
-  ledger.pacing.steps_total = options_.steps_total;
+  ledger.pacing = options_.pacing;
   ledger.lease = options_.lease;
-  ledger.pacing.trajectories_per_step = options_.prompts_per_step * options_.group_size;
   ECHO_ASSIGN(ledger_, replay_buffer::JobLedger::open(*buffer_, ledger));
   for (const auto& [worker, kept] : ledger_->misconduct()) conduct_.restore(worker, kept);
   std::random_device unforeseeable;
@@ -270,7 +267,7 @@ void RolloutDesk::published(Version version, const overlay::Digest& digest) {
   const Status done = call<void>([this, version, digest]() -> Status {
     newest_ = std::max(newest_.value_or(version), version);
     digests_[version] = digest_bytes(digest);
-    while (!digests_.empty() && digests_.begin()->first.value + options_.staleness_budget + 1 < version.value)
+    while (!digests_.empty() && digests_.begin()->first.value + options_.pacing.staleness.budget + 1 < version.value)
       digests_.erase(digests_.begin());
     blamed_.erase(blamed_.begin(), blamed_.lower_bound(digests_.begin()->first));
     return ok();
@@ -642,7 +639,7 @@ void RolloutDesk::grant(WorkerId worker, const schema::WorkRequest& request, sch
     log::warn(
         "worker {} takes {:.1f} s for a batch of groups and a policy is fresh enough for {} steps of {:.1f} s: it only "
         "helps where the learner would wait. Raise staleness.budget, or rent a faster one",
-        worker, *slow, options_.staleness_budget + 1, step_pace_.seconds().value_or(0));
+        worker, *slow, options_.pacing.staleness.budget + 1, step_pace_.seconds().value_or(0));
 }
 
 Result<void> RolloutDesk::fill(WorkerId worker, const schema::WorkRequest& request, schema::WorkGrant& grant) {
@@ -681,7 +678,7 @@ Result<void> RolloutDesk::fill(WorkerId worker, const schema::WorkRequest& reque
 // generated in its place.
 Result<std::optional<replay_buffer::Batch>> RolloutDesk::trainable_batch(std::uint64_t step) {
   for (;;) {
-    ECHO_ASSIGN(auto batch, buffer_->sample(step, options_.prompts_per_step));
+    ECHO_ASSIGN(auto batch, buffer_->sample(step, options_.pacing.groups_per_step()));
     if (!batch) return batch;
     bool sound = true;
     for (const replay_buffer::Group& group : batch->groups) {
@@ -752,7 +749,7 @@ Status RolloutDesk::consume(std::uint64_t step, const replay_buffer::Batch& batc
     step_ = step + 1;
     step_pace_.finished(unix_seconds());
     if (const auto step_s = step_pace_.seconds())
-      regrader_->step_measured(*step_s, std::uint64_t{options_.prompts_per_step} * options_.group_size);
+      regrader_->step_measured(*step_s, options_.pacing.trajectories_per_step);
     return ok();
   });
 }

@@ -34,11 +34,7 @@ namespace echoline::learner {
 
 struct DeskOptions {
   std::filesystem::path file;  // of the replay buffer
-  std::uint32_t prompts_per_step = 32;
-  std::uint32_t group_size = 8;
-  std::uint32_t staleness_budget = 3;  // S
-  std::uint32_t lookahead_steps = 3;
-  std::uint64_t steps_total = 0;  // no work is handed out that no step would use
+  replay_buffer::Pacing pacing;
   replay_buffer::LeaseLength lease;
   const Clock* clock = nullptr;                         // the system's when absent
   Duration retry_every = std::chrono::seconds(1);       // while the database cannot store

@@ -81,35 +81,7 @@ void read_rollout(ConfigSection s, RolloutSection& c) {
   s.read("metadata_max", c.metadata_max, {.min = Bytes{0}, .max = data_plane::kMetadataMost},
          "of the metadata that a worker may hand in with a trajectory; it is stored with it. A trajectory with more is "
          "refused");
-  const Limits<Duration> lease{.min = std::chrono::seconds(1), .max = std::chrono::hours(24 * 7)};
-  s.read("lease_first", c.lease_first, lease,
-         "how long a worker whose speed is not known may be silent about a group it works on; progress renews it");
-  s.read("lease_min", c.lease_min, lease, "the shortest such time once its speed is known");
-  s.read("lease_max", c.lease_max, lease, "the longest that a worker may keep a group, whatever progress it tells of");
-  if (c.lease_min > c.lease_first || c.lease_first > c.lease_max)
-    s.error("lease_first", fmt::format("expected lease_min {} <= lease_first {} <= lease_max {}", to_text(c.lease_min),
-                                       to_text(c.lease_first), to_text(c.lease_max)));
-}
-
-void read_staleness(ConfigSection s, StalenessSection& c) {
-  s.require("budget", c.budget, {.min = 0, .max = 1000},
-            "S: the most learner steps that a trajectory may be behind the step that trains on it");
-  s.read("publish_every", c.publish_every, {.min = 1, .max = 1000},
-         "kappa: learner steps from one publication of the policy to the next");
-  const std::uint32_t least = replay_buffer::staleness_budget_min(c.publish_every);
-  if (c.budget < least)
-    s.error("budget", fmt::format("the staleness budget S = {} is below publish_every (kappa) - 1 = {}: the last step "
-                                  "before a publication trains on a policy that is {} steps old. Raise budget or lower "
-                                  "publish_every",
-                                  c.budget, least, least));
-  s.read_or_auto(
-      "lookahead", c.lookahead, {.min = 0, .max = 1000},
-      "batches of work that may be handed out ahead of the step that will train on them, at most S. `auto`: S, so that "
-      "S alone bounds how old data gets. A smaller number keeps data fresher than S; 2 keep a learner as busy as more "
-      "do, fewer leave it waiting");
-  if (c.lookahead > c.budget)
-    s.error("lookahead", fmt::format("expected at most the budget S = {}, or `auto`, which follows it; found {}",
-                                     c.budget, *c.lookahead));
+  replay_buffer::read(s, c.lease);
 }
 
 void read_warm_start(ConfigSection s, WarmStartSection& c) {
@@ -270,101 +242,9 @@ void read_learner(ConfigSection s, const RunSection& run, const ModelSection& mo
                   c.warm_start);
 }
 
-// Regions by name, and the ways between them, each good for both directions.
-void read_regions(ConfigSection& s, provisioner::RegionMap& map) {
-  const auto named = [&](ConfigSection& section, const char* key,
-                         const std::string& name) -> std::optional<std::uint32_t> {
-    std::vector<std::string> names;
-    for (const provisioner::Region& region : map.regions) names.push_back(region.name);
-    const auto it = std::find(names.begin(), names.end(), name);
-    if (it != names.end()) return static_cast<std::uint32_t>(it - names.begin());
-    if (!name.empty())
-      section.error(key,
-                    fmt::format("no region '{}' in network.regions{}", printable(name, 60), did_you_mean(name, names)));
-    return std::nullopt;
-  };
-  for (ConfigSection region :
-       s.sections("regions",
-                  "who stands where; without any, all stand in one place. Between regions trees send "
-                  "a policy once, to a relay that passes it on")) {
-    provisioner::Region r;
-    region.require("name", r.name, "of your own");
-    r.places = {r.name};
-    region.read(
-        "places", r.places,
-        {"machines stand there whose offer states a place that contains one of these words, or that say so themselves "
-         "(`echoline worker --place`); who is nowhere else stands with the learner",
-         "its name"});
-    map.regions.push_back(std::move(r));
-    if (map.regions.size() > chains::kRegionsMax) {
-      region.error("name", fmt::format("more than {} regions", chains::kRegionsMax));
-      return;
-    }
-  }
-  std::string learner;
-  s.read("region", learner, {"where the learner stands, of network.regions", "the first of them"});
-  const std::size_t n = map.regions.size();
-  if (n > 0) map.ways.ways.assign(n, std::vector<chains::RegionWay>(n));
-  if (const auto region = named(s, "region", learner)) map.ways.learner = *region;
-  for (ConfigSection way : s.sections("ways", "between two regions, in both directions; of others nothing is known")) {
-    std::string from, to;
-    std::optional<Duration> delay;
-    std::optional<BitRate> rate;
-    way.require("from", from, "a region");
-    way.require("to", to, "another, or the same");
-    way.read("delay", delay, {.min = Duration(0), .max = std::chrono::seconds(60)},
-             {"one way: half of what ping says", "network.delay_expected, or what is measured"});
-    way.read("rate", rate, {.min = BitRate{1000}, .max = BitRate{1e15}},
-             {"of all that crosses together, each direction", "unlimited"});
-    const auto a = named(way, "from", from), b = named(way, "to", to);
-    if (!a || !b) continue;
-    if (*a == *b && rate) way.error("rate", "within a region only the machines' own links count");
-    for (chains::RegionWay* one : {&map.ways.ways[*a][*b], &map.ways.ways[*b][*a]}) {
-      if (rate) one->rate = *rate;
-      if (delay) one->delay = *delay;
-    }
-  }
-}
-
-void read_network(ConfigSection s, NetworkSection& c) {
-  s.read("bind", c.bind, "the address that the learner listens on; `::` lets workers join from other machines");
-  std::uint32_t port = c.port;
-  s.read("port", port, {.min = 0, .max = 65535}, "0: any free one");
-  c.port = static_cast<std::uint16_t>(port);
-  const Limits<BitRate> positive{.min = BitRate{1000}, .max = BitRate{1e12}};
-  s.read("uplink", c.uplink, positive,
-         {"B: the most that the learner sends; without it nothing holds it back, and 1 Gbit/s are planned with",
-          "unlimited"});
-  s.read("worker_rate", c.worker_rate, positive,
-         {"b: the most that a worker sends, and the most that it receives", "the links of its offer"});
-  s.read("chunk", c.chunk, {.min = Bytes{1024}, .max = Bytes{1u << 20}},
-         {"the piece in which a publication is proven and passed on", "by the payload, the fleet and its links"});
-  using chains::TopologyPolicy;
-  s.read_choice(
-      "topology", c.topology,
-      {{"auto", TopologyPolicy::kAuto},
-       {"trees", TopologyPolicy::kTrees},
-       {"stripes", TopologyPolicy::kStripes},
-       {"best_chains", TopologyPolicy::kBestChains},
-       {"echo2", TopologyPolicy::kEcho2},
-       {"star", TopologyPolicy::kStar}},
-      "who sends to whom: whichever of the others is expected to be soonest, for the planned fleet first and then for "
-      "who is there (auto), a tree for each share of the chunks (trees), chains for each (stripes), as many "
-      "chains as are fastest (best_chains), B / b chains as ECHO-2 has them (echo2), or the learner to "
-      "everybody (star)");
-  s.read("delay_expected", c.delay_expected, {.min = Duration(0), .max = std::chrono::seconds(60)},
-         "one way between two machines, for planning only; network.ways says it by regions");
-  read_regions(s, c.regions);
-  s.read("heartbeat_timeout", c.heartbeat_timeout,
-         {.min = std::chrono::milliseconds(200), .max = std::chrono::hours(1)},
-         "a worker that is not heard of for this long is away: others get its work, its machine and place are kept");
-  s.read("silence_min", c.silence_min, {.min = Duration(0), .max = std::chrono::hours(1)},
-         "no worker loses its place among those who forward before it was silent for this long, however regularly it "
-         "was heard until then; never later than heartbeat_timeout");
-  s.read("store", c.store, {.min = Bytes{1u << 20}, .max = Bytes{1ull << 50}},
-         {"recent publications that the learner keeps in memory for late workers", "by the policy's size"});
-  s.read("quorum", c.quorum, {.min = 0.01, .max = 1.0},
-         "q: a version counts as broadcast, and T_b ends, when this share of the fleet has installed it");
+void read_network(ConfigSection s, RunConfig& c) {
+  overlay::read(s, c.network);
+  provisioner::read(s, c.paths);
 }
 
 void read_worker(ConfigSection s, const RolloutSection& rollout, WorkerSection& c) {
@@ -403,10 +283,11 @@ void read_all(ConfigSection root, RunConfig& c) {
   read_evaluation(root.section("evaluation", "Greedy answers to held-out problems, while the run goes on."),
                   c.evaluation);
   read_rollout(root.section("rollout", "How responses are generated."), c.rollout);
-  read_staleness(root.section("staleness", "How old a policy may be whose trajectories are trained on."), c.staleness);
+  replay_buffer::read(root.section("staleness", "How old a policy may be whose trajectories are trained on."),
+                      c.staleness);
   read_learner(root.section("learner", "Loss, optimiser, checkpoints."), c.run, c.model, c.rollout, c.learner);
   c.learner.loss.fixed_length = c.rollout.response_tokens_max;
-  read_network(root.section("network", "How policies and trajectories travel."), c.network);
+  read_network(root.section("network", "How policies and trajectories travel."), c);
   provisioner::read(root.section("fleet", "What is rented."), c.fleet);
   read_worker(root.section("worker", "What rented workers generate with; see engines.md."), c.rollout, c.worker);
 }
@@ -419,11 +300,15 @@ void read_simulated_run(ConfigSection root, RunConfig& c) {
   if (root.has("task") || root.has("tasks")) read_tasks(root, c.task);
   if (root.has("evaluation")) read_evaluation(root.section("evaluation"), c.evaluation);
   read_rollout(root.section("rollout"), c.rollout);
-  read_staleness(root.section("staleness"), c.staleness);
+  replay_buffer::read(root.section("staleness"), c.staleness);
   read_learner(root.section("learner"), c.run, c.model, c.rollout, c.learner);
-  read_network(root.section("network"), c.network);
+  read_network(root.section("network"), c);
   provisioner::read(root.section("fleet"), c.fleet, true);
   if (root.has("worker")) read_worker(root.section("worker"), c.rollout, c.worker);
+}
+
+replay_buffer::Pacing RunConfig::pacing() const {
+  return {staleness, static_cast<std::uint32_t>(rollout.trajectories_per_step()), run.steps, rollout.group_size};
 }
 
 std::vector<std::string> WorkerSection::arguments() const {

@@ -14,8 +14,9 @@
 #include "data_plane/schema.pb.h"
 #include "data_plane/trajectory.hpp"
 #include "learner/training_config.hpp"
-#include "provisioner/regions.hpp"
+#include "overlay/settings.hpp"
 #include "provisioner/settings.hpp"
+#include "replay_buffer/rules.hpp"
 
 namespace echoline {
 struct ConfigKey;
@@ -71,23 +72,11 @@ struct RolloutSection {
   std::vector<std::string> stop;                  // strings that end a response
   Bytes metadata_max = data_plane::kMetadataMax;  // of a trajectory
   schema::OnNewPolicy on_new_policy = schema::ON_NEW_POLICY_CONTINUE;
-  // A worker's right to a group ends after twice the time it needs for response_tokens_max tokens, as measured on it,
-  // but not before lease_min; every sign of progress renews it. lease_first: before anything was measured. lease_max:
-  // the longest a group may take at all.
-  Duration lease_first = std::chrono::seconds(60);
-  Duration lease_min = std::chrono::seconds(10);
-  Duration lease_max = std::chrono::hours(2);
+  replay_buffer::LeaseSettings lease;
   std::uint64_t trajectories_per_step() const { return std::uint64_t{prompts_per_step} * group_size; }
   bool truncates() const {
     return top_p < 1 || top_k > 0 || min_p > 0;
   }  // tokens are drawn from a part of the distribution
-};
-
-struct StalenessSection {
-  std::uint32_t budget = 3;                // S >= kappa - 1; 0: every step trains on rollouts of the policy it updates
-  std::uint32_t publish_every = 1;         // kappa
-  std::optional<std::uint32_t> lookahead;  // batches that may be handed out ahead of consumption, <= S; absent: S
-  std::uint32_t lookahead_steps() const { return lookahead.value_or(budget); }
 };
 
 struct WarmStartSection {
@@ -119,22 +108,6 @@ struct LearnerSection {
   WarmStartSection warm_start;
 };
 
-struct NetworkSection {
-  std::string bind = "127.0.0.1";
-  std::uint16_t port = 0;              // 0: any free port
-  std::optional<BitRate> uplink;       // B, the learner's; absent: unlimited
-  std::optional<BitRate> worker_rate;  // b, cap of each worker's up and down link; absent: the offer's own
-  std::optional<Bytes> chunk;          // absent: by payload and fleet
-  chains::TopologyPolicy topology = chains::TopologyPolicy::kAuto;
-  Duration delay_expected{};  // one way where the regions do not say it, for planning only
-  provisioner::RegionMap regions;
-  Duration heartbeat_timeout = std::chrono::seconds(3);  // of silence, before a worker is away: its leases return
-  Duration silence_min = std::chrono::seconds(2);        // before it is silent: its place is given to others
-  // Recent publications that the learner keeps in memory for late workers; absent: by the policy's size.
-  std::optional<Bytes> store;
-  double quorum = 0.9;  // q of T_b
-};
-
 // What rented workers generate with.
 struct WorkerSection {
   std::string engine = "builtin";  // "builtin", "sglang", "vllm"
@@ -151,12 +124,15 @@ struct RunConfig {
   TaskSection task;
   EvaluationSection evaluation;
   RolloutSection rollout;
-  StalenessSection staleness;
+  replay_buffer::StalenessSettings staleness;
   LearnerSection learner;
-  NetworkSection network;
+  overlay::NetworkSettings network;
+  provisioner::PathSettings paths;  // of the section `network` too
   provisioner::FleetSettings fleet;
   WorkerSection worker;
   std::string resolved_yaml;  // what was read, defaults included
+  replay_buffer::Pacing pacing() const;
+  replay_buffer::LeaseLength lease_length() const { return {rollout.lease, rollout.response_tokens_max}; }
   std::filesystem::path run_folder() const { return run.folder / run.name; }
 };
 

@@ -216,16 +216,13 @@ class Service {
 
   Status start_overlay() {
     overlay::LearnerOptions o;
-    o.bind_host = config_.network.bind;
-    o.port = config_.network.port;
-    o.limits.up = config_.network.uplink;
+    o.network = config_.network;
     o.up_expected = learner_up(config_);
     const auto up_of = [this](const provisioner::PlanRow* row) { return worker_up(config_, row->offer); };
-    if (config_.network.worker_rate)
-      o.chain_rate = *config_.network.worker_rate;
+    if (config_.paths.worker_rate)
+      o.chain_rate = *config_.paths.worker_rate;
     else if (const auto chosen = plan_.plan.chosen(); !chosen.empty())  // of the slowest, as the plan has it
       o.chain_rate = up_of(*std::ranges::min_element(chosen, {}, up_of));
-    o.chunk = config_.network.chunk;
     // Without a plan nobody knows what the fleet will be.
     const chains::Topology& planned = plan_.plan.topology;
     if (config_.network.topology != chains::TopologyPolicy::kAuto)
@@ -233,15 +230,11 @@ class Service {
     else if (planned.size() > 0)
       o.policy = planned.policy;
     o.chooses_policy = config_.network.topology == chains::TopologyPolicy::kAuto;
-    o.heartbeat_timeout = config_.network.heartbeat_timeout;
-    o.silence_min = config_.network.silence_min;
-    o.heartbeat = std::min<Duration>(o.heartbeat, o.heartbeat_timeout / 4);
+    o.heartbeat = std::min<Duration>(o.heartbeat, o.network.heartbeat_timeout / 4);
     o.away_max = config_.fleet.away_max;
     ECHO_ASSIGN(const model::ModelConfig model, run_model_config(config_));
     o.policy_bytes = {2 * model.parameters()};  // bf16
-    o.store_bytes_max = config_.network.store;
-    o.quorum = config_.network.quorum;
-    o.regions = config_.network.regions.ways;
+    o.regions = config_.paths.regions.ways;
     o.run_id = config_.run.name;
     o.folder = record_->folder() / "overlay";
     o.bundle = config_.fleet.bundle.value_or(std::filesystem::path{});
@@ -293,13 +286,8 @@ class Service {
   Status start_desk() {
     DeskOptions desk;
     desk.file = record_->folder() / "replay.sqlite";
-    desk.prompts_per_step = config_.rollout.prompts_per_step;
-    desk.group_size = config_.rollout.group_size;
-    desk.staleness_budget = config_.staleness.budget;
-    desk.lookahead_steps = config_.staleness.lookahead_steps();
-    desk.steps_total = config_.run.steps;
-    desk.lease = {seconds(config_.rollout.lease_first), seconds(config_.rollout.lease_min),
-                  seconds(config_.rollout.lease_max), config_.rollout.response_tokens_max};
+    desk.pacing = config_.pacing();
+    desk.lease = config_.lease_length();
     DeskEvents events;
     events.send = [this](WorkerId worker, std::string bytes) {
       if (const Status sent = node_->send(worker, std::move(bytes)); !sent) log::warn("{}", sent.error().message());
@@ -712,13 +700,13 @@ class Service {
       w.id = id;
       w.offer = name;
       w.region = region;
-      if (const auto& regions = config_.network.regions.regions; !regions.empty()) w.region_name = regions[region].name;
+      if (const auto& regions = config_.paths.regions.regions; !regions.empty()) w.region_name = regions[region].name;
       drawn_.reset();  // it has a name now
       if (const provisioner::Offer* offer = offer_of(w)) w.price_usd_per_hour = offer->usd_per_hour();
     }
     if (desk_ready_) desk_->worker_joined(id);
     json event{{"worker", id.value}, {"offer", name}};
-    if (!config_.network.regions.regions.empty()) event["region"] = config_.network.regions.regions[region].name;
+    if (!config_.paths.regions.regions.empty()) event["region"] = config_.paths.regions.regions[region].name;
     record_->event(back ? "back" : "joined", std::move(event));
     if (back) log::info("worker {} ({}) is back", id, name);
     if (fleet_ready_) fleet_->joined(id, name);
@@ -779,7 +767,7 @@ class Service {
         links.push_back({id, link_rate(id, true), link_rate(id, false), workers_[id].delay, workers_[id].region});
     }
     const BitRate up = learner_up(config_);
-    const chains::Regions& ways = config_.network.regions.ways;
+    const chains::Regions& ways = config_.paths.regions.ways;
     // For as many as T_b counts: in a small fleet that may be fewer than q says.
     const double counted = std::clamp(
         static_cast<double>(report.acknowledged) / static_cast<double>(std::max<std::size_t>(1, report.workers)), 1e-9,
@@ -815,17 +803,17 @@ class Service {
 
   // Where a worker stands, by what it says or else by what it was rented as.
   std::uint32_t region_of(const std::string& name, const std::string& place) {
-    if (!place.empty()) return config_.network.regions.of(place);
+    if (!place.empty()) return config_.paths.regions.of(place);
     const std::lock_guard lock(mutex_);
     const provisioner::Offer* offer = offer_named(name);
-    return config_.network.regions.of(offer ? offer->place : std::string());
+    return config_.paths.regions.of(offer ? offer->place : std::string());
   }
 
   // Planned link rate of a worker, by its offer. Needs mutex_.
   BitRate link_rate(WorkerId id, bool up) {
     if (const provisioner::Offer* offer = offer_of(workers_[id]))
       return up ? worker_up(config_, *offer) : worker_down(config_, *offer);
-    return config_.network.worker_rate.value_or(BitRate{1e12});
+    return config_.paths.worker_rate.value_or(BitRate{1e12});
   }
 
   // --- What people and other processes see ---

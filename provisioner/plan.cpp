@@ -60,9 +60,9 @@ class Planner {
     const auto invalid = [](std::string_view what) { return fail(Code::kInvalid, kOperation, "{}", what); };
     if (r.delta_bytes.count == 0) return invalid("the size of one publication must be positive");
     if (!(r.learner_up.bits_per_s > 0)) return invalid("the learner's uplink must be positive");
-    if (r.worker_cap && !(r.worker_cap->bits_per_s > 0))
+    if (r.paths.worker_rate && !(r.paths.worker_rate->bits_per_s > 0))
       return invalid("the cap on a worker's uplink must be positive");
-    if (r.delay < Duration{} || r.fleet.install_time_expected < Duration{})
+    if (r.paths.delay_expected < Duration{} || r.fleet.install_time_expected < Duration{})
       return invalid("delay and install time must not be negative");
     if (!(r.quorum > 0 && r.quorum <= 1)) return invalid("q must be above 0 and at most 1");
     if (r.fleet.workers_max < 1 || r.fleet.workers_max > chains::kChainWorkersMax)
@@ -157,14 +157,14 @@ class Planner {
       constexpr std::uint32_t kStated = 1000;
       const BitRate o_up = up(s.members[m]), o_down = *down_of(request_, o);
       const chains::PeerStats stated{
-          o_up, request_.worker_cap.value_or(fastest_up), kStated,
+          o_up, request_.paths.worker_rate.value_or(fastest_up), kStated,
           static_cast<std::uint32_t>(std::lround(reliability_of(request_, o).value_or(0) * kStated)), Duration{}};
-      const std::uint32_t region = request_.regions.of(o.place);
+      const std::uint32_t region = request_.paths.regions.of(o.place);
       workers.push_back({WorkerId{m + 1}, o_up, o_down, chains::peer_score(stated), true, true, region});
-      s.links.push_back({WorkerId{m + 1}, o_up, o_down, request_.delay, region});
+      s.links.push_back({WorkerId{m + 1}, o_up, o_down, request_.paths.delay_expected, region});
     }
-    const BitRate chain_rate = request_.worker_cap.value_or(slowest_up);
-    const chains::Regions& ways = request_.regions.ways;
+    const BitRate chain_rate = request_.paths.worker_rate.value_or(slowest_up);
+    const chains::Regions& ways = request_.paths.regions.ways;
     if (request_.topology == chains::TopologyPolicy::kAuto) {
       const chains::Cargo cargo{request_.delta_bytes, request_.chunk, request_.quorum};
       ECHO_ASSIGN(chains::Choice choice,
@@ -281,8 +281,8 @@ class Planner {
     plan.target = s.target;
     plan.broadcast_time = assumed;
     plan.broadcast_time_last = s.times.last();
-    plan.broadcast_lower_bound =
-        chains::lower_bound(request_.delta_bytes, request_.learner_up, s.links, request_.quorum, request_.regions.ways);
+    plan.broadcast_lower_bound = chains::lower_bound(request_.delta_bytes, request_.learner_up, s.links,
+                                                     request_.quorum, request_.paths.regions.ways);
     plan.settled = settled_;
     plan.topology = s.topology;
     plan.chunk = s.chunk;

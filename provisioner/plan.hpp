@@ -31,13 +31,11 @@ struct PlanRequest {
   std::optional<Duration> run_time;            // of all steps
   std::optional<double> learner_usd_per_hour;  // the learner's own machine; absent: not stated
 
-  Bytes delta_bytes;                  // what one publication carries
-  Bytes full_bytes;                   // a snapshot: what a worker receives once, when it joins
-  BitRate learner_up;                 // B
-  std::optional<BitRate> worker_cap;  // most a worker may send or receive; absent: what its offer states
-  Bytes chunk;                        // none: as is best for the payload and the fleet
-  Duration delay{};                   // one way, between any two neighbours whose regions do not say it
-  RegionMap regions;
+  Bytes delta_bytes;   // what one publication carries
+  Bytes full_bytes;    // a snapshot: what a worker receives once, when it joins
+  BitRate learner_up;  // B
+  Bytes chunk;         // none: as is best for the payload and the fleet
+  PathSettings paths;
   double quorum = 0.9;  // q of T_b
   chains::TopologyPolicy topology = chains::TopologyPolicy::kTrees;
 

@@ -32,9 +32,9 @@ void request_fields(F&& f, Request& q) {
   f.bytes("delta_bytes", q.delta_bytes);
   f.bytes("full_bytes", q.full_bytes);
   f.rate("learner_up_mbit_per_s", q.learner_up);
-  f.rate("worker_cap_mbit_per_s", q.worker_cap);
+  f.rate("worker_cap_mbit_per_s", q.paths.worker_rate);
   f.positive("chunk_bytes", q.chunk.count, 0, 1e15);
-  f.duration("delay_seconds", q.delay);
+  f.duration("delay_seconds", q.paths.delay_expected);
   f.duration("install_seconds", q.fleet.install_time_expected);
   f.duration("boot_seconds_max", q.fleet.join_timeout);
   f.number("active_fraction", q.quorum, 0, 1);
@@ -196,7 +196,7 @@ nlohmann::json Plan::to_json() const {
   json& header = out["header"];
   header["provider"] = q.fleet.joined_by_hand() ? "" : q.fleet.provider;
   header["gpu_gb_min"] = q.gpu_memory_min ? json(static_cast<double>(q.gpu_memory_min->count) / 1e9) : json();
-  write_regions(header, q.regions);
+  write_regions(header, q.paths.regions);
 
   json& totals = out["totals"];
   totals["workers"] = topology.size();
@@ -237,7 +237,7 @@ Result<Plan> Plan::from_json(const nlohmann::json& j) {
   const PlanReader header = root.section("header");
   header.text("provider", plan.request.fleet.provider);
   if (plan.request.fleet.provider.empty()) plan.request.fleet.provider = "none";
-  read_regions(header, plan.request.regions);
+  read_regions(header, plan.request.paths.regions);
   if (const json* offers = root.list("offers"))
     for (std::size_t i = 0; i < offers->size() && problem.empty(); ++i)
       read_row(PlanReader((*offers)[i], fmt::format("offers[{}]", i), problem), plan.rows.emplace_back());

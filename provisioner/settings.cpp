@@ -1,6 +1,8 @@
 #include "provisioner/settings.hpp"
 
 #include "base/config.hpp"
+#include "base/suggest.hpp"
+#include "base/text.hpp"
 #include "chains/planner.hpp"
 #include "provisioner/providers/registry.hpp"
 
@@ -38,9 +40,73 @@ std::string format_meanings() {
                      fmt::join(texts, ", "));
 }
 
+// Regions by name, and the ways between them, each good for both directions.
+void read_regions(ConfigSection& s, RegionMap& map) {
+  const auto named = [&](ConfigSection& section, const char* key,
+                         const std::string& name) -> std::optional<std::uint32_t> {
+    std::vector<std::string> names;
+    for (const Region& region : map.regions) names.push_back(region.name);
+    const auto it = std::find(names.begin(), names.end(), name);
+    if (it != names.end()) return static_cast<std::uint32_t>(it - names.begin());
+    if (!name.empty())
+      section.error(key,
+                    fmt::format("no region '{}' in network.regions{}", printable(name, 60), did_you_mean(name, names)));
+    return std::nullopt;
+  };
+  for (ConfigSection region :
+       s.sections("regions",
+                  "who stands where; without any, all stand in one place. Between regions trees send "
+                  "a policy once, to a relay that passes it on")) {
+    Region r;
+    region.require("name", r.name, "of your own");
+    r.places = {r.name};
+    region.read(
+        "places", r.places,
+        {"machines stand there whose offer states a place that contains one of these words, or that say so themselves "
+         "(`echoline worker --place`); who is nowhere else stands with the learner",
+         "its name"});
+    map.regions.push_back(std::move(r));
+    if (map.regions.size() > chains::kRegionsMax) {
+      region.error("name", fmt::format("more than {} regions", chains::kRegionsMax));
+      return;
+    }
+  }
+  std::string learner;
+  s.read("region", learner, {"where the learner stands, of network.regions", "the first of them"});
+  const std::size_t n = map.regions.size();
+  if (n > 0) map.ways.ways.assign(n, std::vector<chains::RegionWay>(n));
+  if (const auto region = named(s, "region", learner)) map.ways.learner = *region;
+  for (ConfigSection way : s.sections("ways", "between two regions, in both directions; of others nothing is known")) {
+    std::string from, to;
+    std::optional<Duration> delay;
+    std::optional<BitRate> rate;
+    way.require("from", from, "a region");
+    way.require("to", to, "another, or the same");
+    way.read("delay", delay, {.min = Duration(0), .max = std::chrono::seconds(60)},
+             {"one way: half of what ping says", "network.delay_expected, or what is measured"});
+    way.read("rate", rate, {.min = BitRate{1000}, .max = BitRate{1e15}},
+             {"of all that crosses together, each direction", "unlimited"});
+    const auto a = named(way, "from", from), b = named(way, "to", to);
+    if (!a || !b) continue;
+    if (*a == *b && rate) way.error("rate", "within a region only the machines' own links count");
+    for (chains::RegionWay* one : {&map.ways.ways[*a][*b], &map.ways.ways[*b][*a]}) {
+      if (rate) one->rate = *rate;
+      if (delay) one->delay = *delay;
+    }
+  }
+}
+
 }  // namespace
 
 bool FleetSettings::local() const { return is_here(provider); }
+
+void read(ConfigSection s, PathSettings& c) {
+  s.read("worker_rate", c.worker_rate, {.min = BitRate{1000}, .max = BitRate{1e12}},
+         {"b: the most that a worker sends, and the most that it receives", "the links of its offer"});
+  s.read("delay_expected", c.delay_expected, {.min = Duration(0), .max = std::chrono::seconds(60)},
+         "one way between two machines, for planning only; network.ways says it by regions");
+  read_regions(s, c.regions);
+}
 
 void read(ConfigSection s, FleetSettings& c, bool simulated) {
   std::optional<std::filesystem::path> offers;

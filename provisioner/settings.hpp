@@ -1,5 +1,5 @@
-// What a run file says of its fleet: the section `fleet`, with its defaults. The planner, the fleet's core and its
-// driver are handed this struct as it was read.
+// What a run file says of its fleet: the section `fleet`, and of where its machines stand, with defaults. The planner,
+// the fleet's core and its driver are handed this struct as it was read.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -11,6 +11,7 @@
 #include "base/units.hpp"
 #include "provisioner/offers.hpp"
 #include "provisioner/provider.hpp"
+#include "provisioner/regions.hpp"
 
 namespace echoline::provisioner {
 
@@ -52,6 +53,15 @@ struct FleetSettings {
   Duration away_max = std::chrono::minutes(5);
   bool replace_lost = true;
 };
+
+// What the section `network` says of machines and the ways between them; plans go by it, and the overlay by `regions`.
+struct PathSettings {
+  std::optional<BitRate> worker_rate;  // b, the most that a worker sends, and receives; absent: its offer's own links
+  Duration delay_expected{};           // one way where the regions do not say it, for planning only
+  RegionMap regions;
+};
+
+void read(ConfigSection network, PathSettings& settings);
 
 // Reads the section; mistakes are noted in it. `simulated`: offers may be made up elsewhere, and a fleet may have as
 // many workers as the simulator takes.

@@ -246,22 +246,22 @@ JobLedger::~JobLedger() = default;
 Result<std::unique_ptr<JobLedger>> JobLedger::open(ReplayBuffer& buffer, const LedgerOptions& options) {
   constexpr std::string_view kOpen = "open job ledger";
   const Pacing& pacing = options.pacing;
-  if (pacing.staleness_budget != buffer.options().staleness_budget)
-    return fail(Code::kInvalid, kOpen, "staleness budget {}, the buffer has {}", pacing.staleness_budget,
+  if (pacing.staleness.budget != buffer.options().staleness_budget)
+    return fail(Code::kInvalid, kOpen, "staleness budget {}, the buffer has {}", pacing.staleness.budget,
                 buffer.options().staleness_budget);
-  if (pacing.lookahead_steps > pacing.staleness_budget)
+  if (pacing.staleness.lookahead_steps() > pacing.staleness.budget)
     return fail(Code::kInvalid, kOpen, "lookahead_steps is {}, expected at most the staleness budget {}",
-                pacing.lookahead_steps, pacing.staleness_budget);
+                pacing.staleness.lookahead_steps(), pacing.staleness.budget);
   if (pacing.trajectories_per_step < buffer.options().group_size ||
       pacing.trajectories_per_step % buffer.options().group_size != 0)
     return fail(Code::kInvalid, kOpen, "{} trajectories per step, expected a multiple of the group size {}",
                 pacing.trajectories_per_step, buffer.options().group_size);
-  const LeaseLength& lease = options.lease;
-  if (!(lease.min_s > 0) || !(lease.first_s >= lease.min_s) || !(lease.max_s >= lease.first_s))
+  const LeaseSettings& lease = options.lease.limits;
+  if (lease.min <= Duration(0) || lease.first < lease.min || lease.max < lease.first)
     return fail(Code::kInvalid, kOpen, "leases of {} s at first, {} .. {} s later, expected 0 < min <= first <= max",
-                lease.first_s, lease.min_s, lease.max_s);
+                seconds(lease.first), seconds(lease.min), seconds(lease.max));
   LedgerOptions of_buffer = options;
-  of_buffer.group_size = buffer.options().group_size;
+  of_buffer.pacing.group_size = buffer.options().group_size;
   auto impl = std::make_unique<Impl>(buffer.store(), of_buffer);
   ECHO_TRY(impl->open());
   return std::unique_ptr<JobLedger>(new JobLedger(std::move(impl)));

@@ -89,7 +89,7 @@ class JobLedger {
   // On an Error none of them has happened, whatever they returned, and all may be made again.
   Status together(const std::function<void()>& calls);
 
-  // Signs of life: the leases of this worker get a full term from now (LeaseLength::max_s bounds it), if `progress` has
+  // Signs of life: the leases of this worker get a full term from now (LeaseSettings::max bounds it), if `progress` has
   // grown since it was last told. Returns how many.
   Result<std::uint64_t> renew(WorkerId worker, std::span<const LeaseId> leases, std::uint64_t progress,
                               double now_unix_s);

@@ -156,7 +156,7 @@ void LeaseCore::lapsed(WorkerId worker, LapseKind kind) {
 
 LeaseCore::Worker& LeaseCore::worker_of(WorkerId id) {
   const auto [it, is_new] = workers_.try_emplace(id);
-  if (is_new) it->second.trusted = first_groups(options_.lease, options_.pacing, options_.group_size);
+  if (is_new) it->second.trusted = first_groups(options_.lease, options_.pacing);
   return it->second;
 }
 
@@ -179,7 +179,7 @@ double LeaseCore::worked_until(double granted_s, double now_s) const {
 }
 
 Version LeaseCore::version_min(std::uint64_t step) const {
-  return oldest_admissible(step, options_.pacing.staleness_budget);
+  return oldest_admissible(step, options_.pacing.staleness.budget);
 }
 
 // A lease that no step waits for any more is no stock: others may generate in its place.
@@ -195,8 +195,8 @@ std::uint64_t LeaseCore::may_hold(const Worker& worker) const {
   const double measured = static_cast<double>(rates.size()), sum = rates.sum();
   const double average = measured > 0 ? sum / measured : 1;
   const double all = sum + (static_cast<double>(workers_.size()) - measured) * average;
-  const std::uint64_t groups = (std::uint64_t{options_.pacing.lookahead_steps} + 1) *
-                               options_.pacing.trajectories_per_step / options_.group_size;
+  const std::uint64_t groups =
+      (std::uint64_t{options_.pacing.staleness.lookahead_steps()} + 1) * options_.pacing.groups_per_step();
   const double own = rate_that_counts(worker.pace.groups_per_s().value_or(average), rates.median());
   return groups_held_max(groups, own, all);
 }
@@ -206,7 +206,7 @@ std::vector<LiveLease> LeaseCore::grant(const GrantRequest& request, std::uint64
   const Pacing& pacing = options_.pacing;
   const std::uint64_t stock = ahead(step), live_of_worker = leases_.of(request.worker).size();
   Worker& worker = worker_of(request.worker);
-  if (request.step_seconds) fresh_s_ = (pacing.staleness_budget + 1.0) * *request.step_seconds;
+  if (request.step_seconds) fresh_s_ = (pacing.staleness.budget + 1.0) * *request.step_seconds;
   const std::optional<double> batch_s = worker.pace.batch_seconds();
   worker.too_slow = stock >= pacing.trajectories_per_step && request.step_seconds && batch_s &&
                     !in_time(pacing, step, request.version, *batch_s, *request.step_seconds);
@@ -215,11 +215,11 @@ std::vector<LiveLease> LeaseCore::grant(const GrantRequest& request, std::uint64
       std::min({std::uint64_t{request.groups_max}, std::uint64_t{options_.leases_per_grant_max},
                 options_.leases_live_max - std::min<std::uint64_t>(leases_.size(), options_.leases_live_max),
                 held_max - std::min(live_of_worker, held_max)});
-  const std::uint64_t allowed = room(pacing, step, request.version, stock) / options_.group_size;
+  const std::uint64_t allowed = room(pacing, step, request.version, stock) / options_.pacing.group_size;
   if (allowed < could_take && !worker.too_slow)
     if (const auto which = binding(pacing, step, request.version)) bound_.note(*which, step);
   worker.turned_away = request.groups_max > 0 && live_of_worker == 0 &&
-                       room(pacing, step, request.newest.value_or(request.version), stock) < options_.group_size;
+                       room(pacing, step, request.newest.value_or(request.version), stock) < options_.pacing.group_size;
   std::vector<LiveLease> granted;
   const std::uint64_t wanted = worker.too_slow ? 0 : std::min(could_take, allowed);
   if (wanted == 0) return granted;
@@ -227,7 +227,7 @@ std::vector<LiveLease> LeaseCore::grant(const GrantRequest& request, std::uint64
   const double due_s = now_s + patience_seconds(options_.lease, batch_s, paces_.batch_seconds(), fresh_s_);
   for (const GroupId group : take_groups(wanted, request.worker, live_of_worker == 0)) {
     granted.push_back({{LeaseId{totals_.next_lease++}, group, request.worker, request.version, request.policy_digest,
-                        options_.group_size, now_s, now_s + lease_s, LeaseState::kLive, lease_s},
+                        options_.pacing.group_size, now_s, now_s + lease_s, LeaseState::kLive, lease_s},
                        due_s});
     lease(granted.back());
   }
@@ -456,7 +456,7 @@ std::uint64_t LeaseCore::stranded_by_next_step(std::uint64_t step, double now_s)
 
 bool LeaseCore::closed(Version version, std::uint64_t step, double now_s) {
   leases_.move_to(now_s);
-  return room(options_.pacing, step, version, ahead(step)) < options_.group_size;
+  return room(options_.pacing, step, version, ahead(step)) < options_.pacing.group_size;
 }
 
 std::optional<double> LeaseCore::too_slow(WorkerId id) const {

@@ -26,7 +26,6 @@ namespace echoline::replay_buffer {
 struct LeaseOptions {
   Pacing pacing;
   LeaseLength lease;
-  std::uint32_t group_size = 8;
   std::uint32_t leases_per_grant_max = 256;
   std::uint32_t leases_live_max = 65'536;
 };

@@ -13,11 +13,11 @@ struct StepsAllowed {
 };
 
 StepsAllowed steps_allowed(const Pacing& pacing, std::uint64_t step, Version version) {
-  StepsAllowed allowed{0, std::uint64_t{pacing.lookahead_steps} + 1, UINT32_MAX};
+  StepsAllowed allowed{0, std::uint64_t{pacing.staleness.lookahead_steps()} + 1, UINT32_MAX};
   if (version.value >= step)  // saturates far below overflow
-    allowed.by_budget = std::min<std::uint64_t>(version.value - step, 1u << 30) + pacing.staleness_budget + 1;
-  else if (admissible(step, version, pacing.staleness_budget))
-    allowed.by_budget = pacing.staleness_budget + 1 - (step - version.value);
+    allowed.by_budget = std::min<std::uint64_t>(version.value - step, 1u << 30) + pacing.staleness.budget + 1;
+  else if (admissible(step, version, pacing.staleness.budget))
+    allowed.by_budget = pacing.staleness.budget + 1 - (step - version.value);
   if (pacing.steps_total) allowed.by_run = *pacing.steps_total > step ? *pacing.steps_total - step : 0;
   return allowed;
 }
@@ -59,7 +59,7 @@ std::uint64_t stranded(const Pacing& pacing, std::uint64_t step, std::span<const
     batch -= taken;
     live += entry.live;
     remaining += entry.waiting - taken + entry.live;
-    const std::uint64_t last_step = entry.version.value + pacing.staleness_budget;
+    const std::uint64_t last_step = entry.version.value + pacing.staleness.budget;
     const std::uint64_t usable = last_step > step ? (last_step - step) * pacing.trajectories_per_step : 0;
     if (remaining > usable) lost = std::max(lost, std::min(remaining - usable, live));
   }
@@ -76,30 +76,33 @@ std::uint32_t staleness_budget_min(std::uint32_t publish_every) { return publish
 
 double lease_seconds(const LeaseLength& length, std::optional<double> seconds_per_token,
                      std::optional<double> median_seconds_per_token) {
-  if (seconds_per_token) return std::clamp(2 * *seconds_per_token * length.tokens_max, length.min_s, length.max_s);
-  if (!median_seconds_per_token) return length.first_s;
-  return std::clamp(8 * *median_seconds_per_token * length.tokens_max, length.min_s, length.first_s);
+  if (seconds_per_token)
+    return std::clamp(2 * *seconds_per_token * length.tokens_max, seconds(length.limits.min),
+                      seconds(length.limits.max));
+  if (!median_seconds_per_token) return seconds(length.limits.first);
+  return std::clamp(8 * *median_seconds_per_token * length.tokens_max, seconds(length.limits.min),
+                    seconds(length.limits.first));
 }
 
 double patience_seconds(const LeaseLength& length, std::optional<double> batch_seconds,
                         std::optional<double> median_batch_seconds, std::optional<double> fresh_s) {
   constexpr double kLeast = 1;  // what a busy machine or a network may take beyond
-  double patience = std::min(length.first_s, length.max_s);
+  double patience = std::min(seconds(length.limits.first), seconds(length.limits.max));
   if (batch_seconds)
-    patience = std::min(2.5 * *batch_seconds, length.max_s);
+    patience = std::min(2.5 * *batch_seconds, seconds(length.limits.max));
   else if (median_batch_seconds)
     patience = std::min(4 * *median_batch_seconds, patience);
-  return std::max(std::min(kLeast, length.max_s), std::min(patience, fresh_s.value_or(patience)));
+  return std::max(std::min(kLeast, seconds(length.limits.max)), std::min(patience, fresh_s.value_or(patience)));
 }
 
 double renewed(const LeaseLength& length, double granted_unix_s, double now_unix_s, double lease_s) {
-  return std::min(granted_unix_s + length.max_s, now_unix_s + lease_s);
+  return std::min(granted_unix_s + seconds(length.limits.max), now_unix_s + lease_s);
 }
 
 bool in_time(const Pacing& pacing, std::uint64_t step, Version version, double batch_seconds, double step_seconds) {
-  if (version.value >= step) return batch_seconds <= (pacing.staleness_budget + 1.0) * step_seconds;
+  if (version.value >= step) return batch_seconds <= (pacing.staleness.budget + 1.0) * step_seconds;
   const double age = static_cast<double>(step - version.value);
-  return batch_seconds <= (pacing.staleness_budget + 1.0 - age) * step_seconds;
+  return batch_seconds <= (pacing.staleness.budget + 1.0 - age) * step_seconds;
 }
 
 std::uint64_t groups_held_max(std::uint64_t groups, double groups_per_s, double fleet_groups_per_s) {
@@ -108,9 +111,10 @@ std::uint64_t groups_held_max(std::uint64_t groups, double groups_per_s, double 
   return std::max<std::uint64_t>(1, static_cast<std::uint64_t>(std::ceil(2 * share * static_cast<double>(groups))));
 }
 
-std::uint64_t first_groups(const LeaseLength& length, const Pacing& pacing, std::uint32_t group_size) {
+std::uint64_t first_groups(const LeaseLength& length, const Pacing& pacing) {
   constexpr std::uint32_t kShare = 8;
-  return length.first_groups.value_or(std::max<std::uint32_t>(1, pacing.trajectories_per_step / group_size / kShare));
+  return length.first_groups.value_or(
+      std::max<std::uint32_t>(1, pacing.trajectories_per_step / pacing.group_size / kShare));
 }
 
 std::uint64_t groups_trusted(std::uint64_t trusted, std::uint64_t handed_in) {

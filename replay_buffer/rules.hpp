@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/ids.hpp"
+#include "replay_buffer/settings.hpp"
 
 namespace echoline::replay_buffer {
 
@@ -20,11 +21,13 @@ bool admissible(std::uint64_t step, Version version, std::uint32_t staleness_bud
 // The oldest version that is.
 Version oldest_admissible(std::uint64_t step, std::uint32_t staleness_budget);
 
+// How much work is handed out ahead of the learner.
 struct Pacing {
-  std::uint32_t staleness_budget = 3;        // S, learner steps
-  std::uint32_t lookahead_steps = 3;         // L <= S: at most this many batches beyond the current one in stock
-  std::uint32_t trajectories_per_step = 64;  // R
+  StalenessSettings staleness;               // S, and L: at most so many batches beyond the current one in stock
+  std::uint32_t trajectories_per_step = 64;  // R, a multiple of G
   std::optional<std::uint64_t> steps_total = std::nullopt;  // of the run: nothing is generated that no step would use
+  std::uint32_t group_size = 8;                             // G
+  std::uint32_t groups_per_step() const { return trajectories_per_step / group_size; }
 };
 
 // How many more trajectories of policy `version` may be asked for at learner step t, when `ahead` trajectories are
@@ -90,9 +93,7 @@ std::uint32_t staleness_budget_min(std::uint32_t publish_every);
 // --- Leases ---------------------------------------------------------------------------------------------------
 
 struct LeaseLength {
-  double first_s = 60;            // at most, for a worker that has not handed in anything yet
-  double min_s = 10;              // shortest
-  double max_s = 7200;            // from grant to result, renewals included
+  LeaseSettings limits;
   std::uint32_t tokens_max = 64;  // of a response: a lease lasts as long as this worker needs for so many
   // Groups that a worker may hold which has not handed in anything yet; absent: an eighth of a step's, at least one.
   std::optional<std::uint32_t> first_groups = std::nullopt;
@@ -126,7 +127,7 @@ std::uint64_t groups_held_max(std::uint64_t groups, double groups_per_s, double 
 
 // Groups that a worker may hold by what it has handed in, whatever its speed: first_groups at first, one more for each
 // group handed in, and half as many after each batch that lapsed. So it can hold back no more than it has given before.
-std::uint64_t first_groups(const LeaseLength& length, const Pacing& pacing, std::uint32_t group_size);
+std::uint64_t first_groups(const LeaseLength& length, const Pacing& pacing);
 std::uint64_t groups_trusted(std::uint64_t trusted, std::uint64_t handed_in);
 std::uint64_t groups_trusted_after_lapse(std::uint64_t trusted);
 

@@ -70,8 +70,8 @@ FleetOptions Stage::fleet_options(const BroadcastScenario& s) {
   o.learner.up_least =
       BitRate{s.chain_rate.bits_per_s * std::max(1.0, std::floor(s.learner_up.bits_per_s / s.chain_rate.bits_per_s))};
   o.learner.heartbeat = s.heartbeat;
-  o.learner.heartbeat_timeout = 6 * s.heartbeat;
-  o.learner.quorum = s.quorum;
+  o.learner.network.heartbeat_timeout = 6 * s.heartbeat;
+  o.learner.network.quorum = s.quorum;
   if (s.regions_known) o.learner.regions = s.regions;
   o.learner.store = s.learner_store;
   o.learner.chunk_bytes = static_cast<std::uint32_t>(s.chunk.count);

@@ -91,20 +91,12 @@ void Fleet::start_learner(std::uint64_t versions_lost) {
   const LearnerOptions& o = options_.learner;
   learner_origin_unix_s_ = world_.unix_origin_s(learner_host_);
   LearnerConfig config;
+  static_cast<overlay::LearnerRules&>(config) = o;
   config.core = core_options(learner_host_, o.limits);
   config.self = world_.endpoint_of(learner_host_);
   config.authority = authority_;
   config.checker = checker_;
   config.durable = o.durable;
-  config.chain_rate = o.chain_rate;
-  config.up_least = o.up_least;
-  config.policy = o.policy;
-  config.chooses_policy = o.chooses_policy;
-  config.heartbeat = o.heartbeat;
-  config.heartbeat_timeout = o.heartbeat_timeout;
-  config.away_max = o.away_max;
-  config.quorum = o.quorum;
-  config.regions = o.regions;
   if (o.regions.several())
     config.region_of = [](const MemberInfo& info) { return static_cast<std::uint32_t>(std::stoul(info.place)); };
   config.store_bytes_max = o.store;

@@ -17,18 +17,14 @@
 
 namespace echoline::sim {
 
-struct LearnerOptions {
+struct LearnerOptions : overlay::LearnerRules {
+  LearnerOptions() {
+    policy = chains::TopologyPolicy::kEcho2;
+    network.silence_min = {};  // a simulated machine is never late by itself
+  }
   AccessLink link;
   overlay::LinkLimits limits;  // held by the core
   Duration clock_skew{};
-  chains::TopologyPolicy policy = chains::TopologyPolicy::kEcho2;
-  bool chooses_policy = false;
-  BitRate chain_rate = BitRate::from_mbit_per_s(8);
-  BitRate up_least = BitRate::from_mbit_per_s(64);  // where limits.up is absent
-  Duration heartbeat = std::chrono::milliseconds(500), heartbeat_timeout = std::chrono::seconds(3);
-  Duration away_max = std::chrono::minutes(5);
-  double quorum = 0.9;
-  chains::Regions regions;  // the world's; where the learner stands is said here
   Bytes store{1ull << 30};
   std::uint32_t chunk_bytes = 64 * 1024;
   bool durable = true;  // its state is on its disk

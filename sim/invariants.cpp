@@ -252,7 +252,7 @@ void Invariants::on_joined(WorkerId id) {
 void Invariants::on_away(WorkerId id, const std::string& reason) {
   Presence& p = presence(id);
   if (!p.there) violated(kPresence, fmt::format("worker {} is away and was not there", id));
-  const Duration silence = world_.now() - p.heard, agreed = fleet_.learner_options().heartbeat_timeout;
+  const Duration silence = world_.now() - p.heard, agreed = fleet_.learner_options().network.heartbeat_timeout;
   if (reason.starts_with("no heartbeat") && silence < agreed)
     violated(kPresence, fmt::format("worker {} is away after {} of silence, {} were agreed on", id,
                                     echoline::to_text(silence), echoline::to_text(agreed)));

@@ -43,28 +43,28 @@ Status RunBroadcast::plan() {
   std::vector<chains::ChainWorker> workers;
   for (const auto& [id, r] : members_) {
     constexpr std::uint32_t kStated = 1000;
-    const chains::PeerStats stated{r.up, request.worker_cap.value_or(fastest), kStated,
+    const chains::PeerStats stated{r.up, request.paths.worker_rate.value_or(fastest), kStated,
                                    static_cast<std::uint32_t>(std::lround(r.reliability * kStated)), Duration{}};
     workers.push_back({id, r.up, r.down, chains::peer_score(stated), true, true, r.region});
   }
   links_.clear();
-  for (const auto& [id, r] : members_) links_.push_back({id, r.up, r.down, request.delay, r.region});
-  const BitRate chain_rate = request.worker_cap.value_or(slowest);
+  for (const auto& [id, r] : members_) links_.push_back({id, r.up, r.down, request.paths.delay_expected, r.region});
+  const BitRate chain_rate = request.paths.worker_rate.value_or(slowest);
   chains::TopologyPolicy policy = request.topology;
   if (policy == chains::TopologyPolicy::kAuto) {  // compared where the fleet has become another one, as the learner
                                                   // does at all times
     if (!chosen_ || members_.size() >= 2 * chosen_for_ || 2 * members_.size() <= chosen_for_) {
-      ECHO_ASSIGN(
-          const chains::Choice choice,
-          chains::choose_topology(request.learner_up, chain_rate, workers, links_,
-                                  {request.delta_bytes, request.chunk, request.quorum}, chosen_, request.regions.ways));
+      ECHO_ASSIGN(const chains::Choice choice,
+                  chains::choose_topology(request.learner_up, chain_rate, workers, links_,
+                                          {request.delta_bytes, request.chunk, request.quorum}, chosen_,
+                                          request.paths.regions.ways));
       chosen_ = choice.topology.policy;
       chosen_for_ = members_.size();
     }
     policy = *chosen_;
   }
   ECHO_ASSIGN(topology_, chains::plan_chains(request.learner_up, chain_rate, workers, policy, request.quorum,
-                                             request.regions.ways));
+                                             request.paths.regions.ways));
   copies_.clear();
   std::size_t from_learner = 0;
   std::map<WorkerId, std::size_t> shares;
@@ -75,8 +75,8 @@ Status RunBroadcast::plan() {
         ++from_learner;
       else
         ++shares[parent];
-      crossing +=
-          members_.at(id).region != (parent == kLearnerId ? request.regions.ways.learner : members_.at(parent).region);
+      crossing += members_.at(id).region !=
+                  (parent == kLearnerId ? request.paths.regions.ways.learner : members_.at(parent).region);
     }
   crossing_ = static_cast<double>(crossing) / topology_.stripes();
   for (const auto& [id, n] : shares) copies_[id] = static_cast<double>(n) / topology_.stripes();
@@ -109,7 +109,7 @@ Status RunBroadcast::reckon(Bytes payload) {
   const provisioner::PlanRequest& request = scenario_.request;
   const Bytes sent{static_cast<std::uint64_t>(on_the_wire(payload))};
   ECHO_ASSIGN(times_, chains::broadcast_time(topology_, sent, chunk_of(sent), request.learner_up, links_,
-                                             request.regions.ways));
+                                             request.paths.regions.ways));
   payload_ = payload;
   first_ = Duration::max();
   for (chains::Completion& c : times_.workers) {
@@ -125,7 +125,8 @@ Bytes RunBroadcast::chunk_of(Bytes sent) const {
   const provisioner::PlanRequest& request = scenario_.request;
   if (request.chunk.count > 0) return request.chunk;
   return chains::best_chunk(
-      sent, topology_, chains::lower_bound(sent, request.learner_up, links_, request.quorum, request.regions.ways));
+      sent, topology_,
+      chains::lower_bound(sent, request.learner_up, links_, request.quorum, request.paths.regions.ways));
 }
 
 double RunBroadcast::on_the_wire(Bytes payload) const {
@@ -144,7 +145,7 @@ Duration RunBroadcast::time_of(WorkerId id) const {
 
 Duration RunBroadcast::lower_bound() const {
   return chains::lower_bound(payload_, scenario_.request.learner_up, links_, scenario_.request.quorum,
-                             scenario_.request.regions.ways);
+                             scenario_.request.paths.regions.ways);
 }
 
 double RunBroadcast::copies_of(WorkerId id) const {
@@ -156,7 +157,8 @@ Duration RunBroadcast::from_a_neighbour(Bytes payload, const Receiver& receiver)
   const BitRate up = usual_up_.bits_per_s > 0 ? usual_up_ : scenario_.request.learner_up;
   const double rate = std::min(up, receiver.down).bytes_per_s();
   return from_seconds(std::min(kLongest, on_the_wire(payload) / rate)) +
-         scenario_.request.regions.ways.delay(receiver.region, receiver.region, scenario_.request.delay);
+         scenario_.request.paths.regions.ways.delay(receiver.region, receiver.region,
+                                                    scenario_.request.paths.delay_expected);
 }
 
 }  // namespace echoline::sim

@@ -11,26 +11,25 @@ constexpr std::uint32_t kAnyAge = 1u << 30;
 constexpr std::uint32_t kLeasesLiveMax = 1'000'000;
 
 LeaseOptions lease_options(const DeskOptions& options) {
-  LeaseOptions of{.pacing = options.pacing, .lease = options.lease, .group_size = options.group_size};
+  LeaseOptions of{.pacing = options.pacing, .lease = options.lease};
   of.leases_live_max = kLeasesLiveMax;
-  if (options.any_age) of.pacing.staleness_budget = kAnyAge;
+  if (options.any_age) of.pacing.staleness.budget = kAnyAge;
   return of;
 }
 
 }  // namespace
 
 RunDesk::RunDesk(const DeskOptions& options)
-    : options_(options), waiting_(options.group_size), core_(lease_options(options), waiting_) {}
+    : options_(options), waiting_(options.pacing.group_size), core_(lease_options(options), waiting_) {}
 
 // By what a step may be trained on: the core may hand work out that is older.
-Version RunDesk::version_min() const { return oldest_admissible(step_, options_.pacing.staleness_budget); }
+Version RunDesk::version_min() const { return oldest_admissible(step_, options_.pacing.staleness.budget); }
 
 // Any worker may take groups from the pool.
 std::uint64_t RunDesk::share_left(WorkerId worker) const {
   const std::uint64_t batches =
-      step_ == 0 ? options_.pacing.lookahead_steps + 1 : 1;  // at first those in stock as well
-  const std::uint64_t groups = batches * options_.pacing.trajectories_per_step / options_.group_size,
-                      workers = given_.size();
+      step_ == 0 ? options_.pacing.staleness.lookahead_steps() + 1 : 1;  // at first those in stock as well
+  const std::uint64_t groups = batches * options_.pacing.groups_per_step(), workers = given_.size();
   const std::uint64_t share = (groups + workers - 1) / workers;
   return share - std::min(share, given_.at(worker)) + core_.pooled();
 }
@@ -57,13 +56,13 @@ std::optional<double> RunDesk::submit(LeaseId id, const DeskGroup& group, double
       core_.refuse(id, group.longest, now_s);
     else
       core_.came_late(group.worker, group.granted_s, group.longest, now_s);
-    rejected_["refused: lease expired"] += options_.group_size;
+    rejected_["refused: lease expired"] += options_.pacing.group_size;
     return std::nullopt;
   }
   DeskGroup stored = group;
   stored.id = lease->record.group;
   stored.version = lease->record.version;
-  if (!admissible(step_, stored.version, options_.pacing.staleness_budget)) {
+  if (!admissible(step_, stored.version, options_.pacing.staleness.budget)) {
     core_.refuse(id, group.longest, now_s);
     reject_stale(stored.version);
     return std::nullopt;
@@ -123,8 +122,8 @@ void RunDesk::consume(const std::vector<DeskGroup>& batch, double now_s) {
 }
 
 void RunDesk::reject_stale(Version version) {
-  rejected_["stale"] += options_.group_size;
-  stale_by_age_[step_ - std::min(step_, version.value)] += options_.group_size;
+  rejected_["stale"] += options_.pacing.group_size;
+  stale_by_age_[step_ - std::min(step_, version.value)] += options_.pacing.group_size;
 }
 
 std::map<std::uint64_t, std::uint64_t> RunDesk::waiting_by_age() const {

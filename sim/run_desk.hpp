@@ -17,7 +17,6 @@ namespace echoline::sim {
 struct DeskOptions {
   replay_buffer::Pacing pacing;
   replay_buffer::LeaseLength lease;
-  std::uint32_t group_size = 8;
   bool equal_shares = false;  // of every batch each worker makes as much as every other, however fast it is
   bool any_age = false;       // work is handed out, and trained on without waiting, whatever becomes too stale of it
 };
@@ -56,9 +55,9 @@ class RunDesk {
 
   std::uint64_t step() const { return step_; }
   std::uint64_t waiting() const {
-    return waiting_.size() * options_.group_size;
+    return waiting_.size() * options_.pacing.group_size;
   }  // rollouts, those of the batch in training included
-  std::uint64_t in_flight() const { return core_.live() * options_.group_size; }
+  std::uint64_t in_flight() const { return core_.live() * options_.pacing.group_size; }
   // Rollouts by age at the step.
   std::map<std::uint64_t, std::uint64_t> waiting_by_age() const, in_flight_by_age() const;
   std::uint64_t set_aside() const { return set_aside_; }
@@ -74,7 +73,7 @@ class RunDesk {
   void reject_stale(Version version);
   Version version_min() const;
   void unfinished(std::string_view why, std::uint64_t leases) {
-    unfinished_[std::string(why)] += leases * options_.group_size;
+    unfinished_[std::string(why)] += leases * options_.pacing.group_size;
   }
 
   DeskOptions options_;

@@ -21,7 +21,7 @@ constexpr int kRounds = 8;
 Status check(const RunScenario& s) {
   const auto invalid = [](std::string_view what) { return fail(Code::kInvalid, kOperation, "{}", what); };
   if (s.offers.empty()) return invalid("there is nothing to rent");
-  if (s.steps == 0 || s.prompts_per_step == 0 || s.group_size == 0)
+  if (s.steps == 0 || s.pacing.group_size == 0 || s.pacing.groups_per_step() == 0)
     return invalid("steps, prompts and rollouts must be positive");
   if (s.request.full_bytes.count == 0) return invalid("the policy has no bytes");
   if (!s.token_histogram && !(s.tokens.median >= 1)) return invalid("a response has at least one token");
@@ -92,10 +92,10 @@ Result<Plan> plan_by_price(const RunScenario& s, const std::vector<Offer>& offer
 Receiver receiver_of(const RunScenario& s, const RunOffer& o, WorkerId id) {
   const auto link = [&](std::optional<BitRate> stated, std::optional<BitRate> assumed) {
     const BitRate rate = stated ? *stated : assumed.value_or(s.request.learner_up);
-    return s.request.worker_cap ? std::min(rate, *s.request.worker_cap) : rate;
+    return s.request.paths.worker_rate ? std::min(rate, *s.request.paths.worker_rate) : rate;
   };
   return {id, link(o.offer.up, s.request.fleet.assume.up), link(o.offer.down, s.request.fleet.assume.down),
-          s.request.regions.of(o.offer.place), o.offer.reliability.value_or(1)};
+          s.request.paths.regions.of(o.offer.place), o.offer.reliability.value_or(1)};
 }
 
 double mean_tokens(const RunScenario& s) {

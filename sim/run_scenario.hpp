@@ -70,7 +70,6 @@ struct RunScenario {
   provisioner::PlanRequest request;
   std::vector<RunOffer> offers;
 
-  std::uint32_t prompts_per_step = 32, group_size = 8;
   replay_buffer::Pacing pacing;
   replay_buffer::LeaseLength lease;
   OnNewPolicy on_new_policy = OnNewPolicy::kContinue;

@@ -100,8 +100,7 @@ class Simulation {
   Simulation(const RunScenario& scenario, const std::function<void(std::uint64_t)>& progress)
       : s_(scenario),
         progress_(progress),
-        desk_({scenario.pacing, scenario.lease, scenario.group_size, scenario.shares == Shares::kEqual,
-               scenario.leases == Leases::kAnyAge}),
+        desk_({scenario.pacing, scenario.lease, scenario.shares == Shares::kEqual, scenario.leases == Leases::kAnyAge}),
         broadcast_(scenario),
         lengths_(scenario.seed, 31),
         fates_(scenario.seed, 32) {}
@@ -629,7 +628,7 @@ class Simulation {
   }
 
   std::size_t groups_held(const SimWorker& worker) const {
-    const double ahead = worker.promised * seconds(s_.work_ahead) / s_.group_size;
+    const double ahead = worker.promised * seconds(s_.work_ahead) / s_.pacing.group_size;
     return std::max<std::size_t>(s_.groups_at_once, 1 + static_cast<std::size_t>(std::min(ahead, kGroupsHeldMax)));
   }
 
@@ -651,7 +650,7 @@ class Simulation {
   Work draw(const replay_buffer::LiveLease& lease) {
     Work work{lease.record.id, lease.record.version, lease.record.granted_unix_s};
     const double most = s_.lease.tokens_max;
-    for (std::uint32_t i = 0; i < s_.group_size; ++i) {
+    for (std::uint32_t i = 0; i < s_.pacing.group_size; ++i) {
       const double drawn = s_.token_histogram ? lengths_.of(*s_.token_histogram) : lengths_.lognormal(s_.tokens);
       const auto tokens = static_cast<std::uint32_t>(std::clamp(std::floor(drawn + 0.5), 1.0, most));
       work.tokens += tokens;
@@ -716,8 +715,8 @@ class Simulation {
     group.mixed = worker.version > work.version.value;
     const auto held_s = desk_.submit(lease, group, now_);
     if (held_s) {
-      fleet_->machine(worker.ticket).rollouts += s_.group_size;
-      hear(fleet::Beat{id_of(w), static_cast<double>(s_.group_size), *held_s});
+      fleet_->machine(worker.ticket).rollouts += s_.pacing.group_size;
+      hear(fleet::Beat{id_of(w), static_cast<double>(s_.pacing.group_size), *held_s});
     }
     perhaps_drained(w);
     try_step();
@@ -727,7 +726,7 @@ class Simulation {
 
   void try_step() {
     if (!begun_ || training_ || desk_.step() >= s_.steps) return;
-    auto batch = desk_.batch(s_.prompts_per_step, now_);
+    auto batch = desk_.batch(s_.pacing.groups_per_step(), now_);
     if (!batch) return;
     training_ = true;
     hear(fleet::Waiting{false});
@@ -736,11 +735,11 @@ class Simulation {
     row.wait_s = now_ - wait_from_s_;
     const std::uint64_t step = desk_.step();
     for (const DeskGroup& group : *batch) {
-      row.staleness[step - std::min(step, group.version.value)] += s_.group_size;
+      row.staleness[step - std::min(step, group.version.value)] += s_.pacing.group_size;
       row.tokens += group.tokens;
-      row.mixed += group.mixed ? s_.group_size : 0;
+      row.mixed += group.mixed ? s_.pacing.group_size : 0;
     }
-    row.tokens_mean = static_cast<double>(row.tokens) / (static_cast<double>(batch->size()) * s_.group_size);
+    row.tokens_mean = static_cast<double>(row.tokens) / (static_cast<double>(batch->size()) * s_.pacing.group_size);
     const double each_s =
         s_.step_seconds.empty() ? seconds(s_.step_time) : s_.step_seconds[step % s_.step_seconds.size()];
     row.train_s = each_s + s_.step_s_per_token * static_cast<double>(row.tokens);
@@ -748,7 +747,7 @@ class Simulation {
     for (const auto& [age, n] : desk_.in_flight_by_age()) result_.in_flight[age] += static_cast<double>(n);
     for (const auto& [age, n] : desk_.waiting_by_age()) result_.in_queue[age] += static_cast<double>(n);
     for (const auto& [age, n] : row.staleness) result_.in_queue[age] -= static_cast<double>(n);
-    row.waiting = desk_.waiting() - batch->size() * s_.group_size;
+    row.waiting = desk_.waiting() - batch->size() * s_.pacing.group_size;
     row.in_flight = desk_.in_flight();
     step_ = std::move(row);
     batch_ = *std::move(batch);

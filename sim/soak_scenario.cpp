@@ -57,9 +57,9 @@ void make_learner(LearnerOptions& o, Dice& dice, std::uint64_t full_bytes) {
   o.up_least =
       BitRate{o.chain_rate.bits_per_s * std::floor(std::clamp(up.bits_per_s / o.chain_rate.bits_per_s, 1.0, 8.0))};
   o.heartbeat = dice.time(milliseconds(100), milliseconds(500));
-  o.heartbeat_timeout = o.heartbeat * static_cast<std::int64_t>(4 + dice.below(4));
+  o.network.heartbeat_timeout = o.heartbeat * static_cast<std::int64_t>(4 + dice.below(4));
   if (dice.chance(0.5)) o.away_max = dice.time(seconds(10), seconds(60));
-  o.quorum = dice.between(0.5, 1.0);
+  o.network.quorum = dice.between(0.5, 1.0);
   if (dice.chance(0.3)) o.store = {3 * full_bytes};
   if (dice.chance(0.1)) o.publication_lifetime = dice.time(seconds(5), seconds(40));
   o.snapshot_bytes = full_bytes;
@@ -305,7 +305,7 @@ SoakScenario make_soak_scenario(std::uint64_t seed) {
     s.learner_wakes = dice.chance(0.4);
     if (s.learner_wakes) {  // what happens in hours is not simulated at every tenth of a second
       learner.heartbeat = seconds(10);
-      learner.heartbeat_timeout = seconds(60);
+      learner.network.heartbeat_timeout = seconds(60);
       learner.away_max = dice.chance(0.5) ? hours(8) : dice.time(seconds(60), hours(1));
       s.intruder.reset();
       s.peace = hours(1);

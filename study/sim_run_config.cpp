@@ -182,7 +182,7 @@ void read_simulation(ConfigSection s, const learner::RunConfig& config, Read& c)
   if (file && (tokens.has("median") || c.tokens_p95))
     tokens.error("histogram", "expected either a histogram or a median");
   read_misfortune(s.section("churn", "Machines that are taken away."), s.section("faults", "What else goes wrong."), c);
-  read_market(s, config.network.regions, c);
+  read_market(s, config.paths.regions, c);
   for (const double d : c.densities)
     if (!(d >= 0 && d <= 1)) s.error("densities", fmt::format("expected numbers from 0 to 1, found {}", d));
   if (c.boot_p95) check_spread(s, "boot_p95", seconds(c.boot), seconds(*c.boot_p95));
@@ -262,14 +262,8 @@ Status put_together(const Read& c, SimRun& run) {
   const learner::RunConfig& config = run.config;
   sim::RunScenario& s = run.scenario;
   s.steps = config.run.steps;
-  s.prompts_per_step = config.rollout.prompts_per_step;
-  s.group_size = config.rollout.group_size;
-  s.pacing.staleness_budget = config.staleness.budget;
-  s.pacing.lookahead_steps = config.staleness.lookahead_steps();
-  s.pacing.trajectories_per_step = static_cast<std::uint32_t>(config.rollout.trajectories_per_step());
-  s.pacing.steps_total = config.run.steps;
-  s.lease = {seconds(config.rollout.lease_first), seconds(config.rollout.lease_min), seconds(config.rollout.lease_max),
-             config.rollout.response_tokens_max, std::nullopt};
+  s.pacing = config.pacing();
+  s.lease = config.lease_length();
   s.on_new_policy = config.rollout.on_new_policy == schema::ON_NEW_POLICY_ABORT    ? sim::OnNewPolicy::kAbort
                     : config.rollout.on_new_policy == schema::ON_NEW_POLICY_FINISH ? sim::OnNewPolicy::kFinish
                                                                                    : sim::OnNewPolicy::kContinue;

@@ -301,8 +301,8 @@ void LearnerCore::admit_worker(ConnId conn, const Stranger& stranger, Hello hell
   ++joined_;
   uplink_.open(conn, worker.messages);
   send_control(conn,
-               Welcome{id, config_.heartbeat, config_.heartbeat_timeout * kLearnerPatience, unix_ms(now), application,
-                       config_.away_max, config_.policy_bytes},
+               Welcome{id, config_.heartbeat, config_.network.heartbeat_timeout * kLearnerPatience, unix_ms(now),
+                       application, config_.away_max, config_.policy_bytes},
                now);
   if (!beacon_) make_beacon(now);
   send_control(conn, *beacon_, now);

@@ -18,6 +18,7 @@
 #include "overlay/edge_sender.hpp"
 #include "overlay/learner/conduct.hpp"
 #include "overlay/learner/hop_monitor.hpp"
+#include "overlay/settings.hpp"
 #include "overlay/state.hpp"
 #include "overlay/strangers.hpp"
 #include "overlay/wire/grant.hpp"
@@ -25,7 +26,7 @@
 
 namespace echoline::overlay {
 
-struct LearnerConfig {
+struct LearnerConfig : LearnerRules {
   CoreOptions core;
   Endpoint self;  // where this learner listens
   std::shared_ptr<const trust::Authority> authority;
@@ -33,22 +34,7 @@ struct LearnerConfig {
   std::optional<LearnerState> state;       // of an earlier process of this run
   // The application stands here after a restart: what was published beyond is disowned, and a new epoch begins.
   std::optional<Version> resumed_at;
-  bool durable = false;  // act::SaveState is carried out
-  BitRate chain_rate = BitRate::from_mbit_per_s(8);
-  // When limits.up is absent: what the learner sends at least, and what topologies and predictions go by (absent: the
-  // same).
-  BitRate up_least = BitRate::from_mbit_per_s(64);
-  std::optional<BitRate> up_expected;
-  chains::TopologyPolicy policy = chains::TopologyPolicy::kEcho2;
-  // It is the first of them: another is taken where the model expects it to be so much sooner for those who are there
-  // (chains/choice.hpp).
-  bool chooses_policy = false;
-  Duration heartbeat = std::chrono::milliseconds(500);
-  Duration heartbeat_timeout = std::chrono::seconds(3);  // of silence, before a worker is away
-  Duration silence_min{};                                // before it is silent, whatever was learned; at most that
-  Duration away_max = std::chrono::minutes(5);           // before who is away is gone
-  double quorum = 0.9;
-  chains::Regions regions;                                    // where the learner and its workers stand
+  bool durable = false;                                       // act::SaveState is carried out
   std::function<std::uint32_t(const MemberInfo&)> region_of;  // may be empty: all with the learner; pure
   Bytes store_bytes_max{1ull << 30};
   Bytes policy_bytes{};                              // size of the policy, for workers; zero: not known
@@ -321,7 +307,7 @@ class LearnerCore final : public Core {
   void on_failed_edge(WorkerId child, WorkerId parent, Conduct::Ruling ruling, TimePoint now);
   void on_poisoned(Worker& child, const Poisoned& poisoned, TimePoint now);
   TimePoint earliest_silence(const Worker& worker) const {
-    return worker.heard + std::min(config_.silence_min, config_.heartbeat_timeout);
+    return worker.heard + std::min(config_.network.silence_min, config_.network.heartbeat_timeout);
   }
   bool is_silent_to(const Worker& parent, TimePoint now) const;
   void put_apart(WorkerId child, WorkerId parent, TimePoint now);

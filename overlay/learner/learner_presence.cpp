@@ -108,7 +108,7 @@ void LearnerCore::gone(WorkerId id, const std::string& reason) {
 void LearnerCore::excuse_pause(TimePoint now) {
   if (now - beat_at_ <= config_.heartbeat) return;
   const Duration late = now - std::exchange(beat_at_, now);
-  if (late >= config_.heartbeat_timeout)
+  if (late >= config_.network.heartbeat_timeout)
     log::info("this process was held up for {}: nobody is judged for that time", echoline::to_text(late));
   for (auto& [id, worker] : workers_) {
     worker.heard = std::min(worker.heard + late, now);  // it may have been heard since
@@ -126,7 +126,7 @@ void LearnerCore::watch_presence(TimePoint now) {
     // What was learned may cost a place before the time that was agreed on, but neither money nor work.
     const TimePoint learned =
         is_silent_to(worker, now) ? now : std::max(worker.silence.deadline(), earliest_silence(worker));
-    const TimePoint agreed = worker.heard + config_.heartbeat_timeout;
+    const TimePoint agreed = worker.heard + config_.network.heartbeat_timeout;
     if (now >= std::max(learned, agreed))
       away.push_back(id);
     else if (now >= std::min(learned, agreed))

@@ -262,7 +262,7 @@ Bytes LearnerCore::chunk_for(const PublicationKey& key, TimePoint now) const {
   if (payload.count == 0) return {64 * 1024};  // nothing is known of it
   std::vector<chains::WorkerLink> links;
   for (const chains::ChainWorker& w : chain_workers(now)) links.push_back({w.id, w.up, w.down, Duration{}, w.region});
-  const Duration bound = chains::lower_bound(payload, learner_up(), links, config_.quorum, config_.regions);
+  const Duration bound = chains::lower_bound(payload, learner_up(), links, config_.network.quorum, config_.regions);
   return std::max(chains::best_chunk(payload, topology_, bound), chunk_bytes_min(config_.policy_bytes));
 }
 
@@ -271,7 +271,8 @@ Bytes LearnerCore::chunk_for(const PublicationKey& key, TimePoint now) const {
 // rented follows from T_b.
 bool LearnerCore::last_is_alone(const Broadcast& b, TimePoint now) const {
   const std::size_t n = b.active.size();
-  if (n < 3 || config_.quorum >= 1 || !b.waiting.empty() || chains::counted(config_.quorum, n) < n) return false;
+  if (n < 3 || config_.network.quorum >= 1 || !b.waiting.empty() || chains::counted(config_.network.quorum, n) < n)
+    return false;
   if (b.ack_before <= b.published || !b.active.contains(b.acked_last)) return false;
   const double late = seconds(b.last_ack - b.published) / seconds(b.ack_before - b.published);
   if (late <= kAloneFactor) return false;
@@ -300,7 +301,7 @@ void LearnerCore::check_broadcasts(TimePoint now) {
     const std::size_t n = b.active.size();
     if (n == 0) return true;
     const std::size_t have = n - b.waiting.size();
-    if (have < chains::counted(config_.quorum, n)) return false;
+    if (have < chains::counted(config_.network.quorum, n)) return false;
     if (last_is_alone(b, now))
       report(b, b.ack_before, have - 1);
     else

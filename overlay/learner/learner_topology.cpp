@@ -114,13 +114,14 @@ void LearnerCore::plan_anew(TimePoint now) {
     return set_topology(std::move(next), now);
   }
   auto planned = chains::plan_chains(learner_up(), config_.chain_rate, chain_workers(now), topology_.policy,
-                                     config_.quorum, config_.regions);
+                                     config_.network.quorum, config_.regions);
   ECHO_CHECK(planned.has_value(), "{}", planned ? "" : planned.error().message());  // the inputs were checked at hello
   set_topology(std::move(*planned), now);
 }
 
 chains::MendedTrees LearnerCore::mended_trees(std::optional<WorkerId> moved, TimePoint now) const {
-  return chains::mend_trees(topology_, learner_up(), chain_workers(now), config_.quorum, moved, config_.regions);
+  return chains::mend_trees(topology_, learner_up(), chain_workers(now), config_.network.quorum, moved,
+                            config_.regions);
 }
 
 void LearnerCore::set_mended(chains::MendedTrees mended, TimePoint now) {
@@ -157,7 +158,7 @@ void LearnerCore::choose_policy(TimePoint now) {
     links.push_back({w.id, w.up, w.down, view.delay.value_or(usual), w.region});
   }
   auto choice = chains::choose_topology(learner_up(), config_.chain_rate, workers, links,
-                                        {{carried->bytes}, {carried->announcement.chunk_bytes}, config_.quorum},
+                                        {{carried->bytes}, {carried->announcement.chunk_bytes}, config_.network.quorum},
                                         topology_.policy, config_.regions);
   if (!choice || choice->topology.policy == topology_.policy) {
     sooner_ = 0;

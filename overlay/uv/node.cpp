@@ -55,29 +55,29 @@ Status check(const LinkLimits& limits) {
 
 Status check(const LearnerOptions& o) {
   constexpr std::string_view op = "start learner";
-  ECHO_TRY(check(o.limits));
+  ECHO_TRY(check(LinkLimits{o.network.uplink, {}}));
   if (!(o.chain_rate.bits_per_s > 0))
     return fail(Code::kInvalid, op, "chain_rate must be positive, found {}", to_text(o.chain_rate));
-  if (o.chunk && (o.chunk->count < kChunkBytesMin || o.chunk->count > kChunkBytesMax))
+  if (o.network.chunk && (o.network.chunk->count < kChunkBytesMin || o.network.chunk->count > kChunkBytesMax))
     return fail(Code::kInvalid, op, "chunk must be {} to {} bytes, found {}", kChunkBytesMin, kChunkBytesMax,
-                o.chunk->count);
+                o.network.chunk->count);
   const Bytes chunk = chunk_bytes_min(o.policy_bytes), store = publication_bytes_max(o.policy_bytes);
-  if (o.chunk && o.chunk->count < chunk.count)
+  if (o.network.chunk && o.network.chunk->count < chunk.count)
     return fail(Code::kInvalid, op, "chunk must be at least {} bytes for a policy of {}, found {}", chunk.count,
-                echoline::to_text(o.policy_bytes), o.chunk->count);
-  if (o.store_bytes_max && o.policy_bytes.count > 0 && o.store_bytes_max->count < store.count)
+                echoline::to_text(o.policy_bytes), o.network.chunk->count);
+  if (o.network.store && o.policy_bytes.count > 0 && o.network.store->count < store.count)
     return fail(Code::kInvalid, op,
                 "the store must have room for a snapshot of the policy, which may have {}; found {}",
-                echoline::to_text(store), echoline::to_text(*o.store_bytes_max));
+                echoline::to_text(store), echoline::to_text(*o.network.store));
   if (o.away_max < Duration{} || o.away_max > std::chrono::hours(24))
     return fail(Code::kInvalid, op, "away_max must be at most a day, found {}", echoline::to_text(o.away_max));
-  if (!(o.quorum > 0 && o.quorum <= 1))
-    return fail(Code::kInvalid, op, "quorum must be above 0 and at most 1, found {}", o.quorum);
+  if (!(o.network.quorum > 0 && o.network.quorum <= 1))
+    return fail(Code::kInvalid, op, "quorum must be above 0 and at most 1, found {}", o.network.quorum);
   if (o.up_expected && !(o.up_expected->bits_per_s > 0))
     return fail(Code::kInvalid, op, "up_expected must be positive, found {}", to_text(*o.up_expected));
-  if (o.heartbeat < std::chrono::milliseconds(1) || o.heartbeat_timeout < 2 * o.heartbeat)
+  if (o.heartbeat < std::chrono::milliseconds(1) || o.network.heartbeat_timeout < 2 * o.heartbeat)
     return fail(Code::kInvalid, op, "heartbeat_timeout ({}) must be at least twice the heartbeat ({})",
-                echoline::to_text(o.heartbeat_timeout), echoline::to_text(o.heartbeat));
+                echoline::to_text(o.network.heartbeat_timeout), echoline::to_text(o.heartbeat));
   return ok();
 }
 
@@ -252,7 +252,7 @@ Result<std::unique_ptr<LearnerNode>> LearnerNode::start(LearnerOptions options, 
     }
   }
   const bool durable = disk != nullptr;
-  DriverOptions driver_options{Endpoint{options.bind_host, options.port},
+  DriverOptions driver_options{Endpoint{options.network.bind, options.network.port},
                                impl->authority->key(),
                                impl->authority->certificate(),
                                options.run_id,
@@ -265,7 +265,7 @@ Result<std::unique_ptr<LearnerNode>> LearnerNode::start(LearnerOptions options, 
   const ConnectionLimits limits = driver_options.limits;
   if (!options.bundle.empty()) {
     ECHO_ASSIGN(driver_options.bundle, open_bundle(options.bundle));
-    driver_options.gate.emplace(impl->authority, driver_options.bundle->size, options.limits.up);
+    driver_options.gate.emplace(impl->authority, driver_options.bundle->size, options.network.uplink);
     impl->bundle = terms_of(*driver_options.bundle, *impl->authority);
   }
   ECHO_ASSIGN(impl->driver, Driver::open(std::move(driver_options)));
@@ -273,7 +273,8 @@ Result<std::unique_ptr<LearnerNode>> LearnerNode::start(LearnerOptions options, 
   impl->events = std::move(events);
   const LearnerOptions& o = impl->options;
   LearnerConfig config;
-  config.core.limits = o.limits;
+  static_cast<LearnerRules&>(config) = o;
+  config.core.limits.up = o.network.uplink;
   config.core.connections = limits;
   config.core.wire_overhead = kWireOverhead;
   config.core.unix_origin_s = impl->driver->unix_origin_s();
@@ -283,20 +284,10 @@ Result<std::unique_ptr<LearnerNode>> LearnerNode::start(LearnerOptions options, 
   config.state = std::move(state);
   config.resumed_at = o.resumed_at;
   config.durable = durable;
-  config.chain_rate = o.chain_rate;
-  config.up_expected = o.up_expected;
-  config.policy = o.policy;
-  config.chooses_policy = o.chooses_policy;
-  config.heartbeat = o.heartbeat;
-  config.heartbeat_timeout = o.heartbeat_timeout;
-  config.silence_min = o.silence_min;
-  config.quorum = o.quorum;
-  config.away_max = o.away_max;
-  config.store_bytes_max = o.store_bytes_max.value_or(learner_store_bytes(o.policy_bytes));
+  config.store_bytes_max = o.network.store.value_or(learner_store_bytes(o.policy_bytes));
   config.policy_bytes = o.policy_bytes;
   config.catch_ups_on_demand = static_cast<bool>(impl->events.need_catch_up);
   config.welcome = impl->events.welcome;
-  config.regions = o.regions;
   config.region_of = impl->events.region_of;
   config.check_heartbeat = impl->events.check_heartbeat;
   config.tells_heartbeats = static_cast<bool>(impl->events.heartbeat);
@@ -333,7 +324,7 @@ Result<std::unique_ptr<PublicationWriter>> LearnerNode::begin(const PublicationH
   Status begun = fail(Code::kCancelled, "publish", "the node has stopped");
   impl_->driver->post_and_wait([&](TimePoint now) {
     announcement.issued = impl_->core->issue_time(now);
-    const std::optional<Bytes>& chunk = impl_->options.chunk;
+    const std::optional<Bytes>& chunk = impl_->options.network.chunk;
     announcement.chunk_bytes =
         static_cast<std::uint32_t>((chunk ? *chunk : impl_->core->chunk_for(announcement.key, now)).count);
     writer = std::make_unique<PublicationWriter::Impl>(

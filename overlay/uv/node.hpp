@@ -11,33 +11,16 @@
 #include <string>
 
 #include "base/result.hpp"
-#include "chains/regions.hpp"
-#include "chains/topology.hpp"
+#include "overlay/settings.hpp"
 #include "overlay/trust/token.hpp"
 #include "overlay/types.hpp"
 #include "overlay/uv/bundle.hpp"
 
 namespace echoline::overlay {
 
-struct LearnerOptions {
-  std::string bind_host = "127.0.0.1";  // an address or host name; "::" for all of IPv4 and IPv6
-  std::uint16_t port = 0;               // 0: any free port, see endpoint()
-  LinkLimits limits;
-  BitRate chain_rate = BitRate::from_mbit_per_s(8);  // b: rate a chain is planned for; chains = max(1, floor(up / b))
-  std::optional<BitRate> up_expected;                // of the learner, when limits.up is absent; see LearnerConfig
-  chains::TopologyPolicy policy = chains::TopologyPolicy::kTrees;
-  bool chooses_policy = false;  // it is the first of them; see LearnerConfig
-  std::optional<Bytes>
-      chunk;  // unit that is proven and forwarded; 1 KiB .. 1 MiB; absent: as LearnerCore::chunk_for() has it
-  Duration heartbeat = std::chrono::milliseconds(500);
-  Duration heartbeat_timeout = std::chrono::seconds(3);  // of silence, before a worker is away
-  Duration silence_min{};                       // before a worker is silent, whatever was learned of its rhythm
-  Duration away_max = std::chrono::minutes(5);  // before who is away is gone
-  double quorum = 0.9;                          // fraction q of the active workers that defines T_b
-  chains::Regions regions;                      // where the learner and its workers stand
-  std::string run_id;                           // 1 to 64 printable characters
+struct LearnerOptions : LearnerRules {  // `network` says where it listens, what it sends and what it keeps
+  std::string run_id;                   // 1 to 64 printable characters
   Bytes policy_bytes;  // of the policy: what learner and workers have room for follows from it (overlay/sizes.hpp)
-  std::optional<Bytes> store_bytes_max;  // recent publications kept for catching up; absent: by the policy's size
   Duration publication_lifetime = std::chrono::hours(24);
   // Where the run's authority and the overlay's state are kept (run.key, run.crt, state); empty: nothing survives the
   // process, and workers of an earlier one cannot come back.

@@ -94,15 +94,15 @@ int learner(const LearnerArgs& args) {
   const auto endpoint = parse_endpoint(args.listen);
   const auto policy = chains::parse_topology_policy(args.topology);
   if (!endpoint || !policy) return fail_with(!endpoint ? endpoint.error() : policy.error());
-  options.bind_host = endpoint->host;
-  options.port = endpoint->port;
+  options.network.bind = endpoint->host;
+  options.network.port = endpoint->port;
   options.run_id = "bench";
   options.policy = *policy;
-  options.chunk = {args.chunk};
-  options.quorum = 1;
+  options.network.chunk = {args.chunk};
+  options.network.quorum = 1;
   options.chain_rate = BitRate::from_mbit_per_s(args.chain_mbit);
   options.folder = args.folder;
-  if (args.up_mbit > 0) options.limits.up = BitRate::from_mbit_per_s(args.up_mbit);
+  if (args.up_mbit > 0) options.network.uplink = BitRate::from_mbit_per_s(args.up_mbit);
   options.policy_bytes = {args.payload};
   overlay::LearnerEvents events;
   events.joined = [&](const overlay::MemberInfo& member) {
@@ -213,8 +213,8 @@ int learner(const LearnerArgs& args) {
       p["depth"] = reports[v].depth;
       std::vector<chains::WorkerLink> there;
       for (const WorkerId id : reports[v].topology.workers()) there.push_back(links.at(id));
-      const auto model = chains::broadcast_time(reports[v].topology, {args.payload}, *options.chunk,
-                                                options.limits.up.value_or(BitRate{1e12}), there);
+      const auto model = chains::broadcast_time(reports[v].topology, {args.payload}, *options.network.chunk,
+                                                options.network.uplink.value_or(BitRate{1e12}), there);
       if (model) p["model_seconds"] = seconds(model->fraction(1));  // formula 4.2
     }
     double last = 0;

@@ -22,11 +22,7 @@ class DeskTest : public ::testing::Test {
     std::string name = (std::filesystem::temp_directory_path() / "echoline-desk-XXXXXX").string();
     folder_ = ::mkdtemp(name.data());
     options_.file = folder_ / "replay.sqlite";
-    options_.prompts_per_step = 2;
-    options_.group_size = 2;
-    options_.staleness_budget = 2;
-    options_.lookahead_steps = 1;
-    options_.steps_total = 4;
+    options_.pacing = {{2, 1, 1}, 4, 4, 2};
     options_.lease.first_groups = 64;
     adapter_ = *data_plane::make_adapter("arithmetic", "{}", 1);
     digest_[0] = std::byte{7};

@@ -127,8 +127,8 @@ class CostlyTask final : public data_plane::Adapter {
 class RegradingDesk : public DeskTest {
  protected:
   RegradingDesk() {
-    options_.prompts_per_step = 8;
-    options_.steps_total = 64;
+    options_.pacing.trajectories_per_step = 8 * options_.pacing.group_size;
+    options_.pacing.steps_total = 64;
     auto task = std::make_unique<CostlyTask>();
     task_ = task.get();
     adapter_ = std::move(task);
@@ -262,8 +262,8 @@ TEST_F(RegradingDesk, WhereTheLearnerCannotGradeWorkersAreBelieved) {
 
 // Neither acknowledgements nor steps wait while the grader hangs, and what waits for it is bounded.
 TEST_F(RegradingDesk, NobodyWaitsForAGraderThatHangs) {
-  options_.prompts_per_step = 30;
-  options_.group_size = 32;
+  options_.pacing.trajectories_per_step = 30 * 32;
+  options_.pacing.group_size = 32;
   open(0);
   const schema::WorkGrant grant = ask(0, 40);
   std::vector<schema::Submission> submissions;
@@ -294,7 +294,7 @@ TEST_F(RegradingDesk, NobodyWaitsForAGraderThatHangs) {
 
 // A batch that is being trained on stays what it is, and the step ends as it should.
 TEST_F(RegradingDesk, WhatIsBeingTrainedOnIsNotTakenAway) {
-  options_.prompts_per_step = 3;
+  options_.pacing.trajectories_per_step = 3 * options_.pacing.group_size;
   open(0);
   const schema::WorkGrant grant = ask(0, 6);
   ASSERT_EQ(grant.leases_size(), 6);

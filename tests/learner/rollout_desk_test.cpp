@@ -280,7 +280,7 @@ TEST_F(DeskTest, AStopStringEndsAResponse) {
 
 // The fifth such message ends it, as with other bad form; none of it is stored.
 TEST_F(DeskTest, MetadataBeyondTheRunsLimitIsRefusedWithTheReason) {
-  options_.lookahead_steps = 2;
+  options_.pacing.staleness.lookahead = 2;
   door_.metadata_max = Bytes{1000};
   open(1);
   const auto with = [&](std::size_t bytes) {
@@ -301,7 +301,7 @@ TEST_F(DeskTest, MetadataBeyondTheRunsLimitIsRefusedWithTheReason) {
 }
 
 TEST_F(DeskTest, WhatTheTrainerWouldRefuseIsRefusedAtTheDoor) {
-  options_.lookahead_steps = 2;
+  options_.pacing.staleness.lookahead = 2;
   struct Case {
     std::string reason;
     bool expelled;

@@ -280,10 +280,10 @@ TEST_F(RunFilesTest, ThePlanKnowsTheLeastBudget) {
 
 TEST_F(RunFilesTest, LeasesAreShortFirstAndMayLastHours) {
   const auto config = load_run_config("configs/quickstart.yaml");
-  EXPECT_LE(config->rollout.lease_first, std::chrono::minutes(2));
-  EXPECT_GE(config->rollout.lease_max, std::chrono::hours(1));
+  EXPECT_LE(config->rollout.lease.first, std::chrono::minutes(2));
+  EXPECT_GE(config->rollout.lease.max, std::chrono::hours(1));
   const auto wrong =
-      load_run_config("configs/quickstart.yaml", {{"rollout.lease_min", "2 h"}, {"rollout.lease_max", "1 h"}});
+      load_run_config("configs/quickstart.yaml", {{"rollout.lease_min", "2 h"}, {"rollout.lease.max", "1 h"}});
   ASSERT_FALSE(wrong);
   EXPECT_NE(wrong.error().detail.find("expected lease_min"), std::string::npos) << wrong.error().detail;
 }

@@ -48,7 +48,7 @@ class SecretTask final : public data_plane::Adapter {
 class ScoringDesk : public DeskTest {
  protected:
   ScoringDesk() {
-    options_.prompts_per_step = 2;
+    options_.pacing.trajectories_per_step = 2 * options_.pacing.group_size;
     auto task = std::make_unique<SecretTask>();
     task_ = task.get();
     adapter_ = std::move(task);

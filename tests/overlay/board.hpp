@@ -56,9 +56,10 @@ struct TestLearner {
     LearnerOptions o;
     o.policy = chains::TopologyPolicy::kEcho2;  // chains, which the tests can foretell
     o.run_id = "run";
+    o.network.silence_min = {};
     o.heartbeat = std::chrono::milliseconds(200);
-    o.heartbeat_timeout = std::chrono::seconds(10);
-    o.chunk = {16 * 1024};
+    o.network.heartbeat_timeout = std::chrono::seconds(10);
+    o.network.chunk = {16 * 1024};
     o.up_expected = o.chain_rate;
     return o;
   }

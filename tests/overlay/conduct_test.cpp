@@ -817,7 +817,7 @@ TEST(LearnerConduct, OneThatIsAloneInBeingLateSaysNothingOfABroadcast) {
                         {"nobody late", 5, {}, fast, 0.9, 5, ms(50)}}) {
     SCOPED_TRACE(c.what);
     auto config = Desk::config(8);
-    config.quorum = c.quorum;
+    config.network.quorum = c.quorum;
     Desk desk(std::move(config));
     for (std::uint64_t worker = 1; worker <= c.workers; ++worker)
       desk.join(worker, true, worker == c.workers ? c.down_of_last : fast);

@@ -33,6 +33,8 @@ void Hall::start_learner(std::optional<LearnerState> state, std::optional<Versio
   HallNode& node = learner();
   node.identity = {trust::PeerIdentity::Kind::kLearner, kLearnerId, 1, 1e10, authority_->public_key()};
   LearnerConfig config;
+  config.policy = chains::TopologyPolicy::kEcho2;  // chains, which the tests can foretell
+  config.network.silence_min = {};
   config.folded_max = 0;  // late workers get the deltas that are stored
   config.core.unix_origin_s = kUnixOrigin_s;
   config.self = node.endpoint;

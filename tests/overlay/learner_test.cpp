@@ -549,7 +549,7 @@ TEST(Learner, WhoCannotBeReachedForwardsToNobody) {
 
 LearnerConfig patient(Duration heartbeat_timeout, Duration away_max = std::chrono::minutes(5)) {
   LearnerConfig config = Desk::config(8);
-  config.heartbeat_timeout = heartbeat_timeout;
+  config.network.heartbeat_timeout = heartbeat_timeout;
   config.away_max = away_max;
   return config;
 }
@@ -577,7 +577,7 @@ TEST(Learner, ASilentWorkerLosesItsPlaceAndNothingElseUntilItIsHeardAgain) {
 TEST(Learner, NobodyLosesItsPlaceBeforeTheOperatorAllowsIt) {
   for (const bool child_complains : {false, true}) {
     LearnerConfig config = patient(seconds(20));
-    config.silence_min = seconds(10);
+    config.network.silence_min = seconds(10);
     Desk desk(config);
     desk.join_all(3);
     desk.pass(seconds(60));
@@ -593,7 +593,7 @@ TEST(Learner, NobodyLosesItsPlaceBeforeTheOperatorAllowsIt) {
   }
   // It is not more patient than agreed either, and without the key learning has its least of four heartbeats.
   LearnerConfig config = patient(seconds(5));
-  config.silence_min = seconds(60);
+  config.network.silence_min = seconds(60);
   Desk late(config), learned(patient(seconds(20)));
   late.join_all(3), learned.join_all(3);
   late.pass(seconds(7), {1}), learned.pass(seconds(4), {1});

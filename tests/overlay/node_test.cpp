@@ -211,7 +211,7 @@ TEST_F(NodeTest, MessagesArriveWholeOnceAndInOrderBothWays) {
 
 TEST_F(NodeTest, WorksOverIpv6) {
   LearnerOptions options = TestLearner::quick();
-  options.bind_host = "::1";
+  options.network.bind = "::1";
   if (!LearnerNode::start(options, {})) GTEST_SKIP() << "no IPv6 on this machine";
   learner.start(options);
   for (const char* name : {"a", "b"}) {
@@ -367,7 +367,7 @@ class PausedLearnerProcess : public Process {
     static TestLearner learner;
     LearnerOptions options = TestLearner::quick();
     options.heartbeat = milliseconds(100);
-    options.heartbeat_timeout = milliseconds(500);
+    options.network.heartbeat_timeout = milliseconds(500);
     learner.start(options);
     const std::uint16_t port = learner.node->endpoint().port;
     if (::write(fds[1], &port, sizeof port) != sizeof port) ::_exit(1);
@@ -643,22 +643,22 @@ TEST_F(NodeTest, MistakesAreNamedAtTheStart) {
     return started ? std::string() : started.error().detail;
   };
   LearnerOptions o = TestLearner::quick();
-  o.port = learner.node->endpoint().port;
-  EXPECT_THAT(refusal(o), HasSubstr(std::to_string(o.port)));
+  o.network.port = learner.node->endpoint().port;
+  EXPECT_THAT(refusal(o), HasSubstr(std::to_string(o.network.port)));
   o = TestLearner::quick();
-  o.bind_host = "no host has a space";
+  o.network.bind = "no host has a space";
   EXPECT_THAT(refusal(o), HasSubstr("'no host has a space'"));
   o = TestLearner::quick();
-  o.limits.up = BitRate{-1};
+  o.network.uplink = BitRate{-1};
   EXPECT_THAT(refusal(o), HasSubstr("up limit must be positive"));
   o = TestLearner::quick();
-  o.chunk = {1000};
+  o.network.chunk = {1000};
   EXPECT_THAT(refusal(o), HasSubstr("found 1000"));
   o = TestLearner::quick();
-  o.quorum = 0;
+  o.network.quorum = 0;
   EXPECT_THAT(refusal(o), HasSubstr("quorum"));
   o = TestLearner::quick();
-  o.heartbeat_timeout = milliseconds(1);
+  o.network.heartbeat_timeout = milliseconds(1);
   EXPECT_THAT(refusal(o), HasSubstr("heartbeat_timeout"));
   o = TestLearner::quick();
   o.run_id.clear();

@@ -239,6 +239,8 @@ void as_member(std::byte from, Bytes_ bytes) {
 void as_learner(std::byte from, Bytes_ bytes) {
   static const auto authority = std::make_shared<const trust::Authority>(made_authority());
   LearnerConfig config;
+  config.policy = chains::TopologyPolicy::kEcho2;  // chains, which the tests can foretell
+  config.network.silence_min = {};
   config.self = {"10.0.0.0", 1};
   config.authority = authority;
   config.checker = checker();

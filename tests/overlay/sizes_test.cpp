@@ -62,13 +62,13 @@ TEST(Sizes, ALearnerThatHasNoRoomForItsPolicyDoesNotStart) {
   };
   LearnerOptions small_chunks;
   small_chunks.policy_bytes = {16'000'000'000};
-  small_chunks.chunk = {1024};
+  small_chunks.network.chunk = {1024};
   EXPECT_THAT(refusal(small_chunks), HasSubstr("chunk must be at least 15737 bytes"));
   LearnerOptions small_store;
   small_store.policy_bytes = {300'000'000};
-  small_store.store_bytes_max = Bytes{300'000'000};
+  small_store.network.store = Bytes{300'000'000};
   EXPECT_THAT(refusal(small_store), HasSubstr("room for a snapshot"));
-  small_store.store_bytes_max.reset();
+  small_store.network.store.reset();
   EXPECT_EQ(refusal(small_store), "");
 }
 

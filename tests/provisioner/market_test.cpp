@@ -31,7 +31,7 @@ PlanRequest request() {
   r.full_bytes = {16'400'000'000};
   r.learner_up = BitRate::from_mbit_per_s(1000);
   r.chunk = {1 << 20};
-  r.delay = std::chrono::milliseconds(40);
+  r.paths.delay_expected = std::chrono::milliseconds(40);
   r.run_time = std::chrono::hours(24);
   return r;
 }

@@ -51,9 +51,9 @@ PlanRequest request() {
   r.full_bytes = {1'000'000};
   r.learner_up = BitRate::from_mbit_per_s(24);
   r.topology = chains::TopologyPolicy::kEcho2;  // worked out by hand
-  r.worker_cap = BitRate::from_mbit_per_s(8);
+  r.paths.worker_rate = BitRate::from_mbit_per_s(8);
   r.chunk = {16 * 1024};
-  r.delay = milliseconds(5);
+  r.paths.delay_expected = milliseconds(5);
   return r;
 }
 
@@ -502,7 +502,7 @@ TEST(MakePlan, TakesTheOptimumWhereTheGreedySetIsDearer) {
   r.pace.rollouts_per_step = 100;
   r.fleet.headroom = 0;
   r.delta_bytes = {1};
-  r.delay = {};
+  r.paths.delay_expected = {};
   // About 100/s are needed: greedy keeps "best" and completes it with "small"; the others together cost less.
   const Plan plan = planned(r, {offer("best", 90, 0.9), offer("middle", 61, 0.66), offer("small", 40, 0.46)});
   EXPECT_THAT(chosen_ids(plan), ElementsAre("middle", "small"));
@@ -620,8 +620,8 @@ TEST(MakePlan, RefusesRequestsOutOfRange) {
   };
   EXPECT_THAT(with([](auto& r) { r.delta_bytes = {}; }), HasSubstr("publication"));
   EXPECT_THAT(with([](auto& r) { r.learner_up = {}; }), HasSubstr("uplink"));
-  EXPECT_THAT(with([](auto& r) { r.worker_cap = BitRate{}; }), HasSubstr("cap"));
-  EXPECT_THAT(with([](auto& r) { r.delay = seconds(-1); }), HasSubstr("delay"));
+  EXPECT_THAT(with([](auto& r) { r.paths.worker_rate = BitRate{}; }), HasSubstr("cap"));
+  EXPECT_THAT(with([](auto& r) { r.paths.delay_expected = seconds(-1); }), HasSubstr("delay"));
   EXPECT_THAT(with([](auto& r) { r.quorum = 0; }), HasSubstr("q "));
   EXPECT_THAT(with([](auto& r) { r.fleet.workers_max = 0; }), HasSubstr("workers_max"));
   EXPECT_THAT(with([](auto& r) { r.pace.step_time = {}; }), HasSubstr("T must"));
@@ -637,7 +637,7 @@ TEST(MakePlan, SetsThatAlternateAreReportedAndStillMeetTheirTarget) {
     PlanRequest r = request();
     r.learner_up = BitRate::from_mbit_per_s(static_cast<double>(random.between(4, 24)));
     r.delta_bytes = {static_cast<std::uint64_t>(random.between(50'000, 400'000))};
-    r.worker_cap = random.below(2) ? std::optional(BitRate::from_mbit_per_s(8)) : std::nullopt;
+    r.paths.worker_rate = random.below(2) ? std::optional(BitRate::from_mbit_per_s(8)) : std::nullopt;
     r.topology = static_cast<chains::TopologyPolicy>(random.below(5));
     std::vector<Offer> offers;
     for (int i = 0; i < 14; ++i) {
@@ -695,7 +695,7 @@ TEST(Quickstart, RentsSixToEightForDifferentReasonsAndScales) {
   slower.pace = {5120, 1, seconds(2)};
   slower.delta_bytes = {600'000};
   slower.chunk = {32 * 1024};
-  slower.delay = milliseconds(10);
+  slower.paths.delay_expected = milliseconds(10);
   EXPECT_EQ(chosen_ids(planned(slower, *offers)), chosen_ids(plan));
 }
 
@@ -793,10 +793,10 @@ TEST(Output, APlanReadsBackToTheSame) {
     r.run_time = std::chrono::hours(2);
     r.fleet.assume.upload_usd_per_gb = 0.1;
     r.fleet.places = {"SE", "US", "CA", "PL", "DE", "NL", "FR", "IS", "ES", "CZ", "FI"};
-    r.regions.regions = {{"here", {"US"}}, {"far", {"SE", "DE"}}};
-    r.regions.ways.ways.assign(2, std::vector<chains::RegionWay>(2));
-    r.regions.ways.ways[0][1].rate = BitRate::from_mbit_per_s(100);
-    r.regions.ways.ways[1][1].delay = milliseconds(3);
+    r.paths.regions.regions = {{"here", {"US"}}, {"far", {"SE", "DE"}}};
+    r.paths.regions.ways.ways.assign(2, std::vector<chains::RegionWay>(2));
+    r.paths.regions.ways.ways[0][1].rate = BitRate::from_mbit_per_s(100);
+    r.paths.regions.ways.ways[1][1].delay = milliseconds(3);
     Plan plan = planned(r, *offers);
     plan.market = {"market.json", "own", 1.7e9};
     const std::string text = plan.to_json().dump();

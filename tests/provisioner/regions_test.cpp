@@ -79,7 +79,7 @@ TEST(Regions, APlanSendsOverEachWayOnce) {
   for (int i = 0; i < 8; ++i) r.keep.push_back("o" + std::to_string(i));
   const auto near = make_plan(r, offers);
   ASSERT_TRUE(near) << near.error().message();
-  r.regions = two_regions();
+  r.paths.regions = two_regions();
   const auto plan = make_plan(r, offers);
   ASSERT_TRUE(plan) << plan.error().message();
   std::map<WorkerId, bool> far{{kLearnerId, false}};
@@ -96,8 +96,8 @@ TEST(Regions, APlanSendsOverEachWayOnce) {
   const auto again = Plan::from_json(nlohmann::json::parse(text));
   ASSERT_TRUE(again) << again.error().message();
   EXPECT_EQ(again->to_json().dump(), text);
-  EXPECT_EQ(again->request.regions.of("eu-west-1a"), 1u);
-  EXPECT_EQ(again->request.regions.ways.rate(1, 0), BitRate::from_mbit_per_s(10));
+  EXPECT_EQ(again->request.paths.regions.of("eu-west-1a"), 1u);
+  EXPECT_EQ(again->request.paths.regions.ways.rate(1, 0), BitRate::from_mbit_per_s(10));
   nlohmann::json bad = nlohmann::json::parse(text);
   bad["header"]["ways"][0]["to"] = "asia";
   EXPECT_NE(Plan::from_json(bad).error().message().find("from and to of the regions"), std::string::npos);

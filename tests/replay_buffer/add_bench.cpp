@@ -120,8 +120,8 @@ double grant_s(std::uint64_t workers, bool durable) {
   const TemporaryFolder folder;
   auto buffer = must(ReplayBuffer::open(folder.file(), options_for(kGroup, 3)));
   LedgerOptions options;
-  options.pacing = {3, 3, static_cast<std::uint32_t>(workers * kGroup)};
-  options.group_size = kGroup;
+  options.pacing = {{3, 1, 3}, static_cast<std::uint32_t>(workers * kGroup)};
+  options.pacing.group_size = kGroup;
   options.leases_live_max = 1u << 20;
   auto ledger = must(JobLedger::open(*buffer, options));
   WaitingGroups waiting(kGroup);

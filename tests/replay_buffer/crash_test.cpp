@@ -16,7 +16,7 @@ const WorkerId kWorker{1};
 
 LedgerOptions ledger_options() {
   LedgerOptions options;
-  options.pacing = {1, 1, 1u << 20};
+  options.pacing = {{1, 1, 1}, 1u << 20};
   return options;
 }
 

@@ -59,12 +59,14 @@ class Simulation {
   Simulation(const Scenario& scenario, std::uint64_t seed) : scenario_(scenario), random_(seed) {
     buffer_ = must(ReplayBuffer::open(folder_.file(), options_for(scenario.group_size, scenario.staleness_budget)));
     LedgerOptions options;
-    options.pacing = {scenario.staleness_budget, scenario.lookahead_steps,
+    options.pacing = {{scenario.staleness_budget, 1, scenario.lookahead_steps},
                       scenario.groups_per_step * scenario.group_size};
     if (scenario.hoarder != Hoarder::kNone || scenario.as_shipped)
-      options.lease = LeaseLength{60, 10, 7200, 3};
+      options.lease = LeaseLength{{from_seconds(60), from_seconds(10), from_seconds(7200)}, 3};
     else
-      options.lease = scenario.short_leases ? LeaseLength{2, 0.5, kLeaseMax, 3} : LeaseLength{12, 12, 12, 3};
+      options.lease = scenario.short_leases
+                          ? LeaseLength{{from_seconds(2), from_seconds(0.5), from_seconds(kLeaseMax)}, 3}
+                          : LeaseLength{{from_seconds(12), from_seconds(12), from_seconds(12)}, 3};
     ledger_ = must(JobLedger::open(*buffer_, options));
     const std::uint64_t workers = 2 + random_.below(5);
     for (std::uint64_t i = 0; i < workers; ++i) {

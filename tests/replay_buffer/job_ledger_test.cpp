@@ -13,8 +13,8 @@ const WorkerId kAda{1}, kBob{2};
 class Ledger : public testing::Test {
  protected:
   void SetUp() override {
-    options_.pacing = {2, 2, 4};  // S = 2, R = 4: two groups a step
-    options_.lease = {100, 5, 1000, 6, 64};
+    options_.pacing = {{2, 1, 2}, 4};  // S = 2, R = 4: two groups a step
+    options_.lease = {{from_seconds(100), from_seconds(5), from_seconds(1000)}, 6, 64};
     reopen();
   }
   void reopen() {
@@ -62,7 +62,7 @@ TEST_F(Ledger, StepsInWhichWorkersCouldHaveTakenMoreAreCountedByTheBound) {
   grant(kBob, 100);
   grant(kBob, 100);
   EXPECT_EQ(bound(Bound::kBudget), 1u) << "S and the lookahead allow the same";
-  options_.pacing.lookahead_steps = 1;
+  options_.pacing.staleness.lookahead = 1;
   reopen();
   grant(kAda, 100, 2, 1000, 2);
   grant(kBob, 100, 2, 1000, 2);
@@ -76,8 +76,8 @@ TEST(LedgerOnAFullDisk, CallsThatAreMadeTogetherHappenTogetherOrNotAtAll) {
   RefusingDisk disk;
   auto buffer = must(ReplayBuffer::open(folder.file(), options_for(kGroup, 2)));
   LedgerOptions options;
-  options.pacing = {2, 2, 8};
-  options.lease = {100, 5, 1000, 6, 64};
+  options.pacing = {{2, 1, 2}, 8};
+  options.lease = {{from_seconds(100), from_seconds(5), from_seconds(1000)}, 6, 64};
   auto ledger = must(JobLedger::open(*buffer, options));
   std::vector<LeaseRecord> granted;
   const auto turn = [&] {
@@ -114,8 +114,8 @@ TEST(LedgerOnAFullDisk, NothingHappensUntilThereIsRoom) {
   const TemporaryFolder folder;
   RefusingDisk disk;
   LedgerOptions options;
-  options.pacing = {2, 2, 4};
-  options.lease = {100, 5, 1000, 6, 64};
+  options.pacing = {{2, 1, 2}, 4};
+  options.lease = {{from_seconds(100), from_seconds(5), from_seconds(1000)}, 6, 64};
   auto buffer = must(ReplayBuffer::open(folder.file(), options_for(kGroup, 2)));
   auto ledger = must(JobLedger::open(*buffer, options));
   const auto leases = must(ledger->grant({kAda, Version{0}, "digest", 2}, 0, 1000));
@@ -452,7 +452,7 @@ TEST_F(Ledger, ARenewedLeaseIsNotWaitedForLongerThanTheWorkerUsuallyTakes) {
 }
 
 TEST_F(Ledger, NobodyHoardsAndNobodyGetsWorkItCannotDoInTime) {
-  options_.pacing = {2, 2, 40};  // 60 groups in stock
+  options_.pacing = {{2, 1, 2}, 40};  // 60 groups in stock
   reopen();
   const auto ada = grant(kAda, 1), bob = grant(kBob, 10);
   EXPECT_TRUE(submit(kAda, submission_for(ada[0]), 1090).accepted);
@@ -472,7 +472,7 @@ TEST_F(Ledger, NobodyHoardsAndNobodyGetsWorkItCannotDoInTime) {
 // Whoever holds nothing because all that may be asked for is with others is not to blame; who comes with a policy that
 // is of use no more, while there is work for the newest, is.
 TEST_F(Ledger, ItIsSaidWhoIsTurnedAwayBecauseNobodyCouldBeGivenAnything) {
-  options_.pacing = {2, 0, 4};  // one batch in stock
+  options_.pacing = {{2, 1, 0}, 4};  // one batch in stock
   reopen();
   const auto ask = [&](WorkerId worker, std::uint64_t version, std::uint64_t newest, std::uint64_t step,
                        std::uint32_t groups = 1) {
@@ -494,7 +494,7 @@ TEST_F(Ledger, ItIsSaidWhoIsTurnedAwayBecauseNobodyCouldBeGivenAnything) {
 
 // What a worker may hold grows with what it has handed in, and falls with every batch that lapses.
 TEST_F(Ledger, ANewcomerGetsLittleAndEarnsMore) {
-  options_.pacing = {2, 2, 32};  // 48 groups in stock, 16 a step
+  options_.pacing = {{2, 1, 2}, 32};  // 48 groups in stock, 16 a step
   options_.lease.first_groups.reset();
   reopen();
   const auto first = grant(kAda, 1000);
@@ -671,11 +671,11 @@ TEST_F(Ledger, WrongOptionsAreNamed) {
     const auto ledger = JobLedger::open(*buffer_, options);
     return ledger ? std::string("accepted") : ledger.error().detail;
   };
-  EXPECT_NE(with([](auto& o) { o.pacing.staleness_budget = 3; }).find("staleness budget 3"), std::string::npos);
-  EXPECT_NE(with([](auto& o) { o.pacing.lookahead_steps = 3; }).find("lookahead_steps is 3"), std::string::npos);
+  EXPECT_NE(with([](auto& o) { o.pacing.staleness.budget = 3; }).find("staleness budget 3"), std::string::npos);
+  EXPECT_NE(with([](auto& o) { o.pacing.staleness.lookahead = 3; }).find("lookahead_steps is 3"), std::string::npos);
   EXPECT_NE(with([](auto& o) { o.pacing.trajectories_per_step = 5; }).find("multiple of the group size"),
             std::string::npos);
-  EXPECT_NE(with([](auto& o) { o.lease.min_s = 0; }).find("0 < min"), std::string::npos);
+  EXPECT_NE(with([](auto& o) { o.lease.limits.min = {}; }).find("0 < min"), std::string::npos);
 }
 
 }  // namespace

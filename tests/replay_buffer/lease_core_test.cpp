@@ -73,9 +73,9 @@ TEST(WaitingGroups, GiveTheOldestThatAreWholeAndScored) {
 
 LeaseOptions small_options() {
   LeaseOptions options;
-  options.pacing = {2, 2, 12};
-  options.lease = {100, 5, 300, 6, 4};
-  options.group_size = kGroup;
+  options.pacing = {{2, 1, 2}, 12};
+  options.lease = {{from_seconds(100), from_seconds(5), from_seconds(300)}, 6, 4};
+  options.pacing.group_size = kGroup;
   return options;
 }
 

@@ -24,7 +24,7 @@ std::uint64_t oldest_trained(const Fleet& f, std::uint64_t steps) {
     std::int64_t done_at;
     auto key() const { return std::pair(version, number); }
   };
-  const Pacing pacing{f.budget, f.lookahead, f.groups_per_step};
+  const Pacing pacing{{f.budget, 1, f.lookahead}, f.groups_per_step};
   std::vector<Group> stock;  // under way, waiting, or in the batch that is trained on
   std::vector<std::int64_t> free_at(f.group_time.size(), 0);
   std::vector<std::pair<std::int64_t, std::uint64_t>> published{{-f.arrival, 0}};

@@ -18,7 +18,7 @@ TEST(Admission, StepMinusVersionAtMostTheBudget) {
 }
 
 TEST(Pacing, FollowsTheFormula) {
-  const Pacing pacing{3, 3, 64};
+  const Pacing pacing{{3, 1, 3}, 64};
   EXPECT_EQ(room(pacing, 0, Version{0}, 0), 4u * 64);  // (S + v + 1)*R
   EXPECT_EQ(room(pacing, 0, Version{0}, 4 * 64 - 1), 1u);
   EXPECT_EQ(room(pacing, 0, Version{0}, 4 * 64), 0u);
@@ -32,7 +32,7 @@ TEST(Pacing, FollowsTheFormula) {
 }
 
 TEST(Pacing, LookaheadBoundsTheStockAtEveryVersion) {
-  const Pacing pacing{4, 1, 8};
+  const Pacing pacing{{4, 1, 1}, 8};
   EXPECT_EQ(room(pacing, 10, Version{10}, 0), 16u);
   EXPECT_EQ(room(pacing, 10, Version{7}, 0), 16u);
   EXPECT_EQ(room(pacing, 10, Version{6}, 0), 8u);
@@ -53,7 +53,7 @@ TEST(Pacing, AgreesWithTheDefinition) {
 }
 
 TEST(Stranded, CountsWhatCanNoLongerBeUsed) {
-  const Pacing pacing{2, 2, 8};
+  const Pacing pacing{{2, 1, 2}, 8};
   EXPECT_EQ(stranded(pacing, 5, {}), 0u);
   const auto one = [&](std::uint64_t step, std::vector<VersionStock> stock) { return stranded(pacing, step, stock); };
   EXPECT_EQ(one(5, {{Version{3}, 0, 4}, {Version{5}, 8, 0}}), 4u);   // step 5 is the last one for version 3
@@ -68,7 +68,7 @@ TEST(Stranded, CountsWhatCanNoLongerBeUsed) {
 // What pacing admits, by brute force: grant as much as room() allows in every step, with the newest policy that is
 // `lag` steps behind its publication, and look at the oldest data a step is given.
 std::uint32_t oldest_trained(std::uint32_t budget, std::uint32_t kappa, std::uint32_t lookahead, std::uint32_t lag) {
-  const Pacing pacing{budget, lookahead, 4};
+  const Pacing pacing{{budget, 1, lookahead}, 4};
   std::vector<std::uint64_t> versions;  // in the order granted, which is the order trained on
   std::uint64_t worst = 0, trained = 0;
   for (std::uint64_t step = 0; step < 60; ++step) {
@@ -103,14 +103,14 @@ TEST(Pacing, TheWorstStalenessIsWhatItAdmits) {
 }
 
 TEST(Pacing, ItIsKnownWhichOfTheTwoBinds) {
-  const Pacing pacing{6, 2, 64, 100};
+  const Pacing pacing{{6, 1, 2}, 64, 100};
   EXPECT_EQ(binding(pacing, 10, Version{10}), Bound::kLookahead);  // 3 batches, where S allows 7
   EXPECT_EQ(binding(pacing, 10, Version{7}), Bound::kLookahead);   // where S allows 4
   EXPECT_EQ(binding(pacing, 10, Version{6}), Bound::kBudget);      // both allow 3
   EXPECT_EQ(binding(pacing, 10, Version{3}), Bound::kBudget);      // nothing that could be fresh enough
   EXPECT_EQ(binding(pacing, 98, Version{98}), std::nullopt);       // the run needs two more batches
   for (std::uint64_t age = 0; age <= 8; ++age)
-    EXPECT_EQ(binding({6, 6, 64}, 10, Version{10 - age}), Bound::kBudget) << "a lookahead of S never binds";
+    EXPECT_EQ(binding({{6, 1, 6}, 64}, 10, Version{10 - age}), Bound::kBudget) << "a lookahead of S never binds";
 }
 
 TEST(Pacing, AStepCountsOnceForEachBound) {
@@ -124,7 +124,7 @@ TEST(Pacing, AStepCountsOnceForEachBound) {
 }
 
 TEST(Lease, FollowsTheWorkersOwnTimePerToken) {
-  const LeaseLength length{60, 10, 7200, 1000};
+  const LeaseLength length{{}, 1000};
   EXPECT_EQ(lease_seconds(length, std::nullopt), 60);
   EXPECT_EQ(lease_seconds(length, 0.001), 10);  // 2 x 1 s
   EXPECT_EQ(lease_seconds(length, 0.05), 100);
@@ -139,7 +139,7 @@ TEST(Lease, FollowsTheWorkersOwnTimePerToken) {
 
 // Who has shown nothing yet gets little, for a short time, and is hardly waited for.
 TEST(Lease, ANewcomerIsMeasuredByTheOthers) {
-  const LeaseLength length{60, 10, 7200, 1000};
+  const LeaseLength length{{}, 1000};
   EXPECT_EQ(lease_seconds(length, std::nullopt, 0.005), 40);  // 8 x 5 s
   EXPECT_EQ(lease_seconds(length, std::nullopt, 0.0001), 10);
   EXPECT_EQ(lease_seconds(length, std::nullopt, 0.1), 60);
@@ -152,8 +152,8 @@ TEST(Lease, ANewcomerIsMeasuredByTheOthers) {
   EXPECT_EQ(patience_seconds(length, std::nullopt, {}, 7.0), 7);
   EXPECT_EQ(patience_seconds(length, 40.0, {}, 0.1), 1);
 
-  EXPECT_EQ(first_groups(length, {6, 2, 2048}, 8), 32u);
-  EXPECT_EQ(first_groups(length, {2, 1, 4}, 2), 1u);
+  EXPECT_EQ(first_groups(length, {{6, 1, 2}, 2048, {}, 8}), 32u);
+  EXPECT_EQ(first_groups(length, {{2, 1, 1}, 4, {}, 2}), 1u);
   EXPECT_EQ(groups_trusted(32, 1), 33u);
   EXPECT_EQ(groups_trusted_after_lapse(33), 16u);
   EXPECT_EQ(groups_trusted_after_lapse(1), 1u);
@@ -177,7 +177,7 @@ TEST(Lease, OneRateDoesNotTakeEverything) {
 }
 
 TEST(Lease, LateWorkIsNotAskedFor) {
-  const Pacing pacing{2, 2, 8};
+  const Pacing pacing{{2, 1, 2}, 8};
   EXPECT_TRUE(in_time(pacing, 5, Version{5}, 30, 10));  // steps 5, 6 and 7 may use it
   EXPECT_FALSE(in_time(pacing, 5, Version{5}, 31, 10));
   EXPECT_TRUE(in_time(pacing, 5, Version{4}, 20, 10));

@@ -19,7 +19,7 @@ struct Trial {
   static FleetOptions slow() {  // hours pass
     FleetOptions o;
     o.learner.heartbeat = seconds(10);
-    o.learner.heartbeat_timeout = seconds(60);
+    o.learner.network.heartbeat_timeout = seconds(60);
     return o;
   }
   void start(const std::vector<Duration>& skews) {

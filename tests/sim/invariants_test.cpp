@@ -35,7 +35,7 @@ class Watched : public testing::Test {
   static FleetOptions fleet_options() {
     FleetOptions o;
     o.learner.up_least = o.learner.chain_rate;
-    o.learner.heartbeat_timeout = seconds(5);
+    o.learner.network.heartbeat_timeout = seconds(5);
     return o;
   }
   void run(Duration time) { world_.run(world_.now() + time); }

@@ -19,9 +19,7 @@ using std::chrono::seconds;
 RunScenario scenario(std::size_t machines = 20) {
   RunScenario s;
   s.steps = 40;
-  s.prompts_per_step = 20;
-  s.group_size = 8;
-  s.pacing = {3, 2, 160, s.steps};
+  s.pacing = {{3, 1, 2}, 160, s.steps, 8};
   s.lease.tokens_max = 4000;
   s.tokens = {500, 900};
   s.step_time = seconds(20);
@@ -40,7 +38,7 @@ RunScenario scenario(std::size_t machines = 20) {
   r.fleet.provider = "none";  // the market is made up
   r.learner_up = BitRate::from_mbit_per_s(400);
   r.chunk = Bytes{256 * 1024};
-  r.delay = milliseconds(10);
+  r.paths.delay_expected = milliseconds(10);
   r.fleet.install_time_expected = milliseconds(500);
   r.fleet.join_timeout = minutes(3);
   r.fleet.workers_max = 64;
@@ -174,7 +172,7 @@ TEST(RunSim, TheLearnerNeverWaitsWithPlentyAndWaitsTheMoreTheLessThereIs) {
 
 TEST(RunSim, StrictlyOnPolicyTheLearnerWaitsForEveryBatch) {
   RunScenario s = scenario();
-  s.pacing.staleness_budget = s.pacing.lookahead_steps = 0;
+  s.pacing.staleness = {0, 1, 0};
   s.request.staleness_budget = s.request.lookahead = 0;
   const RunResult r = simulated(s);
   EXPECT_EQ(oldest(r), 0u);
@@ -186,8 +184,8 @@ TEST(RunSim, NothingStalerThanTheBudgetIsTrainedOn) {
   for (const std::uint32_t budget : {1u, 2u, 4u}) {
     RunScenario s = scenario();
     s.churn.per_hour = 4;
-    s.pacing.staleness_budget = budget;
-    s.pacing.lookahead_steps = budget;
+    s.pacing.staleness.budget = budget;
+    s.pacing.staleness.lookahead = budget;
     s.request.staleness_budget = static_cast<int>(budget);
     // Workers of very different speeds: results overtake each other.
     for (std::size_t i = 0; i < s.offers.size(); ++i) s.offers[i].offer.rollouts_per_s = i % 3 == 0 ? 0.3 : 3;
@@ -200,7 +198,7 @@ TEST(RunSim, NothingStalerThanTheBudgetIsTrainedOn) {
 
 TEST(RunSim, WorkOfAnyAgeIsHandedOutAndWhatIsTooStaleIsRejected) {
   RunScenario s = scenario();
-  s.pacing.staleness_budget = 5;
+  s.pacing.staleness.budget = 5;
   s.request.staleness_budget = 5;
   s.request.pace.publish_every = 4;
   s.publishes = Publishes::kSnapshot;
@@ -412,9 +410,9 @@ TEST(RunSim, WhoFindsNothingToDoIsNotTakenForStalled) {
   const RunResult r = simulated(s);
   EXPECT_EQ(r.ended, "completed");
   EXPECT_EQ(r.lost, 0u);
-  ASSERT_GT(r.machines.size(), 2 * s.prompts_per_step) << "or it says nothing";
+  ASSERT_GT(r.machines.size(), 2 * s.pacing.groups_per_step()) << "or it says nothing";
   for (const auto& machine : r.machines)
-    EXPECT_LT(machine.rollouts, s.group_size * s.steps / 2) << "or it says nothing";
+    EXPECT_LT(machine.rollouts, s.pacing.group_size * s.steps / 2) << "or it says nothing";
 }
 
 TEST(RunSim, EveryPolicyForNewPoliciesFinishes) {
@@ -452,11 +450,12 @@ TEST(RunSim, WithEqualSharesEverybodyWaitsForTheSlowest) {
 
 TEST(RunSim, FarRegionsMakeTheBroadcastLonger) {
   RunScenario s = scenario();
-  s.request.regions.regions = {{"near", {"near"}}, {"far", {"far"}}};
-  s.request.regions.ways.ways.assign(2, std::vector<chains::RegionWay>(2));
+  s.request.paths.regions.regions = {{"near", {"near"}}, {"far", {"far"}}};
+  s.request.paths.regions.ways.ways.assign(2, std::vector<chains::RegionWay>(2));
   for (std::size_t i = 0; i < s.offers.size(); ++i) s.offers[i].offer.place = i % 2 ? "far" : "near";
   const auto run = [&](Duration far, BitRate rate) {
-    for (auto& way : {&s.request.regions.ways.ways[0][1], &s.request.regions.ways.ways[1][0]}) *way = {rate, far};
+    for (auto& way : {&s.request.paths.regions.ways.ways[0][1], &s.request.paths.regions.ways.ways[1][0]})
+      *way = {rate, far};
     return simulated(s);
   };
   const auto t_b = [](const RunResult& r) { return r.publications.at(10).t_b_s.value_or(0); };

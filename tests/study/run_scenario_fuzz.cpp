@@ -19,12 +19,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (run) {
     const sim::RunScenario& s = run->scenario;
     expect(!s.offers.empty() && s.offers.size() <= 1'000'000, "offers");
-    expect(s.request.regions.ways.ways.size() == s.request.regions.regions.size(), "ways");
+    expect(s.request.paths.regions.ways.ways.size() == s.request.paths.regions.regions.size(), "ways");
     for (const sim::RunOffer& o : s.offers)
       expect(o.region < s.regions.size() && o.rate_share > 0, "a region", o.offer.id);
     expect(!s.delta_bytes.empty() && s.request.delta_bytes.count > 0 && s.request.full_bytes.count > 0, "bytes");
-    if (s.offers.size() <= 64 &&
-        s.prompts_per_step * std::uint64_t{s.group_size} <= 4096) {  // the beginning of the run itself
+    if (s.offers.size() <= 64 && s.pacing.trajectories_per_step <= 4096) {  // the beginning of the run itself
       sim::RunScenario few = s;
       few.time_max = std::min<Duration>(few.time_max, std::chrono::minutes(12));
       few.steps = std::min<std::uint64_t>(few.steps, 8);

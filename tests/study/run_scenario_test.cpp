@@ -47,7 +47,7 @@ TEST(SimRunConfig, ReadsAScenario) {
   EXPECT_EQ(s.offers.size(), 8u);
   EXPECT_EQ(s.regions, (std::vector<std::string>{"here", "there"}));
   EXPECT_EQ(s.offers[4].region, 1u);
-  const provisioner::RegionMap& regions = s.request.regions;
+  const provisioner::RegionMap& regions = s.request.paths.regions;
   EXPECT_EQ(regions.of("there"), 1u);
   EXPECT_EQ(regions.of("nowhere"), 0u);
   EXPECT_EQ(regions.ways.ways[0][1].delay, std::chrono::milliseconds(80));
@@ -57,7 +57,7 @@ TEST(SimRunConfig, ReadsAScenario) {
   EXPECT_EQ(s.delta_bytes, (std::vector<Bytes>{Bytes{3'500'001}}));  // 1e8 x 0.05 x 0.7
   EXPECT_EQ(s.request.delta_bytes, s.delta_bytes.front());
   EXPECT_EQ(s.pacing.trajectories_per_step, 32u);
-  EXPECT_EQ(s.pacing.lookahead_steps, 3u);
+  EXPECT_EQ(s.pacing.staleness.lookahead_steps(), 3u);
   // 200 tokens/s at a mean of some 140 tokens.
   EXPECT_NEAR(s.offers[0].offer.rollouts_per_s * sim::mean_tokens(s), 200, 1e-9);
   const auto result = sim::simulate_run(s);

@@ -1,0 +1,43 @@
+#include "overlay/settings.hpp"
+
+#include "base/config.hpp"
+
+namespace echoline::overlay {
+
+void read(ConfigSection s, NetworkSettings& c) {
+  s.read("bind", c.bind, "the address that the learner listens on; `::` lets workers join from other machines");
+  std::uint32_t port = c.port;
+  s.read("port", port, {.min = 0, .max = 65535}, "0: any free one");
+  c.port = static_cast<std::uint16_t>(port);
+  const Limits<BitRate> positive{.min = BitRate{1000}, .max = BitRate{1e12}};
+  s.read("uplink", c.uplink, positive,
+         {"B: the most that the learner sends; without it nothing holds it back, and 1 Gbit/s are planned with",
+          "unlimited"});
+  s.read("chunk", c.chunk, {.min = Bytes{1024}, .max = Bytes{1u << 20}},
+         {"the piece in which a publication is proven and passed on", "by the payload, the fleet and its links"});
+  using chains::TopologyPolicy;
+  s.read_choice(
+      "topology", c.topology,
+      {{"auto", TopologyPolicy::kAuto},
+       {"trees", TopologyPolicy::kTrees},
+       {"stripes", TopologyPolicy::kStripes},
+       {"best_chains", TopologyPolicy::kBestChains},
+       {"echo2", TopologyPolicy::kEcho2},
+       {"star", TopologyPolicy::kStar}},
+      "who sends to whom: whichever of the others is expected to be soonest, for the planned fleet first and then for "
+      "who is there (auto), a tree for each share of the chunks (trees), chains for each (stripes), as many "
+      "chains as are fastest (best_chains), B / b chains as ECHO-2 has them (echo2), or the learner to "
+      "everybody (star)");
+  s.read("heartbeat_timeout", c.heartbeat_timeout,
+         {.min = std::chrono::milliseconds(200), .max = std::chrono::hours(1)},
+         "a worker that is not heard of for this long is away: others get its work, its machine and place are kept");
+  s.read("silence_min", c.silence_min, {.min = Duration(0), .max = std::chrono::hours(1)},
+         "no worker loses its place among those who forward before it was silent for this long, however regularly it "
+         "was heard until then; never later than heartbeat_timeout");
+  s.read("store", c.store, {.min = Bytes{1u << 20}, .max = Bytes{1ull << 50}},
+         {"recent publications that the learner keeps in memory for late workers", "by the policy's size"});
+  s.read("quorum", c.quorum, {.min = 0.01, .max = 1.0},
+         "q: a version counts as broadcast, and T_b ends, when this share of the fleet has installed it");
+}
+
+}  // namespace echoline::overlay
