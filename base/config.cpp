@@ -18,6 +18,8 @@ struct ConfigSectionState {
     std::optional<ConfigNode> value;  // as resolved: what was read, or the default
     ConfigDoc doc;
     std::string type, range, fallback;
+    std::string least, most;
+    std::vector<std::string> choices;
     bool required = false;
   };
   struct Asked {
@@ -348,7 +350,7 @@ void collect_keys(const ConfigSectionState& section, std::vector<ConfigKey>& key
     const bool in_words = !told.doc.fallback.empty();
     keys.push_back({section.full(asked.key), told.type, told.range,
                     in_words ? std::string(told.doc.fallback) : told.fallback, std::string(told.doc.meaning), "",
-                    told.required, !in_words, tested});
+                    told.required, !in_words, tested, told.least, told.most, told.choices});
     for (const auto& child : asked.sections) collect_keys(*child, keys);
   }
 }
@@ -423,6 +425,10 @@ bool ConfigSection::read_number(std::string_view key, T& value, const Limits<T>&
   const bool may_be_auto = absent == Absent::kAuto;
   const ConfigNode* node = wanted(key, absent, doc, type_name<T>() + (may_be_auto ? " or auto" : ""),
                                   state_->file->data ? "" : range_text(told));
+  if (!state_->file->data) {
+    if (told.min) state_->tell(key).least = resolved_node(*told.min).text;
+    if (told.max) state_->tell(key).most = resolved_node(*told.max).text;
+  }
   if (may_be_auto && node && node->kind == Kind::kScalar && node->text == kAuto) node = nullptr;
   if (node) {
     const std::string or_auto = may_be_auto ? "; `auto` is allowed as well" : "";
@@ -507,6 +513,7 @@ std::optional<std::size_t> ConfigSection::choose_index(std::string_view key, con
       error(key, expected("one of " + list, *node).detail + did_you_mean(node->text, names));
   }
   if (state_->file->data) return chosen;
+  state_->tell(key).choices = names;
   const std::string& name = chosen ? names[*chosen] : current;
   if (!name.empty()) state_->tell(key).value = scalar_node(name, true);
   if (absent == Absent::kDefault) state_->tell(key).fallback = current;

@@ -72,7 +72,9 @@ struct ConfigKey {
   std::string when;  // the value of another key with which alone it is read: "adapter: gsm8k"
   bool required = false;
   bool fallback_is_value = false;
-  bool presence = false;  // that the section is there means something in itself
+  bool presence = false;             // that the section is there means something in itself
+  std::string least, most;           // the ends of a number's range; empty where there is none
+  std::vector<std::string> choices;  // the names of a choice
 };
 
 struct ConfigNode;          // a value of the parsed file

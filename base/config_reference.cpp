@@ -80,6 +80,123 @@ std::string reference_json(std::span<const ConfigKey> keys) {
   return nlohmann::ordered_json{{"schema_version", 1}, {"keys", std::move(list)}}.dump(2) + "\n";
 }
 
+namespace {
+
+using Schema = nlohmann::ordered_json;
+
+// The text of a quantity; what numbers before the unit may be, only the reader checks.
+Schema quantity(const char* units) {
+  return {{"type", "string"}, {"pattern", fmt::format("^\\s*-?[0-9._]+\\s*({})\\s*$", units)}};
+}
+
+Schema schema_of_type(const ConfigKey& key, std::string_view type) {
+  const auto number = [&](const char* name) {
+    Schema schema{{"type", name}};
+    if (!key.least.empty()) schema["minimum"] = Schema::parse(key.least);
+    if (!key.most.empty()) schema["maximum"] = Schema::parse(key.most);
+    return schema;
+  };
+  if (type.ends_with(" or auto"))
+    return {{"anyOf", {schema_of_type(key, type.substr(0, type.size() - 8)), Schema{{"const", "auto"}}}}};
+  if (type.starts_with("list: ")) return {{"type", "array"}, {"items", schema_of_type({}, type.substr(6))}};
+  if (type == "whole number") return number("integer");
+  if (type == "number") return number("number");
+  if (type == "true or false") return {{"type", "boolean"}};
+  if (type == "mapping") return {{"type", "object"}};
+  if (type == "choice") return {{"enum", key.choices}};
+  if (type == "duration") return quantity("ns|us|ms|s|min|h");
+  if (type == "size") return quantity("[kMGT]?B|[KMGT]iB");
+  if (type == "rate") return quantity("[kMG]?bit/s");
+  return {{"type", {"string", "number", "boolean"}}};  // YAML's plain scalars are texts to the reader
+}
+
+// A key without a value keeps its default.
+void allow_null(Schema& schema) {
+  if (schema.contains("enum"))
+    schema["enum"].push_back(nullptr);
+  else if (schema.contains("anyOf"))
+    schema["anyOf"].push_back({{"type", "null"}});
+  else if (schema["type"].is_array())
+    schema["type"].push_back("null");
+  else
+    schema["type"] = {schema["type"], "null"};
+}
+
+Schema empty_section() {
+  return {{"type", "object"}, {"properties", Schema::object()}, {"additionalProperties", false}};
+}
+
+// The schema of the section that a dotted path names, made where it is not there yet. `root` is a section.
+Schema& section_at(Schema& root, std::string_view path) {
+  Schema* at = &root;
+  while (!path.empty()) {
+    const std::size_t end = std::min(path.find('.'), path.size());
+    std::string name(path.substr(0, end));
+    path.remove_prefix(std::min(end + 1, path.size()));
+    const bool list = name.ends_with("[]");
+    if (list) name.resize(name.size() - 2);
+    Schema& child = (*at)["properties"][name];
+    if (child.is_null()) child = list ? Schema{{"type", "array"}, {"items", empty_section()}} : empty_section();
+    at = list ? &child["items"] : &child;
+  }
+  return *at;
+}
+
+}  // namespace
+
+std::string reference_schema(std::span<const ConfigKey> keys) {
+  Schema root = empty_section();
+  root["$schema"] = "https://json-schema.org/draft/2020-12/schema";
+  root["title"] = "A run file of echoline";
+  const auto put = [](Schema& top, const std::string& path, const ConfigKey& key) {
+    const std::size_t dot = path.rfind('.');
+    const bool list = key.type == "list", section = key.type == "section";
+    if (list || section) {
+      section_at(top, path + (list ? "[]" : ""));
+      Schema& parent = section_at(top, dot == std::string::npos ? "" : std::string_view(path).substr(0, dot));
+      parent["properties"][path.substr(dot == std::string::npos ? 0 : dot + 1)]["description"] = key.meaning;
+      return;
+    }
+    Schema& parent = section_at(top, dot == std::string::npos ? "" : std::string_view(path).substr(0, dot));
+    Schema schema = schema_of_type(key, key.type);
+    std::string description = key.meaning;
+    if (!key.fallback.empty()) description += fmt::format(" (default: {})", key.fallback);
+    schema["description"] = description;
+    const std::string name = path.substr(dot == std::string::npos ? 0 : dot + 1);
+    if (key.required)
+      parent["required"].push_back(name);
+    else
+      allow_null(schema);
+    parent["properties"][name] = std::move(schema);
+  };
+  // By condition: the section that `when` is about, and what is in it then.
+  std::vector<std::pair<std::string, Schema>> conditional;
+  for (const ConfigKey& key : keys) {
+    if (key.when.empty()) {
+      put(root, key.path, key);
+      continue;
+    }
+    const std::string_view path = key.path;
+    const std::string section(path.substr(0, path.find('.')));
+    if (conditional.empty() || conditional.back().first != section + "." + key.when) {
+      conditional.emplace_back(section + "." + key.when, empty_section());
+      conditional.back().second.erase("additionalProperties");  // the other keys of the section are not said again
+      conditional.back().second.erase("type");
+    }
+    put(conditional.back().second, key.path.substr(section.size() + 1), key);
+  }
+  for (auto& [condition, then] : conditional) {
+    const std::size_t dot = condition.find('.'), colon = condition.find(": ");
+    Schema& section = section_at(root, std::string_view(condition).substr(0, dot));
+    for (const auto& [name, ignored] : then["properties"].items())
+      section["properties"].emplace(name, Schema::object());
+    const std::string key = condition.substr(dot + 1, colon - dot - 1), value = condition.substr(colon + 2);
+    section["allOf"].push_back(
+        {{"if", {{"properties", {{key, {{"const", value}}}}}, {"required", {key}}}}, {"then", std::move(then)}});
+  }
+  return root.dump(2) + "\n";
+}
+
 std::string reference_yaml(std::span<const ConfigKey> keys) {
   std::string out;
   std::string off;  // the section that is commented out as a whole

@@ -4,6 +4,7 @@
 #include "base/config_reference.hpp"
 #include "cli/verbs.hpp"
 #include "learner/run_config.hpp"
+#include "study/sim_run_config.hpp"
 
 namespace echoline::cli {
 namespace {
@@ -43,6 +44,20 @@ void reference(const Arguments& a) {
     fmt::print("{}{}", kPage, reference_markdown(keys));
 }
 
+// Of run files and of what a simulated run has beside; `sweep` is read by its own verb.
+void schema() {
+  std::vector<ConfigKey> keys = learner::run_file_keys();
+  for (ConfigKey& key : keys)
+    if (key.path == "task.adapter") key.required = false;  // a run of several tasks has `tasks` instead
+  for (ConfigKey& key : study::simulation_keys()) keys.push_back(std::move(key));
+  ConfigKey sweep;
+  sweep.path = "sweep";
+  sweep.type = "mapping";
+  sweep.meaning = "What `echoline sweep` varies.";
+  keys.push_back(std::move(sweep));
+  fmt::print("{}", reference_schema(keys));
+}
+
 }  // namespace
 
 void add_config(Verb& app, int& exit) {
@@ -52,6 +67,14 @@ void add_config(Verb& app, int& exit) {
   auto a = std::make_shared<Arguments>();
   auto* json = page->add_flag("--json", a->json, "print JSON");
   page->add_flag("--yaml", a->yaml, "print a run file to fill in; what has a default is commented out")->excludes(json);
+  auto* form = verb->add_verb("schema", "Print a JSON Schema of run files, for editors");
+  form->footer(
+      "echoline config schema > run-file.schema.json, and as the first line of a run file:\n"
+      "# yaml-language-server: $schema=run-file.schema.json");
+  form->callback([&exit] {
+    schema();
+    exit = 0;
+  });
   page->footer("docs/run-file.md is its output.");
   page->callback([a, &exit] {
     reference(*a);

@@ -83,7 +83,8 @@ Result<overlay::trust::Secret> find_token(const WorkerArguments& a) {
 }
 
 int work(const WorkerArguments& a, const std::atomic<bool>& stop) {
-  worker::AgentOptions options;
+  worker::AgentOptions agent;
+  overlay::WorkerOptions& options = agent.node;
   const auto learner = parse_endpoint("--join", a.join);
   if (!learner) return complain("worker", learner.error());
   options.learner = *learner;
@@ -146,9 +147,9 @@ int work(const WorkerArguments& a, const std::atomic<bool>& stop) {
   }
   auto maker = worker::engine_maker(std::move(engine));
   if (!maker) return complain("worker", maker.error());
-  options.engine = std::move(*maker);
-  if (a.rollouts_per_s > 0) options.rollouts_per_s_max = a.rollouts_per_s;
-  const auto report = worker::run_agent(options, stop);
+  agent.engine = std::move(*maker);
+  if (a.rollouts_per_s > 0) agent.rollouts_per_s_max = a.rollouts_per_s;
+  const auto report = worker::run_agent(agent, stop);
   if (!report) return complain("worker", report.error());
   const double versions = static_cast<double>(std::max<std::uint64_t>(1, report->versions));
   log::info(

@@ -89,18 +89,12 @@ struct WarmStartSection {
 
 enum class TrainerKind { kBuiltIn, kExternal };
 
-struct LearnerSection {
+struct LearnerSection : TrainingSettings {
   TrainerKind trainer = TrainerKind::kBuiltIn;
   std::string api = "socket";  // for an external one: "socket", or HOST:PORT of this machine
-  LossConfig loss;
-  OptimizerConfig optimizer;
-  Truncated truncated = Truncated::kKeep;
-  double truncated_penalty = 1.0;
-  std::uint32_t minibatches = 1;  // updates per learner step
-  int threads = 1;                // of libtorch
-  std::string device = "cpu";     // cpu, cuda, cuda:N
+  int threads = 1;             // of libtorch
+  std::string device = "cpu";  // cpu, cuda, cuda:N
   Compute compute = Compute::kFp32;
-  std::int64_t microbatch_tokens = 8192;
   bool recompute = false;
   std::uint32_t checkpoint_every = 10;  // steps
   std::uint32_t checkpoints_kept = 2;

@@ -5,15 +5,14 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
-#include <set>
 #include <thread>
+#include <tuple>
 
 #include "base/clock.hpp"
 #include "base/files.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "chains/broadcast_model.hpp"
-#include "chains/fleet_graph.hpp"
 #include "data_plane/run_spec.hpp"
 #include "data_plane/trajectory.hpp"
 #include "learner/batch.hpp"
@@ -28,10 +27,11 @@
 #include "learner/report.hpp"
 #include "learner/resume.hpp"
 #include "learner/rollout_desk.hpp"
+#include "learner/roster.hpp"
 #include "learner/run_clock.hpp"
 #include "learner/run_record.hpp"
+#include "learner/run_status.hpp"
 #include "learner/run_task.hpp"
-#include "learner/worker_meter.hpp"
 #include "overlay/sizes.hpp"
 #include "overlay/uv/hosts.hpp"
 #include "overlay/uv/node.hpp"
@@ -46,7 +46,6 @@ using nlohmann::json;
 
 constexpr Duration kLockPatience = std::chrono::seconds(20);  // with a run that its last process is about to leave
 constexpr Duration kPoll = std::chrono::milliseconds(200);
-constexpr Duration kStatusEvery = std::chrono::milliseconds(500);
 constexpr Duration kFinalAckWait = std::chrono::seconds(30);
 constexpr Duration kDiskRetry = std::chrono::seconds(1);
 
@@ -67,11 +66,12 @@ class Service {
     ECHO_TRY(checked.status());
     plan_ = std::move(*checked.plan);
     ECHO_ASSIGN(const SourceMaker make_source, source_maker(config_, options_.built_in));
-    for (const provisioner::PlanRow& row : plan_.plan.rows) offers_.emplace(row.offer.id, &row.offer);
+    roster_.emplace(config_, plan_.plan);
     if (options_.planned) options_.planned(plan_.plan);
     ECHO_ASSIGN(record_,
                 RunRecord::open(config_.run_folder(), options_.resume, options_.resume ? kLockPatience : Duration{}));
     ECHO_ASSIGN(run_clock_, RunClock::open(record_->folder(), config_.learner.usd_per_hour, options_.resume, clock_));
+    status_.emplace(config_, *record_, *run_clock_, clock_);
     if (!record_->moved_to().empty()) {
       log::info("the earlier run was moved to {}", record_->moved_to().string());
       ECHO_TRY(release_earlier(config_, record_->moved_to()));
@@ -165,14 +165,16 @@ class Service {
     return ends(std::move(why));
   }
 
-  void source_phase(const std::string& text) { phase(options_.resume && !desk_ready_ ? "resuming: " + text : text); }
+  void source_phase(const std::string& text) {
+    write_status(options_.resume && !desk_ready_ ? "resuming: " + text : text);
+  }
 
   // Workers that outlived an earlier process look for this one, for a while: it is there before the model is loaded.
   Status listen_early() {
     const auto latest = find_policy(record_->folder() / "checkpoints");
     if (!latest) return ok();  // loading says what is wrong
     step_ = static_cast<std::uint64_t>(latest->step);
-    phase("resuming");
+    write_status("resuming");
     return start_overlay();
   }
 
@@ -192,15 +194,9 @@ class Service {
     spec.set_metadata_bytes_max(config_.rollout.metadata_max.count);
     schema::LearnerMessage message;
     ECHO_ASSIGN(*message.mutable_run_spec(), data_plane::pack_run_spec(spec));
-    auto packed = std::make_shared<const std::string>(message.SerializeAsString());
-    std::vector<WorkerId> waiting;
-    {
-      const std::lock_guard lock(mutex_);
-      run_spec_ = packed;
-      for (const auto& [id, w] : workers_)
-        if (!w.away && !w.lost) waiting.push_back(id);
-    }
-    for (const WorkerId id : waiting) tell(id, packed);
+    const std::lock_guard lock(joining_mutex_);
+    run_spec_ = std::make_shared<const std::string>(message.SerializeAsString());
+    for (const auto& [id, offer] : roster_->present()) tell(id, run_spec_);
     return ok();
   }
 
@@ -247,7 +243,7 @@ class Service {
       return ok();
     };
     events.region_of = [this](const overlay::MemberInfo& member) {
-      return region_of(printable(member.name), member.place);
+      return roster_->region_of(printable(member.name), member.place);
     };
     // What machines call themselves and say is shown from here on: in the log, in files, on terminals.
     events.heartbeat = [this](const overlay::HeardFrom& beat) { heartbeat(beat); };
@@ -257,16 +253,11 @@ class Service {
     events.trouble = [this](WorkerId id, const std::string& said) {
       const std::string what = printable(said);
       log::warn("worker {}: {}", id, what);
-      {
-        const std::lock_guard lock(mutex_);
-        ++workers_[id].troubles;
-      }
+      roster_->had_trouble(id);
       record_->event("trouble", {{"worker", id.value}, {"what", what}});
     };
     events.acked = [this](WorkerId id, Version version, const overlay::Digest& digest) {
-      const std::lock_guard lock(mutex_);
-      workers_[id].version = version;
-      workers_[id].digest = digest;
+      roster_->acknowledged(id, version, digest);
     };
     events.message = [this](WorkerId id, std::string bytes) {
       if (desk_ready_) desk_->receive(id, std::move(bytes));
@@ -293,14 +284,9 @@ class Service {
       if (const Status sent = node_->send(worker, std::move(bytes)); !sent) log::warn("{}", sent.error().message());
     };
     events.accepted = [this](WorkerId worker, std::uint64_t rollouts, double held_s) {
-      const std::lock_guard lock(mutex_);
-      workers_[worker].rollouts += rollouts;
-      meters_[worker].accepted(rollouts, held_s);
+      roster_->accepted(worker, rollouts, held_s);
     };
-    events.turned_away = [this](WorkerId worker) {
-      const std::lock_guard lock(mutex_);
-      meters_[worker].turned_away();
-    };
+    events.turned_away = [this](WorkerId worker) { roster_->turned_away(worker); };
     events.misbehaved = [this](WorkerId worker, const std::string& reason) {
       node_->expel(worker, reason);
       record_->event("expelled", {{"worker", worker.value}, {"reason", printable(reason)}});
@@ -346,7 +332,7 @@ class Service {
           join, record_->folder().string());
       return ok();
     }
-    phase("renting the fleet");
+    write_status("renting the fleet");
     provisioner::FleetOptions fleet;
     fleet.run = config_.run.name;
     fleet.plan = plan_.plan;
@@ -366,14 +352,8 @@ class Service {
     ECHO_TRY(make_folders(fleet.providers.log_folder));
     ECHO_ASSIGN(fleet_, provisioner::FleetDriver::start(std::move(fleet)));
     fleet_ready_ = true;
-    std::vector<std::pair<WorkerId, std::string>>
-        here;  // that outlived an earlier process, and were back before the fleet
-    {
-      const std::lock_guard lock(mutex_);
-      for (const auto& [id, w] : workers_)
-        if (!w.away && !w.lost) here.emplace_back(id, w.offer);
-    }
-    for (const auto& [id, offer] : here) fleet_->joined(id, offer);
+    // Workers that outlived an earlier process may have been back before the fleet was there.
+    for (const auto& [id, offer] : roster_->present()) fleet_->joined(id, offer);
     return ok();
   }
 
@@ -383,10 +363,7 @@ class Service {
     provisioner::LaunchSpec spec;
     spec.image = config_.fleet.image;
     spec.disk = config_.fleet.disk;
-    {
-      const std::lock_guard lock(mutex_);
-      rented_[offer.id] = offer;
-    }
+    roster_->rented(offer);
     if (provisioner::is_here(offer.provider)) {
       const std::filesystem::path folder = std::filesystem::absolute(worker_folders() / offer.id);
       std::error_code error;
@@ -435,9 +412,9 @@ class Service {
     const Duration patience = config_.fleet.join_timeout;
     while (!stop_) {
       ECHO_TRY(fleet_money());
-      const std::size_t joined = alive();
+      const std::size_t joined = roster_->alive();
       const std::size_t missing = fleet_ ? still_joining() : (joined > 0 ? 0 : 1);
-      phase(fmt::format("{} workers joined, waiting for {}", joined, missing));
+      write_status(fmt::format("{} workers joined, waiting for {}", joined, missing));
       if (missing == 0 && joined > 0) return ok();
       const Duration waited = clock_.now() - begin;
       if (joined > 0 && waited >= patience) return ok();
@@ -493,12 +470,8 @@ class Service {
   }
 
   // Called on the publisher's thread.
-  void published(const PublishReport& report) {
-    {
-      const std::lock_guard lock(mutex_);
-      published_version_ = report.version;
-      published_digest_ = report.digest;
-    }
+  void note_published(const PublishReport& report) {
+    status_->published(report.version, report.digest, report.stats.patch_bytes);
     desk_->published(report.version, report.digest);
     record_->metric("publication", {{"version", report.version.value},
                                     {"snapshot", report.snapshot},
@@ -507,7 +480,6 @@ class Service {
                                     {"density", report.stats.density()},
                                     {"encode_seconds", report.encode_seconds},
                                     {"digest", overlay::to_hex(report.digest)}});
-    last_delta_bytes_ = report.stats.patch_bytes;
   }
 
   // What rented workers on this machine keep: their identity and publications.
@@ -533,7 +505,7 @@ class Service {
         ECHO_TRY(checkpoint());
         return std::move(money).error();
       }
-      if (alive() > 0 || still_joining() > 0) {
+      if (roster_->alive() > 0 || still_joining() > 0) {
         alone_since = kNever;
       } else if (alone_since == kNever) {
         alone_since = clock_.now();
@@ -582,9 +554,7 @@ class Service {
       row["by_task"] = by_task.figures("responses");
     }
     row.update(done->figures);  // the trainer knows better what it trained on
-    reward_ = row.at("reward_mean");
-    wait_seconds_ += seconds(waited - start);
-    training_seconds_ += seconds(end - start);
+    status_->trained(row.at("reward_mean"), waited - start, end - start);
     if (fleet_) fleet_->step_measured(end - waited - std::exchange(stood_still_, {}));
     row.update({{"step", step_},
                 {"staleness", ages},
@@ -608,19 +578,14 @@ class Service {
   void wait_for_final_acks() {
     const TimePoint deadline = clock_.now() + kFinalAckWait;
     while (!stop_ && clock_.now() < deadline) {
-      bool all = true;
-      {
-        const std::lock_guard lock(mutex_);
-        for (const auto& [id, w] : workers_) all = all && (w.lost || w.away || w.version == published_version_);
-      }
-      if (all) return;
-      phase("waiting for the last policy to arrive everywhere");
+      if (roster_->all_present_have(status_->newest().first)) return;
+      write_status("waiting for the last policy to arrive everywhere");
       std::this_thread::sleep_for(kPoll / 4);
     }
   }
 
   Result<ServiceOutcome> finish(const std::string& ended) {
-    phase("finishing");
+    write_status("finishing");
     json rejected = json::object();
     ReportInput input;
     if (desk_) {
@@ -637,13 +602,9 @@ class Service {
     refresh_workers();
     overlay::LearnerStats stats;
     if (node_) stats = node_->stats();
-    {  // as they stand now: returning the fleet makes every worker leave
-      const std::lock_guard lock(mutex_);
-      for (const auto& [id, w] : workers_) input.workers.push_back(w);
-      input.version = published_version_;
-      input.digest = published_digest_;
-      finishing_ = true;
-    }
+    roster_->freeze();  // as they stand now: returning the fleet makes every worker leave
+    input.workers = roster_->entries();
+    std::tie(input.version, input.digest) = status_->newest();
     if (desk_) desk_->wants_no_more();
     if (fleet_) fleet_->stop();
     std::error_code error;
@@ -668,7 +629,7 @@ class Service {
     record_->event("ended", {{"how", ended}, {"step", step_}});
     shut_down();
     ECHO_TRY(persist("metrics and events", [this] { return record_->written(); }));
-    status_due_ = TimePoint{};  // the last word is never left out
+    status_->end();
     write_status(ended);
     return outcome;
   }
@@ -687,22 +648,13 @@ class Service {
   void worker_joined(const overlay::MemberInfo& member) {
     const WorkerId id = member.id;
     const std::string name = printable(member.name);
-    const std::uint32_t region = region_of(name, member.place);
+    const std::uint32_t region = roster_->region_of(name, member.place);
     { const std::lock_guard started(node_mutex_); }
     bool back = false;
     {
-      const std::lock_guard lock(mutex_);
+      const std::lock_guard lock(joining_mutex_);
       tell(id, run_spec_ ? run_spec_ : wait_message());  // describe_run() tells those that are here by then
-      WorkerEntry& w = workers_[id];
-      back = w.away || w.lost;
-      if (back) meters_[id].returned(clock_.now());
-      w.away = w.lost = false;
-      w.id = id;
-      w.offer = name;
-      w.region = region;
-      if (const auto& regions = config_.paths.regions.regions; !regions.empty()) w.region_name = regions[region].name;
-      drawn_.reset();  // it has a name now
-      if (const provisioner::Offer* offer = offer_of(w)) w.price_usd_per_hour = offer->usd_per_hour();
+      back = roster_->joined(id, name, region, clock_.now());
     }
     if (desk_ready_) desk_->worker_joined(id);
     json event{{"worker", id.value}, {"offer", name}};
@@ -714,23 +666,14 @@ class Service {
 
   // It may come back: only what it was working on is given to others.
   void worker_away(WorkerId id, const std::string& reason) {
-    {
-      const std::lock_guard lock(mutex_);
-      if (finishing_) return;
-      workers_[id].away = true;
-    }
+    if (!roster_->away(id)) return;
     log::warn("worker {} is away: {}; its place is kept for {}", id, reason, to_text(config_.fleet.away_max));
     record_->event("away", {{"worker", id.value}, {"reason", reason}});
     if (desk_ready_) desk_->worker_lost(id);
   }
 
   void worker_lost(WorkerId id, const std::string& reason) {
-    {
-      const std::lock_guard lock(mutex_);
-      if (finishing_) return;
-      workers_[id].away = false;
-      workers_[id].lost = true;
-    }
+    if (!roster_->lost(id)) return;
     record_->event("left", {{"worker", id.value}, {"reason", reason}});
     if (fleet_ready_) fleet_->left(id, reason);
     if (desk_ready_) desk_->worker_lost(id);
@@ -742,14 +685,7 @@ class Service {
     const WorkerId id = beat.worker;
     const auto vitals = data_plane::parse_vitals(beat.application);
     if (!vitals) return;  // checked when it came
-    WorkerMeter::Progress progress;
-    {
-      const std::lock_guard lock(mutex_);
-      progress = meters_[id].heard(*vitals, clock_.now());
-      workers_[id].memory_bytes = vitals->resident_bytes(), workers_[id].heap_bytes = vitals->heap_bytes();
-      if (vitals->policies() > 0)
-        workers_[id].install_seconds_mean = vitals->install_s() / static_cast<double>(vitals->policies());
-    }
+    const WorkerMeter::Progress progress = roster_->heard(id, *vitals, clock_.now());
     // While nothing can be stored there is no work for anybody.
     const bool turned_away = progress.turned_away || (desk_ready_ && desk_->held_up());
     if (fleet_ready_)
@@ -760,12 +696,7 @@ class Service {
   void broadcast_done(const overlay::BroadcastReport& report) {
     if (fleet_ready_ && report.base)
       fleet_->broadcast_measured(report.t_b, report.payload);  // a snapshot is not what it usually carries
-    std::vector<chains::WorkerLink> links;
-    {
-      const std::lock_guard lock(mutex_);
-      for (const WorkerId id : report.topology.workers())
-        links.push_back({id, link_rate(id, true), link_rate(id, false), workers_[id].delay, workers_[id].region});
-    }
+    const std::vector<chains::WorkerLink> links = roster_->links_of(report.topology.workers());
     const BitRate up = learner_up(config_);
     const chains::Regions& ways = config_.paths.regions.ways;
     // For as many as T_b counts: in a small fleet that may be fewer than q says.
@@ -789,129 +720,22 @@ class Service {
     row["t_b_parts"] = {{"encode", seconds(parts.encode)},   {"seal", seconds(parts.seal)},
                         {"send", seconds(parts.send)},       {"verify", seconds(parts.verify)},
                         {"install", seconds(parts.install)}, {"acknowledge", seconds(parts.acknowledge)}};
-    last_t_b_seconds_ = seconds(report.t_b);
+    status_->broadcast_done(report.t_b);
     record_->metric("broadcast", std::move(row));
-  }
-
-  // What a worker was rented as; null for one that joined by hand. A market has many thousand offers. Needs mutex_.
-  const provisioner::Offer* offer_of(const WorkerEntry& worker) const { return offer_named(worker.offer); }
-  const provisioner::Offer* offer_named(const std::string& name) const {
-    if (const auto rented = rented_.find(name); rented != rented_.end()) return &rented->second;
-    const auto found = offers_.find(name);
-    return found == offers_.end() ? nullptr : found->second;
-  }
-
-  // Where a worker stands, by what it says or else by what it was rented as.
-  std::uint32_t region_of(const std::string& name, const std::string& place) {
-    if (!place.empty()) return config_.paths.regions.of(place);
-    const std::lock_guard lock(mutex_);
-    const provisioner::Offer* offer = offer_named(name);
-    return config_.paths.regions.of(offer ? offer->place : std::string());
-  }
-
-  // Planned link rate of a worker, by its offer. Needs mutex_.
-  BitRate link_rate(WorkerId id, bool up) {
-    if (const provisioner::Offer* offer = offer_of(workers_[id]))
-      return up ? worker_up(config_, *offer) : worker_down(config_, *offer);
-    return config_.paths.worker_rate.value_or(BitRate{1e12});
   }
 
   // --- What people and other processes see ---
 
-  std::size_t alive() {
-    const std::lock_guard lock(mutex_);
-    return static_cast<std::size_t>(
-        std::count_if(workers_.begin(), workers_.end(), [](const auto& entry) { return !entry.second.lost; }));
-  }
-
-  // Takes what people see from the overlay's view of the workers. While the fleet is returned, its last state stays.
+  // Takes what people see from the overlay's view of the workers.
   void refresh_workers() {
     if (!node_) return;
-    {
-      const std::lock_guard lock(mutex_);
-      if (finishing_) return;
-    }
-    const overlay::LearnerStats stats = node_->stats();
-    draw(stats.topology);
-    const std::lock_guard lock(mutex_);
-    floods_ = stats.floods;
-    for (const overlay::WorkerView& view : stats.workers) {
-      WorkerEntry& w = workers_[view.info.id];
-      w.bytes_in = view.bytes_in.count;
-      w.bytes_forwarded = view.bytes_forwarded.count;
-      w.quarantined = view.quarantined;
-      w.delay = view.delay.value_or(Duration{});
-    }
-    topology_ = stats.topology.to_short_text();
-    const auto seeds = stats.topology.children_of(kLearnerId);
-    seeds_ = {seeds.begin(), seeds.end()};
-  }
-
-  // Only what has changed: a large fleet's drawing takes a while, and is not written while others wait for the lock.
-  void draw(const chains::Topology& topology) {
-    std::string dot;
-    {
-      const std::lock_guard lock(mutex_);
-      if (drawn_ == topology) return;
-      dot = chains::to_dot(topology, [&](WorkerId id) { return id == kLearnerId ? "" : workers_[id].offer; });
-      drawn_ = topology;
-    }
-    record_->topology(dot);
-  }
-
-  void phase(const std::string& text) {
-    if (text != phase_) log::debug("{}", text);
-    phase_ = text;
-    write_status(text);
+    if (const auto drawing = roster_->refresh(node_->stats())) record_->topology(*drawing);
   }
 
   void write_status(const std::string& phase) {
-    phase_ = phase;
-    if (!record_ || clock_.now() < status_due_) return;
-    status_due_ = clock_.now() + kStatusEvery;
+    if (!status_ || !status_->due(phase)) return;
     refresh_workers();
-    const provisioner::FleetSummary fleet = fleet_ ? fleet_->summary() : provisioner::FleetSummary{};
-    const std::optional<double> learner_usd = run_clock_->learner_usd();
-    const ProcessMemory memory = process_memory();
-    json status = {{"schema_version", kReportSchemaVersion},
-                   {"run", config_.run.name},
-                   {"pid", ::getpid()},
-                   {"phase", phase},
-                   {"step", step_},
-                   {"steps", config_.run.steps},
-                   {"publish_every", config_.staleness.publish_every},
-                   {"wall_seconds", run_clock_->wall_seconds()},
-                   {"reward", reward_},
-                   {"alarms", record_->alarms()},
-                   {"accuracy", policy_ ? json(policy_->accuracy()) : json::object()},
-                   {"idle_fraction", training_seconds_ > 0 ? wait_seconds_ / training_seconds_ : 0.0},
-                   {"delta_bytes", last_delta_bytes_.load()},
-                   {"t_b_seconds", last_t_b_seconds_.load()},
-                   {"usd", fleet.usd + learner_usd.value_or(0)},
-                   {"usd_fleet", fleet.usd},
-                   {"usd_learner", learner_usd ? json(*learner_usd) : json(nullptr)},
-                   {"usd_per_hour", fleet.usd_per_hour + config_.learner.usd_per_hour.value_or(0)},
-                   {"prices_known", fleet.prices_known && learner_usd},
-                   {"rollouts_per_s_wanted", fleet.numbers.target_rollouts_per_s},
-                   {"rollouts_per_s_expected", fleet.numbers.expected_rollouts_per_s},
-                   {"memory_bytes", memory.resident.count},
-                   {"heap_bytes", memory.heap ? json(memory.heap->count) : json(nullptr)},
-                   {"topology", topology_}};
-    json workers = json::array();
-    {
-      const std::lock_guard lock(mutex_);
-      status["version"] = published_version_.value;
-      status["floods"] = floods_;
-      for (const auto& [id, w] : workers_) {
-        const WorkerMeter::Progress done = meters_[id].total();
-        const provisioner::Offer* offer = offer_of(w);
-        workers.push_back(worker_status(w, done.busy_s > 0 ? std::optional(done.rollouts / done.busy_s) : std::nullopt,
-                                        offer ? std::optional(offer->rollouts_per_s) : std::nullopt,
-                                        seeds_.contains(id)));
-      }
-    }
-    status["workers"] = std::move(workers);
-    record_->status(status);
+    status_->write(step_, policy_.get(), fleet_ ? fleet_->summary() : provisioner::FleetSummary{}, *roster_);
   }
 
   const RunConfig& config_;
@@ -920,7 +744,6 @@ class Service {
   const SystemClock clock_;
 
   RunPlan plan_;
-  std::map<std::string_view, const provisioner::Offer*> offers_;  // of plan_, by id
   std::unique_ptr<RunRecord> record_;
   std::unique_ptr<RunClock> run_clock_;
   std::optional<RunTask> task_;
@@ -929,19 +752,11 @@ class Service {
   std::atomic<std::uint64_t> desk_step_ = 0;  // the same, for the desk's thread
   Duration stood_still_{};                    // of the step under way, while the disk refused
 
-  // Shared with the overlay's and the desk's threads.
-  std::mutex mutex_;
-  std::map<WorkerId, WorkerEntry> workers_;                     // guarded by mutex_
-  std::map<std::string, provisioner::Offer> rented_;            // by id, at the price of then; guarded by mutex_
-  Credibility credibility_;                                     // the main thread's
-  std::map<WorkerId, WorkerMeter> meters_;                      // guarded by mutex_
-  Version published_version_;                                   // guarded by mutex_
-  overlay::Digest published_digest_{};                          // guarded by mutex_
-  bool finishing_ = false;                                      // workers leave because the run ends; guarded by mutex_
+  std::optional<Roster> roster_;     // from when there is a plan
+  std::optional<RunStatus> status_;  // from when the run's folder is open
+  Credibility credibility_;          // the main thread's
+
   std::atomic<bool> desk_ready_ = false, fleet_ready_ = false;  // desk_ and fleet_ may be used from callbacks
-  std::atomic<double> last_t_b_seconds_ = 0;
-  std::atomic<std::uint64_t> last_delta_bytes_ = 0;
-  std::uint64_t floods_ = 0;
 
   // Destroyed in reverse: the node's thread ends before what its callbacks use.
   std::unique_ptr<provisioner::FleetDriver> fleet_;
@@ -950,16 +765,11 @@ class Service {
                        {[this](Version version) {
                           desk_->publishing(version);
                         },  // its first tokens may be here before all of it has left
-                        [this](const PublishReport& report) { published(report); }}};
+                        [this](const PublishReport& report) { note_published(report); }}};
   std::mutex node_mutex_;  // held while node_ is being started
   std::unique_ptr<overlay::LearnerNode> node_;
-  std::shared_ptr<const std::string> run_spec_;  // a LearnerMessage; guarded by mutex_
-
-  std::string phase_, topology_;
-  std::optional<chains::Topology> drawn_;  // as topology.dot has it; guarded by mutex_
-  std::set<WorkerId> seeds_;               // of the topology; workers that the learner itself sends to
-  TimePoint status_due_{};
-  double reward_ = 0, wait_seconds_ = 0, training_seconds_ = 0;
+  std::mutex joining_mutex_;
+  std::shared_ptr<const std::string> run_spec_;  // a LearnerMessage, once there is work; guarded by joining_mutex_
 };
 
 }  // namespace

@@ -76,6 +76,16 @@ struct OptimizerConfig {
 
 enum class Compute { kFp32, kBf16 };  // weights and activations in training
 
+// What the built-in trainer does in a learner step, as the run file's section `learner` says it.
+struct TrainingSettings {
+  LossConfig loss;
+  OptimizerConfig optimizer;
+  std::uint32_t minibatches = 1;           // optimizer updates per pass over the batch; groups stay whole
+  std::int64_t microbatch_tokens = 8192;   // tokens in one forward and backward pass; bounds memory
+  Truncated truncated = Truncated::kKeep;  // responses cut by the length limit
+  double truncated_penalty = 1.0;          // subtracted from their reward by Truncated::kPenalty
+};
+
 // kInvalid with the name and the value of the first setting out of range.
 Status validate(const OptimizerConfig& config);
 

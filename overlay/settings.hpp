@@ -32,6 +32,9 @@ struct NetworkSettings {
 // Reads these keys of the section; mistakes are noted in it.
 void read(ConfigSection section, NetworkSettings& settings);
 
+// How long a worker tries to enrol, and again to be welcomed, before it gives up.
+inline constexpr Duration kJoinTimeout = std::chrono::seconds(30);
+
 // What the learner's core goes by in every run. Of `network` it uses heartbeat_timeout, silence_min and quorum.
 struct LearnerRules {
   NetworkSettings network;

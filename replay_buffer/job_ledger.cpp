@@ -165,8 +165,6 @@ class JobLedger::Impl {
       return refused(delivery.refused, delivery.detail);
     if (submission.trajectories_size() == 0) return refused("malformed", "no trajectories");
     for (const Trajectory& trajectory : submission.trajectories()) {
-      if (Status status = data_plane::check(trajectory, store_.options.limits); !status)
-        return refused("malformed", status.error().detail);
       const Claim claim{delivery.worker, data_plane::oldest_version(trajectory), trajectory.policy_digest()};
       if (const auto reason = refusal(lease, claim, now))
         return refused(*reason, fmt::format("version {}, trajectory '{}'", claim.version, trajectory.id()));

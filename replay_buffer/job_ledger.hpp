@@ -21,7 +21,8 @@ namespace echoline::replay_buffer {
 
 using LedgerOptions = LeaseOptions;  // the group size is the buffer's
 
-// A worker hands in the trajectories of one lease.
+// A worker hands in the trajectories of one lease. The caller has found data_plane::check() in order for each of them,
+// or says in `refused` that it has not.
 struct Delivery {
   WorkerId worker;  // who the connection belongs to, not what the message says
   const schema::Submission* submission = nullptr;

@@ -77,20 +77,6 @@ class Agent {
   }
 
   Result<AgentReport> run() {
-    overlay::WorkerOptions node_options;
-    node_options.learner = options_.learner;
-    node_options.bind_host = options_.bind_host;
-    node_options.name = options_.name;
-    node_options.place = options_.place;
-    node_options.token = options_.token;
-    node_options.port = options_.port;
-    node_options.advertise = options_.advertise;
-    node_options.folder = options_.folder;
-    node_options.limits = options_.limits;
-    node_options.join_timeout = options_.join_timeout;
-    node_options.away_max = options_.away_max;
-    node_options.memory_max = options_.memory_max;
-    node_options.disk_max = options_.disk_max;
     overlay::WorkerEvents events;
     events.joined = [this](WorkerId id, const std::string&) { post(Joined{id}); };
     events.publication = [this](const overlay::Publication& p) {
@@ -103,7 +89,7 @@ class Agent {
     events.message = [this](std::string bytes) { post(Message{std::move(bytes)}); };
     events.away = [this](const std::string& reason) { post(Away{reason}); };
     events.disconnected = [this](const std::string& reason, bool in_order) { post(Disconnected{reason, in_order}); };
-    ECHO_ASSIGN(node_, overlay::WorkerNode::start(std::move(node_options), std::move(events)));
+    ECHO_ASSIGN(node_, overlay::WorkerNode::start(options_.node, std::move(events)));
     const Status result = work();
     if (!result && !ended_) abandon();  // others get what it was at
     if (stop_ && !ended_) hand_over();
@@ -187,7 +173,7 @@ class Agent {
   Status handle(Event event) {
     if (auto* joined = std::get_if<Joined>(&event)) {
       id_ = joined->id;
-      log::info("joined as worker {} ({})", id_, options_.name);
+      log::info("joined as worker {} ({})", id_, options_.node.name);
       asking_.joined();
     } else if (auto* arrived = std::get_if<Arrived>(&event)) {
       news_ = false;

@@ -7,8 +7,7 @@
 
 #include "base/result.hpp"
 #include "base/units.hpp"
-#include "overlay/trust/secret.hpp"
-#include "overlay/types.hpp"
+#include "overlay/uv/node.hpp"
 #include "worker/engine.hpp"
 
 namespace echoline::worker {
@@ -16,20 +15,9 @@ namespace echoline::worker {
 inline constexpr double kAheadSeconds = 0.25;  // that a machine held to a speed has work beyond the group it is at
 
 struct AgentOptions {
-  overlay::Endpoint learner;
-  overlay::trust::Secret token;  // to enrol with; not needed while `folder` holds a valid certificate
-  std::string bind_host = "127.0.0.1";
-  std::uint16_t port = 0;                      // 0: any free one
-  std::optional<overlay::Endpoint> advertise;  // where others reach it, when a port is mapped
-  std::string name = "worker";                 // its offer id, and the instance its token was issued for
-  std::string place;                           // where it stands; "": its offer says
-  std::string folder;                          // keeps identity and chunks over restarts; empty: nowhere
-  overlay::LinkLimits limits;
+  overlay::WorkerOptions node;               // the learner that it joins, and its place in the overlay
   std::optional<double> rollouts_per_s_max;  // generation speed is held to this (a rented machine's, emulated)
-  Duration join_timeout = std::chrono::seconds(30);
-  std::optional<Duration> away_max;           // without the learner; absent: what the learner says
-  std::optional<Bytes> memory_max, disk_max;  // for publications; absent: by the policy's size
-  EngineMaker engine;                         // worker/engines/make.hpp
+  EngineMaker engine;                        // worker/engines/make.hpp
 };
 
 struct AgentReport {

@@ -73,13 +73,8 @@ Status PolicyToTrain::load_model() {
 
 Status PolicyToTrain::create_trainer(bool resumed) {
   TrainerConfig trainer;
-  trainer.loss = host_.config.learner.loss;
-  trainer.optimizer = host_.config.learner.optimizer;
+  static_cast<TrainingSettings&>(trainer) = host_.config.learner;
   trainer.temperature = host_.config.rollout.temperature;
-  trainer.minibatches = host_.config.learner.minibatches;
-  trainer.microbatch_tokens_max = host_.config.learner.microbatch_tokens;
-  trainer.truncated = host_.config.learner.truncated;
-  trainer.truncated_penalty = host_.config.learner.truncated_penalty;
   trainer.seed = host_.config.run.seed;
   std::random_device unforeseeable;
   trainer.scrutiny_seed = std::uint64_t{unforeseeable()} << 32 | unforeseeable();
@@ -136,7 +131,7 @@ Status PolicyToTrain::warm_start() {
   warm.optimizer.learning_rate = section.learning_rate;
   warm.optimizer.schedule = Schedule::kConstant;
   warm.steps_max = section.steps_max;
-  warm.microbatch_tokens_max = host_.config.learner.microbatch_tokens;
+  warm.microbatch_tokens = host_.config.learner.microbatch_tokens;
   warm.batch_problems = section.batch;
   warm.target_accuracy = section.target_accuracy;
   warm.response_tokens_max = host_.config.rollout.response_tokens_max;

@@ -202,7 +202,7 @@ Status validate(const TrainerConfig& config) {
   if (config.minibatches < 1) return bad("minibatches", "at least 1", config.minibatches);
   if (config.passes < 1) return bad("passes", "at least 1", config.passes);
   if (!(config.truncated_penalty >= 0)) return bad("truncated_penalty", "at least 0", config.truncated_penalty);
-  if (config.microbatch_tokens_max < 1) return bad("microbatch_tokens_max", "at least 1", config.microbatch_tokens_max);
+  if (config.microbatch_tokens < 1) return bad("microbatch_tokens", "at least 1", config.microbatch_tokens);
   return ok();
 }
 
@@ -255,7 +255,7 @@ std::map<WorkerId, Scrutiny> Trainer::scrutinise(Groups& groups, std::int64_t st
       if (row.scrutinised && !later.contains(&row)) now.push_back(&row);
   torch::NoGradGuard no_gradient;
   std::map<WorkerId, Scrutiny> found;
-  for (const auto& part : microbatches(now, config_.microbatch_tokens_max)) {
+  for (const auto& part : microbatches(now, config_.microbatch_tokens)) {
     const PackedRows packed = pack(part, model_->device());
     look_closely(part, packed, model_->packed_logprobs(packed.tokens, config_.temperature), found);
   }
@@ -264,7 +264,7 @@ std::map<WorkerId, Scrutiny> Trainer::scrutinise(Groups& groups, std::int64_t st
 
 void Trainer::record_proximal(const std::vector<TrainingRow*>& rows) {
   torch::NoGradGuard no_gradient;
-  for (const auto& part : microbatches(rows, config_.microbatch_tokens_max)) {
+  for (const auto& part : microbatches(rows, config_.microbatch_tokens)) {
     const PackedRows packed = pack(part, model_->device());
     const torch::Tensor scores =
         packed.spread(model_->packed_logprobs(packed.tokens, config_.temperature, /*as_trained=*/true).logprobs)
@@ -280,7 +280,7 @@ void Trainer::record_proximal(const std::vector<TrainingRow*>& rows) {
 
 UpdateReport Trainer::update(const std::vector<TrainingRow*>& rows, MinibatchSize minibatch, LossStatistics& statistics,
                              double& loss, std::map<WorkerId, Scrutiny>* scrutiny) {
-  for (const auto& part : microbatches(rows, config_.microbatch_tokens_max)) {
+  for (const auto& part : microbatches(rows, config_.microbatch_tokens)) {
     const PackedRows packed = pack(part, model_->device());
     const model::TokenScores scores = model_->packed_logprobs(packed.tokens, config_.temperature);
     if (scrutiny != nullptr) look_closely(part, packed, scores, *scrutiny);

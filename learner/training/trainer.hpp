@@ -19,15 +19,9 @@
 
 namespace echoline::learner {
 
-struct TrainerConfig {
-  LossConfig loss;
-  OptimizerConfig optimizer;
-  double temperature = 1.0;                   // as in sampling, or the importance ratios are wrong
-  std::int64_t minibatches = 1;               // optimizer updates per pass over the batch; groups stay whole
-  std::int64_t passes = 1;                    // over the batch, each in a fresh random order
-  std::int64_t microbatch_tokens_max = 8192;  // tokens in one forward and backward pass; bounds memory
-  Truncated truncated = Truncated::kKeep;     // responses cut by the length limit
-  double truncated_penalty = 1.0;             // subtracted from their reward by Truncated::kPenalty
+struct TrainerConfig : TrainingSettings {
+  double temperature = 1.0;  // as in sampling, or the importance ratios are wrong
+  std::int64_t passes = 1;   // over the batch, each in a fresh random order
   std::uint64_t seed = 0;
   std::uint64_t scrutiny_seed = 0;  // which responses are looked at closely: workers must not be able to tell
 };

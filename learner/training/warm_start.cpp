@@ -78,7 +78,7 @@ Status validate(const WarmStartConfig& config) {
   ECHO_TRY(positive("batch_problems", config.batch_problems));
   ECHO_TRY(positive("probe_every", config.probe_every));
   ECHO_TRY(positive("probe_problems", config.probe_problems));
-  ECHO_TRY(positive("microbatch_tokens_max", config.microbatch_tokens_max));
+  ECHO_TRY(positive("microbatch_tokens", config.microbatch_tokens));
   ECHO_TRY(positive("response_tokens_max", config.response_tokens_max));
   if (!(config.target_accuracy > 0 && config.target_accuracy <= 1))
     return fail(Code::kInvalid, "warm start settings", "target_accuracy must be in (0, 1], found {}",
@@ -103,7 +103,7 @@ Result<WarmStartReport> warm_start(model::Transformer& model, const model::Phras
   while (report.steps < config.steps_max && !report.reached) {
     ECHO_ASSIGN(const auto rows, demonstrations(adapter, phrasing, next, config.batch_problems));
     next += static_cast<std::uint64_t>(config.batch_problems);
-    const double loss = backward(model, rows, optimizer, static_cast<std::size_t>(config.microbatch_tokens_max));
+    const double loss = backward(model, rows, optimizer, static_cast<std::size_t>(config.microbatch_tokens));
     optimizer.step();
     ++report.steps;
     if (report.steps % config.probe_every != 0 && report.steps != config.steps_max) continue;

@@ -20,7 +20,7 @@ struct WarmStartConfig {
   std::int64_t probe_every = 20;      // steps
   std::int64_t probe_problems = 256;  // a fixed slice of the training problems
   std::int64_t response_tokens_max = 64;
-  std::int64_t microbatch_tokens_max = 8192;  // in one forward and backward pass; bounds memory
+  std::int64_t microbatch_tokens = 8192;  // in one forward and backward pass; bounds memory
 };
 
 // kInvalid with the name and the value of the first setting out of range.

@@ -10,6 +10,7 @@
 #include "overlay/budget.hpp"
 #include "overlay/edge_sender.hpp"
 #include "overlay/member/upstream.hpp"
+#include "overlay/settings.hpp"
 #include "overlay/state.hpp"
 #include "overlay/strangers.hpp"
 #include "overlay/wire/grant.hpp"
@@ -26,7 +27,7 @@ struct MemberConfig {
   std::shared_ptr<const Checker> checker;
   StoreLimits store;
   bool durable = false;  // act::SaveState is carried out; otherwise nothing survives a restart
-  Duration join_timeout = std::chrono::seconds(10);
+  Duration join_timeout = kJoinTimeout;
   std::optional<Duration> away_max;  // without the learner, before the worker gives up; absent: what the learner says
   Bytes parts_unread_max{0};         // of act::DeliverPart, which come while a publication arrives; 0: none do
   std::string place{};               // where it stands, for the learner's regions; "": not said

@@ -133,8 +133,8 @@ struct WorkerOptions {
   std::optional<Bytes> disk_max;    // publications kept in the folder
   // Identity, floor and chunks survive a restart here; empty: they do not, and everything stays in memory.
   std::filesystem::path folder;
-  Duration join_timeout = std::chrono::seconds(10);  // until enrolled, and again until welcomed
-  std::optional<Duration> away_max;  // without the learner, else disconnected(); absent: the learner's away_max
+  Duration join_timeout = kJoinTimeout;  // until enrolled, and again until welcomed
+  std::optional<Duration> away_max;      // without the learner, else disconnected(); absent: the learner's away_max
 };
 
 struct WorkerEvents {  // each may be empty

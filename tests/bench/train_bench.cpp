@@ -167,7 +167,7 @@ struct Setup {
     learner::TrainerConfig config;
     config.loss = *learner::loss_named("dapo");
     config.optimizer.learning_rate = 1e-6;
-    config.microbatch_tokens_max = size.microbatch;
+    config.microbatch_tokens = size.microbatch;
     trainer = must(learner::Trainer::create(policy, config));
     json rows = json::array();
     for (std::size_t i = 0; i < batch.size(); ++i) {

@@ -6,9 +6,11 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <regex>
 #include <set>
 #include <sstream>
 
@@ -386,6 +388,48 @@ TEST(ConfigReference, IsThePageAboutRunFiles) {
   EXPECT_TRUE(std::any_of(keys.begin(), keys.end(), [](const json& key) {
     return key.at("path") == "network.chunk" && key.at("type") == "size" && key.at("range") == "1 KiB to 1 MiB";
   })) << listed.out;
+}
+
+// Where a key of the reference stands in the schema; null where it does not. `with`: the adapter whose options they
+// are.
+json schema_at(const json& schema, std::string path, const std::string& with) {
+  json at = schema;
+  while (!path.empty()) {
+    const std::size_t dot = std::min(path.find('.'), path.size());
+    std::string name = path.substr(0, dot);
+    path.erase(0, std::min(dot + 1, path.size()));
+    const bool list = name.ends_with("[]");
+    if (list) name.resize(name.size() - 2);
+    if (!at.contains("properties") || !at["properties"].contains(name)) return nullptr;
+    json child = at["properties"][name];
+    if (name == "options" && at.contains("allOf"))
+      for (const json& rule : at["allOf"])
+        if (rule["if"]["properties"]["adapter"]["const"] == with) child = rule["then"]["properties"]["options"];
+    at = list ? child.at("items") : child;
+  }
+  return at;
+}
+
+TEST(ConfigReference, TheSchemaHasEveryKeyWithItsRange) {
+  const json schema = json::parse(run_program({"config", "schema"}).out);
+  const json keys = json::parse(run_program({"config", "reference", "--json"}).out).at("keys");
+  ASSERT_GT(keys.size(), 100u);
+  for (const json& key : keys) {
+    const std::string when = key.value("when", "");
+    const json found = schema_at(schema, key["path"], when.empty() ? when : when.substr(std::strlen("adapter: ")));
+    ASSERT_FALSE(found.is_null()) << key;
+    EXPECT_FALSE(found.empty()) << key;
+  }
+  const json seed = schema_at(schema, "rollout.group_size", "");
+  EXPECT_EQ(seed["minimum"], 2);
+  EXPECT_EQ(seed["maximum"], 1024);
+  EXPECT_EQ(schema_at(schema, "task.options.partial_credit", "arithmetic")["maximum"], 1);
+  const json loss = schema_at(schema, "learner.loss", "")["enum"];
+  EXPECT_NE(std::find(loss.begin(), loss.end(), "grpo"), loss.end()) << loss;
+  const std::regex chunk(schema_at(schema, "network.chunk", "")["pattern"].get<std::string>());
+  EXPECT_TRUE(std::regex_match("64 KiB", chunk));
+  EXPECT_FALSE(std::regex_match("64", chunk));
+  EXPECT_EQ(schema["properties"]["rollout"]["additionalProperties"], false);
 }
 
 // What a shell prints for a command line; $ECHOLINE is the program.

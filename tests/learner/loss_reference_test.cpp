@@ -214,7 +214,7 @@ TrainerConfig settings(std::string_view name, std::int64_t passes) {
   config.loss.fixed_length = kFixedLength;
   config.temperature = kTemperature;
   config.passes = passes;
-  config.microbatch_tokens_max = 60;  // groups are cut in the middle
+  config.microbatch_tokens = 60;  // groups are cut in the middle
   config.optimizer.learning_rate = 0.02;
   config.optimizer.beta1 = kBeta1;
   config.optimizer.gradient_norm_max = 1e9;

@@ -126,7 +126,7 @@ int main(int argc, char** argv) {
   settings.loss = *learner::loss_named("grpo");
   settings.optimizer.learning_rate = rate;
   settings.optimizer.moments = int8 ? learner::Moments::kInt8 : learner::Moments::kFp32;
-  settings.microbatch_tokens_max = microbatch;
+  settings.microbatch_tokens = microbatch;
   policy->recompute_layers(recompute);
   const auto trainer = must(learner::Trainer::create(policy, settings));
   std::vector<schema::Trajectory> batch;

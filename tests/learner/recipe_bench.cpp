@@ -76,7 +76,7 @@ bool assign(Recipe& r, const std::string& key, const std::string& value) {
       {"grad_clip", real(r.train.optimizer.gradient_norm_max)},
       {"minibatches", whole(r.train.minibatches)},
       {"passes", whole(r.train.passes)},
-      {"micro", whole(r.train.microbatch_tokens_max)},
+      {"micro", whole(r.train.microbatch_tokens)},
       {"clip_low", real(r.train.loss.clip_low)},
       {"clip_high", real(r.train.loss.clip_high)},
       {"cap", real(r.train.loss.importance_cap)},

@@ -160,7 +160,7 @@ TEST_F(TrainerTest, RewardRises) {
 TEST_F(TrainerTest, MicroBatchSizeDoesNotMatter) {
   const auto batch = rollouts(*tiny_model(3), 1);
   TrainerConfig small = settings();
-  small.microbatch_tokens_max = 20;
+  small.microbatch_tokens = 20;
   const auto whole = trainer(tiny_model(3), settings()), split = trainer(tiny_model(3), small);
   const auto a = whole->step(batch), b = split->step(batch);
   ASSERT_TRUE(a && b);
@@ -180,7 +180,7 @@ TEST_F(TrainerTest, ManyMicroBatchesHaveTheGradientOfOne) {
     const auto model = std::make_shared<model::Transformer>(tiny_model(3)->config(), torch::kCPU, torch::kBFloat16);
     ECHO_CHECK(model::load_policy(*model, model::export_policy(*tiny_model(3))->view()).has_value(), "same weights");
     TrainerConfig config = settings();
-    config.microbatch_tokens_max = 1;
+    config.microbatch_tokens = 1;
     std::vector<schema::Trajectory> batch;
     for (std::uint64_t copy = 0; copy < copies; ++copy)
       for (schema::Trajectory t : group) {
@@ -340,7 +340,7 @@ TEST_F(TrainerTest, ReferencePolicyHoldsTheLearnerBack) {
 TEST_F(TrainerTest, LearnsInBf16WithMomentsInEightBitsAndRecomputedLayers) {
   TrainerConfig config = settings();
   config.optimizer.moments = Moments::kInt8;
-  config.microbatch_tokens_max = 40;
+  config.microbatch_tokens = 40;
   const auto model = std::make_shared<model::Transformer>(tiny_model(2)->config(), torch::kCPU, torch::kBFloat16);
   ASSERT_TRUE(model::load_policy(*model, model::export_policy(*tiny_model(2))->view()));
   model->recompute_layers(true);

@@ -54,7 +54,7 @@ TEST(TrainingMemory, IsPredictedWithinATenth) {
     model->recompute_layers(c.recompute);
     TrainerConfig training;
     training.optimizer.moments = c.int8 ? Moments::kInt8 : Moments::kFp32;
-    training.microbatch_tokens_max = 512;
+    training.microbatch_tokens = 512;
     std::vector<schema::Trajectory> batch;
     Random random(3);
     for (std::uint32_t i = 0; i < 4; ++i) {

@@ -340,7 +340,6 @@ TEST_F(Ledger, EveryRefusalIsNamedCountedAndReturnsTheGroup) {
       {"malformed", kAda, [](auto& s) { s.mutable_trajectories(1)->set_group(77); }},
       {"malformed", kAda, [](auto& s) { s.mutable_trajectories(1)->set_lease(77); }},
       {"malformed", kAda, [](auto& s) { s.mutable_trajectories(1)->set_worker(77); }},
-      {"malformed", kAda, [](auto& s) { s.mutable_trajectories(1)->mutable_logprobs()->Truncate(1); }},
   };
   std::map<std::string, std::uint64_t> expected;
   for (const Case& c : cases) {

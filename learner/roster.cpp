@@ -1,0 +1,198 @@
+#include "learner/roster.hpp"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "chains/fleet_graph.hpp"
+#include "learner/planning.hpp"
+
+namespace echoline::learner {
+
+Roster::Roster(const RunConfig& config, const provisioner::Plan& plan) : config_(config) {
+  for (const provisioner::PlanRow& row : plan.rows) planned_.emplace(row.offer.id, &row.offer);
+}
+
+void Roster::rented(const provisioner::Offer& offer) {
+  const std::lock_guard lock(mutex_);
+  rented_[offer.id] = offer;
+}
+
+// What a worker was rented as; null for one that joined by hand. A market has many thousand offers. Needs mutex_.
+const provisioner::Offer* Roster::offer_named(const std::string& name) const {
+  if (const auto rented = rented_.find(name); rented != rented_.end()) return &rented->second;
+  const auto found = planned_.find(name);
+  return found == planned_.end() ? nullptr : found->second;
+}
+
+std::uint32_t Roster::region_of(const std::string& name, const std::string& place) const {
+  if (!place.empty()) return config_.paths.regions.of(place);
+  const std::lock_guard lock(mutex_);
+  const provisioner::Offer* offer = offer_named(name);
+  return config_.paths.regions.of(offer ? offer->place : std::string());
+}
+
+bool Roster::joined(WorkerId id, const std::string& name, std::uint32_t region, TimePoint now) {
+  const std::lock_guard lock(mutex_);
+  WorkerEntry& w = workers_[id];
+  const bool back = w.away || w.lost;
+  if (back) meters_[id].returned(now);
+  w.away = w.lost = false;
+  w.id = id;
+  w.offer = name;
+  w.region = region;
+  if (const auto& regions = config_.paths.regions.regions; !regions.empty()) w.region_name = regions[region].name;
+  if (const provisioner::Offer* offer = offer_named(name)) w.price_usd_per_hour = offer->usd_per_hour();
+  drawn_.reset();  // it has a name now
+  return back;
+}
+
+bool Roster::away(WorkerId id) {
+  const std::lock_guard lock(mutex_);
+  if (frozen_) return false;
+  workers_[id].away = true;
+  return true;
+}
+
+bool Roster::lost(WorkerId id) {
+  const std::lock_guard lock(mutex_);
+  if (frozen_) return false;
+  workers_[id].away = false;
+  workers_[id].lost = true;
+  return true;
+}
+
+void Roster::had_trouble(WorkerId id) {
+  const std::lock_guard lock(mutex_);
+  ++workers_[id].troubles;
+}
+
+void Roster::acknowledged(WorkerId id, Version version, const overlay::Digest& digest) {
+  const std::lock_guard lock(mutex_);
+  workers_[id].version = version;
+  workers_[id].digest = digest;
+}
+
+WorkerMeter::Progress Roster::heard(WorkerId id, const schema::Vitals& vitals, TimePoint now) {
+  const std::lock_guard lock(mutex_);
+  WorkerEntry& w = workers_[id];
+  w.memory_bytes = vitals.resident_bytes();
+  w.heap_bytes = vitals.heap_bytes();
+  if (vitals.policies() > 0) w.install_seconds_mean = vitals.install_s() / static_cast<double>(vitals.policies());
+  return meters_[id].heard(vitals, now);
+}
+
+void Roster::accepted(WorkerId id, std::uint64_t rollouts, double held_s) {
+  const std::lock_guard lock(mutex_);
+  workers_[id].rollouts += rollouts;
+  meters_[id].accepted(rollouts, held_s);
+}
+
+void Roster::turned_away(WorkerId id) {
+  const std::lock_guard lock(mutex_);
+  meters_[id].turned_away();
+}
+
+std::optional<std::string> Roster::refresh(const overlay::LearnerStats& stats) {
+  const std::lock_guard lock(mutex_);
+  if (frozen_) return std::nullopt;
+  floods_ = stats.floods;
+  for (const overlay::WorkerView& view : stats.workers) {
+    WorkerEntry& w = workers_[view.info.id];
+    w.bytes_in = view.bytes_in.count;
+    w.bytes_forwarded = view.bytes_forwarded.count;
+    w.quarantined = view.quarantined;
+    w.delay = view.delay.value_or(Duration{});
+  }
+  topology_ = stats.topology.to_short_text();
+  const auto seeds = stats.topology.children_of(kLearnerId);
+  seeds_ = {seeds.begin(), seeds.end()};
+  if (drawn_ == stats.topology) return std::nullopt;  // the drawing of a large fleet takes a while
+  drawn_ = stats.topology;
+  return chains::to_dot(stats.topology, [&](WorkerId id) { return id == kLearnerId ? "" : workers_[id].offer; });
+}
+
+void Roster::freeze() {
+  const std::lock_guard lock(mutex_);
+  frozen_ = true;
+}
+
+std::size_t Roster::alive() const {
+  const std::lock_guard lock(mutex_);
+  return static_cast<std::size_t>(
+      std::count_if(workers_.begin(), workers_.end(), [](const auto& entry) { return !entry.second.lost; }));
+}
+
+std::vector<std::pair<WorkerId, std::string>> Roster::present() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::pair<WorkerId, std::string>> there;
+  for (const auto& [id, w] : workers_)
+    if (!w.away && !w.lost) there.emplace_back(id, w.offer);
+  return there;
+}
+
+bool Roster::all_present_have(Version version) const {
+  const std::lock_guard lock(mutex_);
+  return std::all_of(workers_.begin(), workers_.end(), [&](const auto& entry) {
+    return entry.second.lost || entry.second.away || entry.second.version == version;
+  });
+}
+
+// By its offer. Needs mutex_.
+BitRate Roster::link_rate(const WorkerEntry& worker, bool up) const {
+  if (const provisioner::Offer* offer = offer_named(worker.offer))
+    return up ? worker_up(config_, *offer) : worker_down(config_, *offer);
+  return config_.paths.worker_rate.value_or(BitRate{1e12});
+}
+
+std::vector<chains::WorkerLink> Roster::links_of(std::span<const WorkerId> workers) const {
+  const std::lock_guard lock(mutex_);
+  std::vector<chains::WorkerLink> links;
+  for (const WorkerId id : workers) {
+    const auto found = workers_.find(id);
+    const WorkerEntry& w = found == workers_.end() ? WorkerEntry{} : found->second;
+    links.push_back({id, link_rate(w, true), link_rate(w, false), w.delay, w.region});
+  }
+  return links;
+}
+
+std::vector<WorkerEntry> Roster::entries() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<WorkerEntry> all;
+  for (const auto& [id, w] : workers_) all.push_back(w);
+  return all;
+}
+
+nlohmann::json Roster::status() const {
+  const std::lock_guard lock(mutex_);
+  nlohmann::json rows = nlohmann::json::array();
+  for (const auto& [id, w] : workers_) {
+    const auto meter = meters_.find(id);
+    const WorkerMeter::Progress done = meter == meters_.end() ? WorkerMeter::Progress{} : meter->second.total();
+    const provisioner::Offer* offer = offer_named(w.offer);
+    rows.push_back(worker_status(w, done.busy_s > 0 ? std::optional(done.rollouts / done.busy_s) : std::nullopt,
+                                 offer ? std::optional(offer->rollouts_per_s) : std::nullopt, seeds_.contains(id)));
+  }
+  return rows;
+}
+
+std::string Roster::topology() const {
+  const std::lock_guard lock(mutex_);
+  return topology_;
+}
+
+std::uint64_t Roster::floods() const {
+  const std::lock_guard lock(mutex_);
+  return floods_;
+}
+
+void Roster::check() const {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [id, w] : workers_) {
+    ECHO_CHECK(!(w.away && w.lost), "worker {} is away and lost", id);
+    ECHO_CHECK(w.id == id || w.offer.empty(), "worker {} is entered as {}", id, w.id);
+  }
+  for (const auto& [id, meter] : meters_)
+    ECHO_CHECK(workers_.contains(id), "worker {} is measured and not entered", id);
+}
+
+}  // namespace echoline::learner

@@ -1,0 +1,57 @@
+// How a run stands, for people and other processes: status.json in the run's folder. Private to learner/.
+#pragma once
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "base/clock.hpp"
+#include "learner/policy_source.hpp"
+#include "learner/roster.hpp"
+#include "learner/run_clock.hpp"
+#include "learner/run_record.hpp"
+#include "provisioner/fleet_driver.hpp"
+
+namespace echoline::learner {
+
+// The main thread's, but for newest(), published() and broadcast_done(), which are thread-safe.
+class RunStatus {
+ public:
+  static constexpr Duration kEvery = std::chrono::milliseconds(500);  // it is written at most
+
+  // All outlive it.
+  RunStatus(const RunConfig& config, RunRecord& record, const RunClock& run_clock, const Clock& clock)
+      : config_(config), record_(record), run_clock_(run_clock), clock_(clock) {}
+
+  // The newest published policy.
+  std::pair<Version, overlay::Digest> newest() const;
+  void published(Version version, const overlay::Digest& digest, std::uint64_t bytes);
+  void broadcast_done(Duration t_b);
+  // A learner step: its mean reward, and how long the learner waited for its batch in all the time that the step took.
+  void trained(double reward, Duration waited, Duration took);
+
+  // Whether it is time to write again. `phase`, what the learner does now, is written with it then.
+  bool due(const std::string& phase);
+  // Writes it. `policy` is null before there is one.
+  void write(std::uint64_t step, const PolicySource* policy, const provisioner::FleetSummary& fleet,
+             const Roster& roster);
+  // The next write is due at once: it is the last.
+  void end() { due_at_ = TimePoint{}; }
+
+ private:
+  const RunConfig& config_;
+  RunRecord& record_;
+  const RunClock& run_clock_;
+  const Clock& clock_;
+  std::string phase_;
+  TimePoint due_at_{};
+  double reward_ = 0;
+  Duration waited_{}, took_{};  // of all steps of this process
+
+  mutable std::mutex mutex_;  // guards what follows
+  Version version_;
+  overlay::Digest digest_{};
+  std::uint64_t delta_bytes_ = 0;
+  Duration t_b_{};
+};
+
+}  // namespace echoline::learner
