@@ -37,7 +37,7 @@ TEST(Pacing, LookaheadBoundsTheStockAtEveryVersion) {
   EXPECT_EQ(room(pacing, 10, Version{7}, 0), 16u);
   EXPECT_EQ(room(pacing, 10, Version{6}, 0), 8u);
   EXPECT_EQ(room(pacing, 10, Version{10}, 15), 1u);
-  EXPECT_EQ(room({4, 0, 8}, 10, Version{9}, 0), 8u);  // never starves, whatever kappa
+  EXPECT_EQ(room({{4, 1, 0}, 8}, 10, Version{9}, 0), 8u);  // never starves, whatever kappa
 }
 
 // The n-th trajectory in consumption order is granted exactly when floor(n/R) - v <= S.
@@ -47,7 +47,7 @@ TEST(Pacing, AgreesWithTheDefinition) {
       for (std::uint64_t version = 0; version <= step; ++version)
         for (std::uint64_t ahead = 0; ahead < 40; ++ahead) {
           const std::uint64_t consumed_at = (step * 5 + ahead) / 5;
-          ASSERT_EQ(room({budget, budget, 5}, step, Version{version}, ahead) > 0, consumed_at - version <= budget)
+          ASSERT_EQ(room({{budget, 1, budget}, 5}, step, Version{version}, ahead) > 0, consumed_at - version <= budget)
               << budget << ' ' << step << ' ' << version << ' ' << ahead;
         }
 }
