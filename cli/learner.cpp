@@ -11,6 +11,7 @@
 #include "cli/output.hpp"
 #include "cli/signals.hpp"
 #include "cli/verbs.hpp"
+#include "learner/launch.hpp"
 #include "learner/report.hpp"
 #include "learner/run_record.hpp"
 #include "learner/service.hpp"

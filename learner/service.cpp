@@ -19,6 +19,7 @@
 #include "learner/by_task.hpp"
 #include "learner/checkpoint_folder.hpp"
 #include "learner/disk_patience.hpp"
+#include "learner/launch.hpp"
 #include "learner/market.hpp"
 #include "learner/planning.hpp"
 #include "learner/policy_source.hpp"
@@ -36,7 +37,6 @@
 #include "overlay/uv/hosts.hpp"
 #include "overlay/uv/node.hpp"
 #include "provisioner/fleet_driver.hpp"
-#include "provisioner/host_script.hpp"
 #include "provisioner/providers/registry.hpp"
 
 namespace echoline::learner {
@@ -277,6 +277,7 @@ class Service {
   Status start_desk() {
     DeskOptions desk;
     desk.file = record_->folder() / "replay.sqlite";
+    desk.clock = options_.clock;
     desk.pacing = config_.pacing();
     desk.lease = config_.lease_length();
     DeskEvents events;
@@ -341,11 +342,15 @@ class Service {
     fleet.market = [this,
                     source = std::make_shared<MarketSource>(config_, model, plan_.plan.request, plan_.plan.market)](
                        const std::atomic<bool>& stop) { return source->look(clock_.unix_seconds(), stop); };
+    fleet.clock = options_.clock;
     fleet.ledger_file = record_->folder() / "ledger.sqlite";
     fleet.providers = provider_options(config_);
     fleet.drain = [this](WorkerId id, const std::string&) { desk_->retire(id); };
     fleet.machine_ended = [this](WorkerId id, const std::string& why) { node_->give_up(id, why); };
-    fleet.launch = [this](const provisioner::Offer& offer) { return launch(offer); };
+    fleet.launch = [this](const provisioner::Offer& offer) {
+      roster_->rented(offer);
+      return worker_on(offer, config_, *node_, {options_.program, worker_folders()});
+    };
     fleet.record = [this](std::string_view event, const std::string& offer, const std::string& detail) {
       record_->event(event, {{"offer", offer}, {"detail", detail}});
     };
@@ -355,53 +360,6 @@ class Service {
     // Workers that outlived an earlier process may have been back before the fleet was there.
     for (const auto& [id, offer] : roster_->present()) fleet_->joined(id, offer);
     return ok();
-  }
-
-  // What makes a machine of this offer a worker of this run. The token is in the environment: a list of processes shows
-  // arguments. A process here is held to the speed and links of its offer, a rented host has its own.
-  Result<provisioner::LaunchSpec> launch(const provisioner::Offer& offer) {
-    provisioner::LaunchSpec spec;
-    spec.image = config_.fleet.image;
-    spec.disk = config_.fleet.disk;
-    roster_->rented(offer);
-    if (provisioner::is_here(offer.provider)) {
-      const std::filesystem::path folder = std::filesystem::absolute(worker_folders() / offer.id);
-      std::error_code error;
-      std::filesystem::remove_all(folder, error);  // of an earlier machine under this offer
-      const auto rate = [](BitRate r) { return fmt::format("{} bit/s", r.bits_per_s); };
-      const std::string learner = overlay::to_text(overlay::reached_from_here(node_->endpoint()));
-      spec.argv = {options_.program.string(), "worker", "--join", learner, "--name", offer.id};
-      const std::pair<const char*, std::string> options[] = {
-          {"--folder", folder.string()},
-          {"--up", rate(worker_up(config_, offer))},
-          {"--down", rate(worker_down(config_, offer))},
-          {"--rollouts-per-s", fmt::format("{}", offer.rollouts_per_s)}};
-      for (const auto& [option, value] : options) spec.argv.insert(spec.argv.end(), {option, value});
-      const std::vector<std::string> engine = config_.worker.arguments();
-      spec.argv.insert(spec.argv.end(), engine.begin(), engine.end());
-    } else {
-      const auto reached = overlay::reached_from_elsewhere(node_->endpoint());
-      const std::string& bind = config_.network.bind;
-      if (reached.empty() || overlay::is_loopback(bind))
-        return fail(Code::kInvalid, "network.bind",
-                    "a host rented from '{}' cannot reach a learner that listens on {}: bind to "
-                    "an address that others reach, or to '::'",
-                    offer.provider, bind);
-      // In a bundle that the host fetches; or brought by ssh, which brings this very program, or in the image.
-      const std::string at = overlay::to_text(reached.front());
-      std::vector<std::string> words{
-          "worker", "--join", at, "--name", offer.id, "--folder", "/var/tmp/echoline-" + offer.id, "--bind", "::"};
-      const std::vector<std::string> engine = config_.worker.arguments();
-      words.insert(words.end(), engine.begin(), engine.end());
-      std::optional<provisioner::HostScript> script;
-      if (const auto& bundle = node_->bundle()) script = {at, bundle->sha256, bundle->key_pin, bundle->authority};
-      provisioner::become_worker(spec, offer.provider, script, std::move(words));
-    }
-    // Good for as long as the machine is waited for: images and bundles take their time.
-    ECHO_ASSIGN(const auto token,
-                node_->issue_token(offer.id, std::max(overlay::trust::kTokenLifetime, config_.fleet.join_timeout)));
-    spec.env = {{kTokenVariable, std::string(token.reveal())}};
-    return spec;
   }
 
   // Until every rented worker has joined, or the join timeout is over and some have; machines that never join are
@@ -741,7 +699,8 @@ class Service {
   const RunConfig& config_;
   const ServiceOptions& options_;
   const std::atomic<bool>& stop_;
-  const SystemClock clock_;
+  const SystemClock system_clock_;
+  const Clock& clock_ = options_.clock != nullptr ? *options_.clock : system_clock_;
 
   RunPlan plan_;
   std::unique_ptr<RunRecord> record_;

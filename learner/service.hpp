@@ -5,6 +5,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
+#include "base/clock.hpp"
 #include "base/result.hpp"
 #include "learner/policy_source.hpp"
 #include "learner/run_config.hpp"
@@ -12,15 +13,13 @@
 
 namespace echoline::learner {
 
-// Where a worker finds its join token when none is named on its command line.
-inline constexpr const char* kTokenVariable = "ECHOLINE_TOKEN";
-
 struct ServiceOptions {
   bool resume = false;
   std::filesystem::path plan;  // a plan made before, to rent by; empty: the run's own when it goes on, else a new one
   // The echoline program itself, started as `<program> worker ...` for each rented local offer.
   std::filesystem::path program;
-  BuiltIn built_in;  // the built-in trainer, in a program that has it (learner/training/built_in.hpp)
+  BuiltIn built_in;              // the built-in trainer, in a program that has it (learner/training/built_in.hpp)
+  const Clock* clock = nullptr;  // the system's, where there is none; a test's may go faster
   // Hears of the plan that the fleet is rented by, before an earlier run is moved aside; may be empty.
   std::function<void(const provisioner::Plan&)> planned;
 };

@@ -1,0 +1,70 @@
+#include "learner/launch.hpp"
+
+#include <algorithm>
+
+#include "learner/planning.hpp"
+#include "overlay/uv/hosts.hpp"
+#include "provisioner/host_script.hpp"
+#include "provisioner/providers/registry.hpp"
+
+namespace echoline::learner {
+namespace {
+
+std::vector<std::string> here(const provisioner::Offer& offer, const RunConfig& config,
+                              const overlay::LearnerNode& node, const LocalWorkers& local) {
+  const std::filesystem::path folder = std::filesystem::absolute(local.folder / offer.id);
+  std::error_code error;
+  std::filesystem::remove_all(folder, error);  // of an earlier machine under this offer
+  const auto rate = [](BitRate r) { return fmt::format("{} bit/s", r.bits_per_s); };
+  return {local.program.string(),
+          "worker",
+          "--join",
+          overlay::to_text(overlay::reached_from_here(node.endpoint())),
+          "--name",
+          offer.id,
+          "--folder",
+          folder.string(),
+          "--up",
+          rate(worker_up(config, offer)),
+          "--down",
+          rate(worker_down(config, offer)),
+          "--rollouts-per-s",
+          fmt::format("{}", offer.rollouts_per_s)};
+}
+
+}  // namespace
+
+Result<provisioner::LaunchSpec> worker_on(const provisioner::Offer& offer, const RunConfig& config,
+                                          const overlay::LearnerNode& node, const LocalWorkers& local) {
+  provisioner::LaunchSpec spec;
+  spec.image = config.fleet.image;
+  spec.disk = config.fleet.disk;
+  const std::vector<std::string> engine = config.worker.arguments();
+  if (provisioner::is_here(offer.provider)) {
+    spec.argv = here(offer, config, node, local);
+    spec.argv.insert(spec.argv.end(), engine.begin(), engine.end());
+  } else {
+    const auto reached = overlay::reached_from_elsewhere(node.endpoint());
+    const std::string& bind = config.network.bind;
+    if (reached.empty() || overlay::is_loopback(bind))
+      return fail(Code::kInvalid, "network.bind",
+                  "a host rented from '{}' cannot reach a learner that listens on {}: bind to "
+                  "an address that others reach, or to '::'",
+                  offer.provider, bind);
+    // In a bundle that the host fetches; or brought by ssh, which brings this very program, or in the image.
+    const std::string at = overlay::to_text(reached.front());
+    std::vector<std::string> words{
+        "worker", "--join", at, "--name", offer.id, "--folder", "/var/tmp/echoline-" + offer.id, "--bind", "::"};
+    words.insert(words.end(), engine.begin(), engine.end());
+    std::optional<provisioner::HostScript> script;
+    if (const auto& bundle = node.bundle()) script = {at, bundle->sha256, bundle->key_pin, bundle->authority};
+    provisioner::become_worker(spec, offer.provider, script, std::move(words));
+  }
+  // Good for as long as the machine is waited for: images and bundles take their time.
+  ECHO_ASSIGN(const auto token,
+              node.issue_token(offer.id, std::max(overlay::trust::kTokenLifetime, config.fleet.join_timeout)));
+  spec.env = {{kTokenVariable, std::string(token.reveal())}};
+  return spec;
+}
+
+}  // namespace echoline::learner

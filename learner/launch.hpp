@@ -1,0 +1,26 @@
+// What makes a rented machine a worker of the run. Private to learner/ and the program.
+#pragma once
+#include <filesystem>
+
+#include "base/result.hpp"
+#include "learner/run_config.hpp"
+#include "overlay/uv/node.hpp"
+#include "provisioner/provider.hpp"
+
+namespace echoline::learner {
+
+// Where a worker finds its join token when none is named on its command line.
+inline constexpr const char* kTokenVariable = "ECHOLINE_TOKEN";
+
+struct LocalWorkers {
+  std::filesystem::path program;  // the echoline program, started as `<program> worker ...`
+  std::filesystem::path folder;   // under which each worker of this machine has a folder of its own
+};
+
+// Arguments and environment of a worker on a machine of this offer, which joins `node`. A process on this machine is
+// held to the speed and links of its offer; a rented host has its own. The token is in the environment, because a list
+// of processes shows arguments. kInvalid where the host could not reach the learner. Any thread.
+Result<provisioner::LaunchSpec> worker_on(const provisioner::Offer& offer, const RunConfig& config,
+                                          const overlay::LearnerNode& node, const LocalWorkers& local);
+
+}  // namespace echoline::learner
