@@ -105,13 +105,15 @@ template <int V>
 void product_columns(const float* x, std::int64_t rows, std::int64_t in, const Bf16* w, std::int64_t count, float* y,
                      std::int64_t y_stride, bool add, float* panel) {
   const std::int64_t tiles = (rows + kPanelRows - 1) / kPanelRows;
+  const std::int64_t share = (V * kLanes + tiles - 1) / tiles;  // rows of the next block that a tile fetches
   for (std::int64_t k = 0; k < in; k += kPanelDepth) {
     const std::int64_t depth = std::min(kPanelDepth, in - k);
     fill_panel<V>(w + k, in, count, depth, panel);
     const Bf16* const next = k + depth < in ? w + k + depth : w + count * in;  // a prefetch beyond the end does nothing
     for (std::int64_t t = 0; t < tiles; ++t) {
       const std::int64_t first = t * kPanelRows, some = std::min<std::int64_t>(kPanelRows, rows - first);
-      const std::int64_t from = V * kLanes * t / tiles, to = V * kLanes * (t + 1) / tiles;
+      const std::int64_t from = std::min<std::int64_t>(t * share, V * kLanes),
+                         to = std::min<std::int64_t>(from + share, V * kLanes);
       panel_tile_of<kPanelRows, V>(some, x + first * in + k * some, panel, depth, {next + from * in, in, to - from},
                                    y + first * y_stride, y_stride, count, add || k > 0);
     }
@@ -125,8 +127,14 @@ void pack_tiles(const float* x, std::int64_t rows, std::int64_t in, std::int64_t
   for (std::int64_t first = begin; first < end; first += kPanelRows) {
     const std::int64_t count = std::min<std::int64_t>(kPanelRows, rows - first);
     float* out = packed + first * in;
-    for (std::int64_t k = 0; k < in; ++k)
-      for (std::int64_t r = 0; r < count; ++r) *out++ = x[(first + r) * in + k];
+    for (std::int64_t k = 0; k < in; ++k, out += count) {
+      const float* const from = x + first * in + k;
+      if (count == kPanelRows) {
+        for (int r = 0; r < kPanelRows; ++r) out[r] = from[r * in];
+      } else {
+        for (std::int64_t r = 0; r < count; ++r) out[r] = from[r * in];
+      }
+    }
   }
 }
 
@@ -134,8 +142,10 @@ void product_panels(const float* packed, std::int64_t rows, std::int64_t in, con
                     std::int64_t end, float* y, std::int64_t y_stride, bool add) {
   if (rows <= kRowsWithoutPanels) return product<Bf16>(packed, rows, in, w, begin, end, y, y_stride, add);
   alignas(64) float panel[kPanelDepth * kPanelVectors * kLanes];
-  for (std::int64_t o = begin; o < end; o += kPanelVectors * kLanes) {
-    const std::int64_t count = std::min<std::int64_t>(kPanelVectors * kLanes, end - o);
+  for (std::int64_t o = begin, count; o < end; o += count) {
+    count = std::min<std::int64_t>(kPanelVectors * kLanes, end - o);
+    // Two and two registers are faster than three and one.
+    if (end - o > 3 * kLanes && end - o <= 4 * kLanes) count = 2 * kLanes;
     const auto of = count > 2 * kLanes ? product_columns<3> : count > kLanes ? product_columns<2> : product_columns<1>;
     of(packed, rows, in, w + o * in, count, y + o, y_stride, add, panel);
   }
