@@ -139,7 +139,8 @@ void with_every_instruction_set(F&& f) {
 
 // Version 3 coded dense ranges with 64 states of 32 bits.
 TEST(Format, ReadsDenseSymbolsOfVersion3) {
-  const auto [prev, cur] = earlier_pair();
+  const std::pair<OwnedState, OwnedState> pair = earlier_pair();
+  const OwnedState &prev = pair.first, &cur = pair.second;
   const Blob patch = stored("dense_version_3");
   ASSERT_EQ(static_cast<int>(patch[8]), 3);
   expect_same(reference::decode(patch, plain(prev.view())), cur.view());
