@@ -1,4 +1,4 @@
-// What makes a rented machine a worker of the run. Private to learner/ and the program.
+// Arguments and environment that make a rented machine a worker of the run. Private to learner/ and the program.
 #pragma once
 #include <filesystem>
 

@@ -13,9 +13,6 @@ namespace echoline::learner {
 namespace {
 
 constexpr std::size_t kQueueMax = 65'536;
-// Of one worker, that wait to be read: bytes as many as so many of the longest messages, within two limits.
-constexpr std::size_t kWaitingMessagesMax = 4096, kWaitingLongest = 32;
-constexpr std::size_t kWaitingBytesMin = 16u << 20, kWaitingBytesMax = 256u << 20;
 constexpr std::size_t kCommitMax = 256;                     // submissions in one transaction
 constexpr std::uint32_t kRetryMs = 40;                      // when there is nothing to generate yet
 constexpr std::uint32_t kRefusedRetryMs = 1000;             // when its policy is not the published one
@@ -23,7 +20,6 @@ constexpr Duration kTick = std::chrono::milliseconds(200);  // leases expire at 
 constexpr Duration kPauseMin = std::chrono::seconds(1);
 constexpr int kRefillsMax = 8;                // rounds in which groups that nobody can generate are replaced by others
 constexpr std::uint64_t kSetAsideShown = 20;  // groups whose setting aside the log tells
-constexpr std::size_t kBlamesNeeded = 2;      // different workers, where there are so many
 constexpr double kProgressPerLease = 3;       // signs of life in the shortest lease granted
 
 // The stable text that reports count by.
@@ -57,12 +53,12 @@ std::string digest_bytes(const overlay::Digest& digest) {
 RolloutDesk::RolloutDesk(const DeskOptions& options, Door door, DeskEvents events)
     : options_(options),
       events_(std::move(events)),
+      inbox_(door.message_max(options.pacing.group_size)),
       queue_(kQueueMax),
+      policies_(options.pacing.staleness.budget, [this](const PolicyUnusable& policy) { tell_unusable(policy); }),
       door_(std::move(door)),
       patience_(options.database_patience) {
   limits_.message_max = door_.message_max(options.pacing.group_size);
-  waiting_bytes_max_ =
-      std::clamp<std::size_t>(kWaitingLongest * limits_.message_max.count, kWaitingBytesMin, kWaitingBytesMax);
 }
 
 Result<std::unique_ptr<RolloutDesk>> RolloutDesk::open(const DeskOptions& options, Door door, std::uint64_t resume_step,
@@ -83,11 +79,7 @@ Result<std::unique_ptr<RolloutDesk>> RolloutDesk::open(const DeskOptions& option
 RolloutDesk::~RolloutDesk() { stop(); }
 
 void RolloutDesk::stop() {
-  {
-    const std::lock_guard lock(batch_mutex_);
-    stopped_ = true;
-  }
-  batch_ready_.notify_all();
+  hand_over_.stop();
   queue_.close();
   if (thread_.joinable()) thread_.join();
 }
@@ -149,12 +141,7 @@ void RolloutDesk::try_again() {
 
 // These workers sent more than the desk keeps while it is held up. Their groups go to other workers, without blame.
 void RolloutDesk::release_overflowed() {
-  std::set<WorkerId> workers;
-  {
-    const std::lock_guard lock(waiting_mutex_);
-    workers.swap(overflowed_);
-  }
-  for (const WorkerId worker : workers)
+  for (const WorkerId worker : inbox_.take_overflowed())
     backlog_.push_back(Write{[this, worker]() -> Status {
       ECHO_ASSIGN(const std::uint64_t leases, ledger_->give_back_all(worker));
       log::warn(
@@ -257,7 +244,7 @@ Result<T> RolloutDesk::call(std::function<Result<T>()> work) {
 
 void RolloutDesk::publishing(Version version) {
   const Status done = call<void>([this, version]() -> Status {
-    newest_ = std::max(newest_.value_or(version), version);
+    policies_.publishing(version);
     return ok();
   });
   if (!done) log::warn("{}", done.error().message());
@@ -265,11 +252,7 @@ void RolloutDesk::publishing(Version version) {
 
 void RolloutDesk::published(Version version, const overlay::Digest& digest) {
   const Status done = call<void>([this, version, digest]() -> Status {
-    newest_ = std::max(newest_.value_or(version), version);
-    digests_[version] = digest_bytes(digest);
-    while (!digests_.empty() && digests_.begin()->first.value + options_.pacing.staleness.budget + 1 < version.value)
-      digests_.erase(digests_.begin());
-    blamed_.erase(blamed_.begin(), blamed_.lower_bound(digests_.begin()->first));
+    policies_.published(version, digest_bytes(digest));
     return ok();
   });
   if (!done) log::warn("{}", done.error().message());
@@ -277,46 +260,20 @@ void RolloutDesk::published(Version version, const overlay::Digest& digest) {
 
 void RolloutDesk::receive(WorkerId worker, std::string bytes) {
   const std::size_t size = bytes.size();
-  std::optional<std::string> bad;
-  {
-    const std::lock_guard lock(waiting_mutex_);
-    if (const auto barred = barred_.find(worker); barred != barred_.end()) {
-      bad = barred->second;
-    } else if (Waiting& waiting = waiting_[worker];
-               waiting.messages >= kWaitingMessagesMax || waiting.bytes + size > waiting_bytes_max_) {
-      if (is_held_up_) return void(overflowed_.insert(worker));  // the learner's fault
-      bad = fmt::format("{} messages of it, {} bytes, wait to be read", waiting.messages + 1, waiting.bytes + size);
-    } else {
-      ++waiting.messages, waiting.bytes += size;
-    }
-  }
-  if (bad) return expel(worker, *bad);
+  const DeskInbox::Admission admission = inbox_.admit(worker, size, is_held_up_);
+  if (!admission.expel.empty()) return expel(worker, admission.expel);
+  if (!admission.taken) return;
   // A message of a time without storage is handled within a moment when that has ended, with all the others: it is no
   // part of a flood.
   if (queue_.try_push(Item(Incoming{worker, std::move(bytes), is_held_up_}))) return;
-  was_read(worker, size);
+  inbox_.read(worker, size);
   log::warn("worker {}: message dropped, {} wait already; its lease will expire", worker, kQueueMax);
 }
 
 // What still waits of it is not looked at any more.
 void RolloutDesk::expel(WorkerId worker, const std::string& reason) {
-  {
-    const std::lock_guard lock(waiting_mutex_);
-    barred_.emplace(worker, reason);
-  }
+  inbox_.bar(worker, reason);
   events_.misbehaved(worker, reason);
-}
-
-bool RolloutDesk::is_barred(WorkerId worker) {
-  const std::lock_guard lock(waiting_mutex_);
-  return barred_.contains(worker);
-}
-
-void RolloutDesk::was_read(WorkerId worker, std::size_t bytes) {
-  const std::lock_guard lock(waiting_mutex_);
-  const auto it = waiting_.find(worker);
-  if (--it->second.messages == 0) return void(waiting_.erase(it));
-  it->second.bytes -= bytes;
 }
 
 void RolloutDesk::worker_lost(WorkerId worker) {
@@ -324,7 +281,7 @@ void RolloutDesk::worker_lost(WorkerId worker) {
     ECHO_ASSIGN(const std::uint64_t released, ledger_->release_worker(worker, unix_seconds()));
     if (released > 0) log::info("worker {} is lost: {} groups return to the pool", worker, released);
     told_slow_.erase(worker);
-    asking_.erase(worker);
+    policies_.left(worker);
     tell_set_aside();
     return ok();
   }}));
@@ -374,7 +331,7 @@ void RolloutDesk::handle_requests(std::vector<Incoming> messages) {
   std::vector<bool> waits(messages.size(), false);
   for (std::size_t i = 0; i < messages.size(); ++i) {
     const Incoming& message = messages[i];
-    if (is_barred(message.worker)) continue;
+    if (inbox_.is_barred(message.worker)) continue;
     auto parsed = data_plane::parse_worker_message(message.bytes, limits_);
     if (!parsed) {
       ++refused_["unreadable message"];
@@ -392,7 +349,7 @@ void RolloutDesk::handle_requests(std::vector<Incoming> messages) {
   std::vector<std::size_t> places;  // where they stand in `messages`
   for (const auto& [i, message] : others) {
     Incoming& from = messages[i];
-    if (is_barred(from.worker)) continue;
+    if (inbox_.is_barred(from.worker)) continue;
     if (!held_up_) {
       if (!std::exchange(from.talked, true) && conduct_.talked(from.worker, clock_.now())) {
         tell_off_talker(from.worker);
@@ -413,7 +370,7 @@ void RolloutDesk::handle_requests(std::vector<Incoming> messages) {
     if (waits[i])
       backlog_.push_front(std::move(messages[i]));
     else
-      was_read(messages[i].worker, messages[i].bytes.size());
+      inbox_.read(messages[i].worker, messages[i].bytes.size());
   }
 }
 
@@ -429,7 +386,7 @@ bool RolloutDesk::handle(WorkerId worker, const schema::WorkerMessage& message) 
 std::optional<Refusal> RolloutDesk::unpublished(const schema::Submission& submission) const {
   for (const schema::Trajectory& t : submission.trajectories()) {
     const Version last{t.spans(t.spans_size() - 1).version()};
-    if (!newest_ || last > *newest_)
+    if (!policies_.newest() || last > *policies_.newest())
       return Refusal{"malformed", fmt::format("tokens of version {}, which is not published", last), false};
   }
   return std::nullopt;
@@ -502,45 +459,30 @@ bool RolloutDesk::blame_policy(WorkerId worker, const schema::WorkFailed& failur
     return true;
   }
   if (*returned == 0) return true;
-  const auto asked = asking_.find(worker);
-  if (asked == asking_.end()) return true;  // of before it was lost
-  const Version version = asked->second;
-  Blame& blame = blamed_[version];
-  if (blame.workers.insert(worker).second)
-    log::warn("worker {} cannot generate with version {}: {}", worker, version, printable(failure.detail()));
-  blame.detail = printable(failure.detail());
-  if (is_unusable(version)) return true;
+  const auto blamed = policies_.blame(worker, printable(failure.detail()));
+  if (!blamed) return true;  // of before it was lost
+  if (blamed->first)
+    log::warn("worker {} cannot generate with version {}: {}", worker, blamed->version, printable(failure.detail()));
+  if (policies_.is_unusable(blamed->version)) return true;
   if (conduct_.failed(worker))
     expel(worker, "log-probabilities of one policy after another are not finite on it alone");
   keep_conduct(worker);
   return true;
 }
 
-bool RolloutDesk::is_unusable(Version version) {
-  const auto found = blamed_.find(version);
-  if (found == blamed_.end()) return false;
-  Blame& blame = found->second;
-  if (blame.told) return true;
-  if (blame.workers.size() < std::min(kBlamesNeeded, asking_.size())) return false;
-  blame.told = true;
+void RolloutDesk::tell_unusable(const PolicyUnusable& policy) {
   log::error("{} workers cannot generate with version {}: {}; no leases are granted for it any more",
-             blame.workers.size(), version, blame.detail);
-  if (events_.policy_unusable)
-    events_.policy_unusable({version, {blame.workers.begin(), blame.workers.end()}, blame.detail});
-  return true;
-}
-
-bool RolloutDesk::is_kept_from(WorkerId worker, Version version) {
-  if (is_unusable(version)) return true;
-  const auto found = blamed_.find(version);
-  return found != blamed_.end() && found->second.workers.contains(worker);
+             policy.workers.size(), policy.version, policy.detail);
+  if (events_.policy_unusable) events_.policy_unusable(policy);
 }
 
 // An error if no result can come any more, because of the policies that workers have.
 Status RolloutDesk::stuck() {
-  const bool kept = newest_ && is_unusable(*newest_) && std::ranges::all_of(asking_, [&](const auto& asked) {
-                      return retired_.contains(asked.first) || is_kept_from(asked.first, asked.second);
-                    });
+  const std::optional<Version> newest = policies_.newest();
+  const bool kept =
+      newest && policies_.is_unusable(*newest) && std::ranges::all_of(policies_.asking(), [&](const auto& asked) {
+        return retired_.contains(asked.first) || policies_.is_kept_from(asked.first, asked.second);
+      });
   std::uint64_t live = 0;
   if (kept) {
     ECHO_ASSIGN(const replay_buffer::LedgerCounts leases, ledger_->counts());
@@ -556,7 +498,7 @@ Status RolloutDesk::stuck() {
               "no worker can generate with version {}, because {}, and what earlier versions left is less than a batch "
               "for step {}. Go on from "
               "a checkpoint before that version, with --resume",
-              *newest_, blamed_.at(*newest_).detail, step_ + 1);
+              *newest, policies_.detail_of(*newest), step_ + 1);
 }
 
 bool RolloutDesk::take_back(WorkerId worker, const schema::WorkFailed& failure) {
@@ -617,21 +559,21 @@ bool RolloutDesk::lease_and_renew(std::span<const Message> messages) {
 
 void RolloutDesk::grant(WorkerId worker, const schema::WorkRequest& request, schema::WorkGrant& answer) {
   answer.set_retry_after_ms(kRetryMs);
-  asking_[worker] = Version{request.version()};
+  policies_.asked(worker, Version{request.version()});
   if (retired_.contains(worker)) {
     answer.set_retry_after_ms(kRefusedRetryMs);
     if (ledger_->held(worker) == 0 && events_.drained) events_.drained(worker);
     return;
   }
-  const auto known = digests_.find(Version{request.version()});
-  if (known != digests_.end() && known->second != request.policy_digest()) {
+  const std::string* known = policies_.digest_of(Version{request.version()});
+  if (known != nullptr && *known != request.policy_digest()) {
     // Memory or a disk that lies looks like this as well: it gets no work, and is told to go when it comes so again.
     note_malformed(worker, fmt::format("its version {} has another digest than the published one", request.version()));
     answer.set_retry_after_ms(kRefusedRetryMs);
     return;
   }
-  if (is_kept_from(worker, Version{request.version()})) return answer.set_retry_after_ms(kRefusedRetryMs);
-  if (known == digests_.end() || !can_generate_) return;
+  if (policies_.is_kept_from(worker, Version{request.version()})) return answer.set_retry_after_ms(kRefusedRetryMs);
+  if (known == nullptr || !can_generate_) return;
   const Status filled = fill(worker, request, answer);
   if (!filled) log::error("no lease granted: {}", filled.error().message());
   const auto slow = ledger_->too_slow(worker);
@@ -646,8 +588,8 @@ Result<void> RolloutDesk::fill(WorkerId worker, const schema::WorkRequest& reque
   const Version version{request.version()};
   double shortest_s = 0;
   for (int round = 0; round < kRefillsMax && grant.leases().empty() && can_generate_; ++round) {
-    ECHO_ASSIGN(const auto leases, ledger_->grant({worker, version, digests_.at(version), request.groups_max(),
-                                                   step_pace_.seconds(), digests_.rbegin()->first},
+    ECHO_ASSIGN(const auto leases, ledger_->grant({worker, version, *policies_.digest_of(version), request.groups_max(),
+                                                   step_pace_.seconds(), policies_.newest_published()},
                                                   step_, unix_seconds()));
     if (events_.turned_away && ledger_->turned_away(worker)) events_.turned_away(worker);
     if (leases.empty()) break;
@@ -693,12 +635,9 @@ Result<std::optional<replay_buffer::Batch>> RolloutDesk::trainable_batch(std::ui
 }
 
 void RolloutDesk::offer_batch() {
-  std::uint64_t step = 0;
-  {
-    const std::lock_guard lock(batch_mutex_);
-    if (!wanted_ || wanted_->answered) return;
-    step = wanted_->step;
-  }
+  const std::optional<std::uint64_t> wanted = hand_over_.wanted();
+  if (!wanted) return;
+  const std::uint64_t step = *wanted;
   const auto compute = [&]() -> Result<std::optional<replay_buffer::Batch>> {
     ECHO_TRY(database_);
     ECHO_TRY(can_generate_);
@@ -715,27 +654,14 @@ void RolloutDesk::offer_batch() {
   auto answer = compute();
   if (answer && !*answer) return;
   if (!answer && must_wait(answer.error()) && database_) return;
-  {
-    const std::lock_guard lock(batch_mutex_);
-    if (!wanted_ || wanted_->step != step) return;
-    in_training_ = answer ? (*answer)->ids() : std::vector<GroupId>();
-    wanted_->answer = std::move(answer);
-    wanted_->answered = true;
-  }
-  batch_ready_.notify_all();
+  std::vector<GroupId> ids = answer ? (*answer)->ids() : std::vector<GroupId>();
+  if (hand_over_.answer(step, std::move(answer))) in_training_ = std::move(ids);
 }
 
 Result<std::optional<replay_buffer::Batch>> RolloutDesk::wait_batch(std::uint64_t step, Duration wait) {
-  {
-    const std::lock_guard lock(batch_mutex_);
-    wanted_ = Wanted{.step = step};
-  }
+  hand_over_.ask(step);
   queue_.try_push(Item(Task([] {})));  // wakes the desk, which then looks
-  std::unique_lock lock(batch_mutex_);
-  batch_ready_.wait_for(lock, wait, [this] { return stopped_ || wanted_->answered; });
-  auto answer = std::move(wanted_->answer);
-  wanted_.reset();
-  return answer;
+  return hand_over_.wait(wait);
 }
 
 Status RolloutDesk::consume(std::uint64_t step, const replay_buffer::Batch& batch) {

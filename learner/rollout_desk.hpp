@@ -2,13 +2,11 @@
 // batches.
 #pragma once
 #include <atomic>
-#include <condition_variable>
 #include <deque>
 #include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <span>
@@ -21,8 +19,11 @@
 #include "base/ids.hpp"
 #include "base/result.hpp"
 #include "data_plane/trajectory.hpp"
+#include "learner/batch_hand_over.hpp"
+#include "learner/desk_inbox.hpp"
 #include "learner/disk_patience.hpp"
 #include "learner/door.hpp"
+#include "learner/offered_policies.hpp"
 #include "learner/regrader.hpp"
 #include "learner/scorer.hpp"
 #include "overlay/types.hpp"
@@ -48,14 +49,6 @@ struct GroupSetAside {
   GroupId group;
   std::string problem;  // its id, empty when not even that can be told
   std::string reason, detail;
-};
-
-// A policy that workers cannot generate with: its log-probabilities are not finite. No lease is granted for it any
-// more.
-struct PolicyUnusable {
-  Version version;
-  std::vector<WorkerId> workers;  // that have found out
-  std::string detail;
 };
 
 // What the desk tells others; called on its thread or by receive(), must not block.
@@ -162,8 +155,6 @@ class RolloutDesk {
   Status take_scores(Scorer::Done done);
   Status feed_scorer();
   Status discard_of(WorkerId worker, std::string_view reason);
-  bool is_barred(WorkerId worker);
-  void was_read(WorkerId worker, std::size_t bytes);
   void tell_off_talker(WorkerId worker);
   void note_malformed(WorkerId worker, const std::string& what);
   bool is_unscored(const schema::Submission& submission);
@@ -174,8 +165,7 @@ class RolloutDesk {
   bool give_back(WorkerId worker, const schema::WorkReturned& returned);
   void renew(WorkerId worker, const schema::WorkProgress& progress);
   bool blame_policy(WorkerId worker, const schema::WorkFailed& failure);
-  bool is_unusable(Version version);
-  bool is_kept_from(WorkerId worker, Version version);
+  void tell_unusable(const PolicyUnusable& policy);
   Status stuck();
   void let_go(WorkerId worker);
   using Message = std::pair<WorkerId, const schema::WorkerMessage*>;
@@ -193,14 +183,8 @@ class RolloutDesk {
 
   const DeskOptions options_;
   const DeskEvents events_;
-  struct Waiting {
-    std::size_t messages = 0, bytes = 0;
-  };
-  std::size_t waiting_bytes_max_ = 0;
-  std::mutex waiting_mutex_;
-  std::map<WorkerId, Waiting> waiting_;     // in queue_, by sender; guarded by waiting_mutex_
-  std::map<WorkerId, std::string> barred_;  // who was told to go, and why; guarded by waiting_mutex_
-  std::set<WorkerId> overflowed_;  // whose messages were dropped while the desk was held up; guarded by waiting_mutex_
+  DeskInbox inbox_;
+  BatchHandOver hand_over_;
   std::atomic<bool> is_held_up_ = false, is_given_up_ = false;
   std::atomic<bool> wants_no_more_ = false;
   BoundedQueue<Item> queue_;
@@ -209,15 +193,7 @@ class RolloutDesk {
   // The desk thread's own.
   std::unique_ptr<replay_buffer::ReplayBuffer> buffer_;
   std::unique_ptr<replay_buffer::JobLedger> ledger_;
-  std::map<Version, std::string> digests_;  // published versions that leases may still name
-  std::optional<Version> newest_;           // that workers may have
-  std::map<WorkerId, Version> asking_;      // workers that are there, and the version of their latest request
-  struct Blame {
-    std::set<WorkerId> workers;
-    std::string detail;
-    bool told = false;
-  };
-  std::map<Version, Blame> blamed_;  // policies whose log-probabilities are not finite, as workers say
+  OfferedPolicies policies_;
   TimePoint stuck_since_ = kNever;
   std::map<std::string, std::uint64_t> refused_;
   Door door_;
@@ -242,16 +218,6 @@ class RolloutDesk {
   std::unique_ptr<Regrader> regrader_;
   std::unique_ptr<Scorer> scorer_;
   bool unscored_wait_ = true;  // some group may
-
-  struct Wanted {
-    std::uint64_t step = 0;
-    Result<std::optional<replay_buffer::Batch>> answer = std::optional<replay_buffer::Batch>();
-    bool answered = false;
-  };
-  std::mutex batch_mutex_;
-  std::condition_variable batch_ready_;
-  std::optional<Wanted> wanted_;  // guarded by batch_mutex_
-  bool stopped_ = false;          // guarded by batch_mutex_
 };
 
 }  // namespace echoline::learner

@@ -49,7 +49,8 @@ bool Roster::joined(WorkerId id, const std::string& name, std::uint32_t region, 
 bool Roster::away(WorkerId id) {
   const std::lock_guard lock(mutex_);
   if (frozen_) return false;
-  workers_[id].away = true;
+  WorkerEntry& w = workers_[id];
+  w.away = !w.lost;
   return true;
 }
 

@@ -1,5 +1,5 @@
-// What a run file says of how policies and trajectories travel: the section `network`, as far as the overlay goes by
-// it; and what else the learner's core is told about its run.
+// The keys of section `network` of a run file that the overlay uses, and the rules that the learner's core has beside
+// them.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -35,7 +35,7 @@ void read(ConfigSection section, NetworkSettings& settings);
 // How long a worker tries to enrol, and again to be welcomed, before it gives up.
 inline constexpr Duration kJoinTimeout = std::chrono::seconds(30);
 
-// What the learner's core goes by in every run. Of `network` it uses heartbeat_timeout, silence_min and quorum.
+// The rules of the learner's core. It uses heartbeat_timeout, silence_min and quorum of `network`.
 struct LearnerRules {
   NetworkSettings network;
   BitRate chain_rate = BitRate::from_mbit_per_s(8);  // b: rate a chain is planned for; chains = max(1, floor(up / b))

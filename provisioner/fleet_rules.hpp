@@ -1,4 +1,4 @@
-// What a plan says to the fleet's core: its rules, and the offers as it knows them. A run and a simulated run both take
+// Makes the rules and the offers of the fleet's core from a plan. A run and a simulated run both take
 // them from here.
 #pragma once
 #include "provisioner/fleet_core.hpp"

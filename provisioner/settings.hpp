@@ -1,5 +1,5 @@
-// What a run file says of its fleet: the section `fleet`, and of where its machines stand, with defaults. The planner,
-// the fleet's core and its driver are handed this struct as it was read.
+// The section `fleet` of a run file, and the keys of section `network` that say where machines stand. The planner, the
+// fleet's core and its driver take these structs as they were read.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -54,7 +54,7 @@ struct FleetSettings {
   bool replace_lost = true;
 };
 
-// What the section `network` says of machines and the ways between them; plans go by it, and the overlay by `regions`.
+// The keys of section `network` about machines and the ways between them. Plans use all of them, the overlay `regions`.
 struct PathSettings {
   std::optional<BitRate> worker_rate;  // b, the most that a worker sends, and receives; absent: its offer's own links
   Duration delay_expected{};           // one way where the regions do not say it, for planning only

@@ -1,5 +1,5 @@
-// What a run file says of how old data may be (section `staleness`), and for how long a worker keeps a group (the
-// lease_* of section `rollout`).
+// Keys of a run file: how old data may be (section `staleness`), and for how long a worker keeps a group (lease_* of
+// section `rollout`).
 #pragma once
 #include <cstdint>
 #include <optional>

@@ -1,0 +1,229 @@
+// The parts of the rollout desk and of the service, each alone.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "base/random.hpp"
+#include "learner/batch_hand_over.hpp"
+#include "learner/desk_inbox.hpp"
+#include "learner/offered_policies.hpp"
+#include "learner/roster.hpp"
+
+namespace echoline::learner {
+namespace {
+
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+constexpr WorkerId kAda{1}, kBob{2}, kEve{3};
+
+TEST(DeskInbox, AWorkerOfWhichTooMuchWaitsIsToBeExpelled) {
+  DeskInbox inbox(Bytes{100});  // so 16 MiB may wait of each
+  EXPECT_TRUE(inbox.admit(kAda, 16u << 20, false).taken);
+  const auto refused = inbox.admit(kAda, 1, false);
+  EXPECT_FALSE(refused.taken);
+  EXPECT_THAT(refused.expel, HasSubstr("2 messages of it, 16777217 bytes, wait to be read"));
+  EXPECT_TRUE(inbox.admit(kBob, 1, false).taken) << "another worker's flood";
+  inbox.read(kAda, 16u << 20);
+  EXPECT_TRUE(inbox.admit(kAda, 1, false).taken);
+  inbox.check();
+}
+
+TEST(DeskInbox, ManySmallMessagesAreTooMuchAsWell) {
+  DeskInbox inbox(Bytes{100});
+  for (std::size_t i = 0; i < DeskInbox::kMessagesMax; ++i) ASSERT_TRUE(inbox.admit(kAda, 1, false).taken);
+  EXPECT_FALSE(inbox.admit(kAda, 1, false).taken);
+  inbox.check();
+}
+
+TEST(DeskInbox, WhileTheDeskIsHeldUpNoWorkerIsToBlame) {
+  DeskInbox inbox(Bytes{100});
+  EXPECT_TRUE(inbox.admit(kAda, 16u << 20, true).taken);
+  const auto left_out = inbox.admit(kAda, 1, true);
+  EXPECT_FALSE(left_out.taken);
+  EXPECT_THAT(left_out.expel, IsEmpty());
+  EXPECT_EQ(inbox.take_overflowed(), std::set{kAda});
+  EXPECT_TRUE(inbox.take_overflowed().empty()) << "each is named once";
+}
+
+TEST(DeskInbox, ABarredWorkerIsReadNoMore) {
+  DeskInbox inbox(Bytes{100});
+  inbox.bar(kEve, "it lies");
+  inbox.bar(kEve, "again");
+  EXPECT_TRUE(inbox.is_barred(kEve));
+  EXPECT_FALSE(inbox.is_barred(kAda));
+  const auto refused = inbox.admit(kEve, 1, true);
+  EXPECT_FALSE(refused.taken);
+  EXPECT_EQ(refused.expel, "it lies");
+}
+
+struct Told {
+  std::vector<PolicyUnusable> unusable;
+  OfferedPolicies policies{2, [this](const PolicyUnusable& policy) { unusable.push_back(policy); }};
+};
+
+TEST(OfferedPolicies, LeasesNamePublishedVersionsThatAreFreshEnough) {
+  Told t;
+  EXPECT_FALSE(t.policies.newest());
+  t.policies.publishing(Version{0});
+  EXPECT_EQ(t.policies.newest(), Version{0});
+  EXPECT_EQ(t.policies.digest_of(Version{0}), nullptr) << "its last byte has not left";
+  for (std::uint64_t v = 0; v < 6; ++v) {
+    t.policies.published(Version{v}, "digest " + std::to_string(v));
+    t.policies.check();
+  }
+  EXPECT_EQ(t.policies.newest_published(), Version{5});
+  EXPECT_EQ(t.policies.digest_of(Version{1}), nullptr);
+  ASSERT_NE(t.policies.digest_of(Version{2}), nullptr);
+  EXPECT_EQ(*t.policies.digest_of(Version{2}), "digest 2");
+}
+
+TEST(OfferedPolicies, TwoWorkersMakeAVersionUnusableAndOneOnlyForItself) {
+  Told t;
+  t.policies.published(Version{0}, "d");
+  EXPECT_FALSE(t.policies.blame(kAda, "NaN")) << "it has not asked";
+  for (const WorkerId w : {kAda, kBob, kEve}) t.policies.asked(w, Version{0});
+  const auto first = t.policies.blame(kAda, "NaN");
+  ASSERT_TRUE(first);
+  EXPECT_TRUE(first->first);
+  EXPECT_FALSE(t.policies.is_unusable(Version{0}));
+  EXPECT_TRUE(t.policies.is_kept_from(kAda, Version{0}));
+  EXPECT_FALSE(t.policies.is_kept_from(kBob, Version{0}));
+  EXPECT_FALSE(t.policies.blame(kAda, "NaN again")->first);
+  EXPECT_FALSE(t.policies.is_unusable(Version{0})) << "one worker that repeats itself";
+  EXPECT_TRUE(t.policies.blame(kBob, "Inf")->first);
+  EXPECT_TRUE(t.policies.is_unusable(Version{0}));
+  EXPECT_TRUE(t.policies.is_unusable(Version{0}));
+  ASSERT_EQ(t.unusable.size(), 1u) << "told once";
+  EXPECT_EQ(t.unusable[0].workers, (std::vector{kAda, kBob}));
+  EXPECT_EQ(t.unusable[0].detail, "Inf");
+  EXPECT_TRUE(t.policies.is_kept_from(kEve, Version{0}));
+  t.policies.check();
+}
+
+TEST(OfferedPolicies, TheOnlyWorkerIsEnough) {
+  Told t;
+  t.policies.published(Version{0}, "d");
+  t.policies.asked(kAda, Version{0});
+  t.policies.asked(kBob, Version{0});
+  t.policies.blame(kAda, "NaN");
+  EXPECT_FALSE(t.policies.is_unusable(Version{0}));
+  t.policies.left(kBob);
+  EXPECT_TRUE(t.policies.is_unusable(Version{0}));
+}
+
+TEST(BatchHandOver, OnlyTheStepThatIsWaitedForIsAnswered) {
+  BatchHandOver hand_over;
+  EXPECT_FALSE(hand_over.wanted());
+  EXPECT_FALSE(hand_over.answer(3, std::optional<replay_buffer::Batch>())) << "no step is asked for";
+  hand_over.ask(4);
+  EXPECT_EQ(hand_over.wanted(), 4u);
+  EXPECT_FALSE(hand_over.answer(3, std::optional<replay_buffer::Batch>()));
+  std::thread desk([&] { EXPECT_TRUE(hand_over.answer(4, std::optional(replay_buffer::Batch{}))); });
+  const auto answer = hand_over.wait(std::chrono::seconds(60));
+  desk.join();
+  ASSERT_TRUE(answer);
+  EXPECT_TRUE(answer->has_value());
+  EXPECT_FALSE(hand_over.wanted());
+}
+
+TEST(BatchHandOver, StopEndsTheWaiting) {
+  BatchHandOver hand_over;
+  hand_over.ask(0);
+  hand_over.stop();
+  const auto answer = hand_over.wait(std::chrono::seconds(60));
+  ASSERT_TRUE(answer);
+  EXPECT_FALSE(answer->has_value());
+}
+
+struct Entered {
+  RunConfig config;
+  provisioner::Plan plan = [] {
+    provisioner::Plan p;
+    p.rows.resize(1);
+    p.rows[0].offer.id = "planned";
+    p.rows[0].offer.place = "Oslo, NO";
+    p.rows[0].offer.up = BitRate::from_mbit_per_s(40);
+    p.rows[0].offer.gpu_usd_per_hour = 0.25;
+    p.rows[0].offer.storage_usd_per_hour = 0.0;
+    return p;
+  }();
+  Roster roster{config, plan};
+};
+
+TEST(Roster, WorkersComeGoAwayComeBackAndAreLost) {
+  Entered e;
+  EXPECT_FALSE(e.roster.joined(kAda, "planned", 0, TimePoint{}));
+  EXPECT_FALSE(e.roster.joined(kBob, "by hand", 0, TimePoint{}));
+  EXPECT_EQ(e.roster.entries()[0].price_usd_per_hour, 0.25);
+  EXPECT_FALSE(e.roster.entries()[1].price_usd_per_hour) << "no offer is known of it";
+  EXPECT_EQ(e.roster.alive(), 2u);
+  EXPECT_TRUE(e.roster.away(kAda));
+  EXPECT_EQ(e.roster.alive(), 2u) << "it is expected back";
+  EXPECT_EQ(e.roster.present().size(), 1u);
+  EXPECT_TRUE(e.roster.joined(kAda, "planned", 0, TimePoint{}));
+  EXPECT_TRUE(e.roster.lost(kBob));
+  EXPECT_EQ(e.roster.alive(), 1u);
+  e.roster.check();
+  e.roster.freeze();
+  EXPECT_FALSE(e.roster.lost(kAda));
+  EXPECT_EQ(e.roster.alive(), 1u) << "the end of the run makes workers leave";
+}
+
+TEST(Roster, AVersionIsEverywhereOnceAllThatArePresentHaveIt) {
+  Entered e;
+  for (const WorkerId w : {kAda, kBob}) e.roster.joined(w, "", 0, TimePoint{});
+  e.roster.acknowledged(kAda, Version{3}, {});
+  EXPECT_FALSE(e.roster.all_present_have(Version{3}));
+  e.roster.away(kBob);
+  EXPECT_TRUE(e.roster.all_present_have(Version{3}));
+}
+
+TEST(Roster, LinksAreThoseOfTheOfferThatWasRented) {
+  Entered e;
+  e.roster.joined(kAda, "planned", 0, TimePoint{});
+  const std::vector workers{kAda};
+  EXPECT_EQ(e.roster.links_of(workers)[0].up, BitRate::from_mbit_per_s(40));
+  provisioner::Offer now = e.plan.rows[0].offer;
+  now.up = BitRate::from_mbit_per_s(10);
+  e.roster.rented(now);
+  EXPECT_EQ(e.roster.links_of(workers)[0].up, BitRate::from_mbit_per_s(10));
+}
+
+// Whatever comes in whatever order, also of workers that never joined.
+TEST(Roster, ItsPartsAgreeWhateverHappens) {
+  Random random(7, 0);
+  Entered e;
+  TimePoint now{};
+  for (int i = 0; i < 3000; ++i) {
+    const WorkerId w{1 + random.below(6)};
+    now += std::chrono::milliseconds(random.below(500));
+    switch (random.below(7)) {
+      case 0:
+        e.roster.joined(w, "planned", 0, now);
+        break;
+      case 1:
+        e.roster.away(w);
+        break;
+      case 2:
+        e.roster.lost(w);
+        break;
+      case 3:
+        e.roster.accepted(w, random.below(10), 0.5);
+        break;
+      case 4:
+        e.roster.heard(w, schema::Vitals(), now);
+        break;
+      case 5:
+        e.roster.turned_away(w);
+        break;
+      default:
+        e.roster.acknowledged(w, Version{random.below(9)}, {});
+    }
+    e.roster.check();
+  }
+}
+
+}  // namespace
+}  // namespace echoline::learner
