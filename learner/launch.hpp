@@ -1,4 +1,4 @@
-// Arguments and environment that make a rented machine a worker of the run. Private to learner/ and the program.
+// Arguments and environment that make a rented machine a worker of the run.
 #pragma once
 #include <filesystem>
 
