@@ -1,4 +1,4 @@
-// What providers themselves say that they charged, beside what the ledger counts.
+// Bills of providers, which stand in the ledger beside its own count.
 #pragma once
 #include "base/result.hpp"
 #include "provisioner/ledger.hpp"
@@ -6,8 +6,9 @@
 
 namespace echoline::provisioner {
 
-// Asks every provider that has rented to this run and can tell what it charged, and books that and what is left on the
-// account. Waits. kNotFound where there is no such provider; otherwise errors of ProviderKind::bill and of the ledger.
+// Reads the bills of all providers from which this run has rented, and books this run's charges and the credit that is
+// left on the accounts. Waits. kNotFound if no such provider has a bill; errors of ProviderKind::bill and of the
+// ledger.
 Status book_bills(Ledger& ledger, const ProviderOptions& options, double now_unix_s);
 
 }  // namespace echoline::provisioner

@@ -314,7 +314,6 @@ class FleetCore {
   const Machine* machine_of(Ticket ticket) const;
   std::optional<Ticket> ticket_of(WorkerId worker) const;
   const std::map<std::uint64_t, Machine>& machines() const { return machines_; }
-  std::optional<double> measured_rollouts_per_s(WorkerId worker) const;
   const FleetRules& rules() const { return rules_; }
 
  private:

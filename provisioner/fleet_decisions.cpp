@@ -62,12 +62,6 @@ class Beside {
 
 // ---- what is there, and what should be ----
 
-std::optional<double> FleetCore::measured_rollouts_per_s(WorkerId worker) const {
-  const auto it = by_worker_.find(worker);
-  if (it == by_worker_.end()) return std::nullopt;
-  return machines_.at(it->second).measured;
-}
-
 // Who says nothing for a while, or is away, counts with what it last did: whoever hears of it judges its silence.
 double FleetCore::rate_of(const Machine& machine) const {
   return machine.measured.value_or(machine.share * machine.offer.rollouts_per_s);

@@ -20,7 +20,8 @@ struct HostScript {
 // The port on which a worker listens whose host's ports are mapped.
 inline constexpr std::uint16_t kMappedPort = 7070;
 
-// Makes an instance of `provider` a worker with these arguments: by the script, or by the program that is there.
+// Fills in command and ports that make an instance of `provider` a worker with these arguments. Without a script the
+// instance has the program.
 void become_worker(LaunchSpec& spec, std::string_view provider, const std::optional<HostScript>& script,
                    std::vector<std::string> arguments);
 

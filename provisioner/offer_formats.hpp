@@ -3,7 +3,7 @@
 #include <string>
 #include <string_view>
 
-#include "provisioner/offers.hpp"
+#include "provisioner/provider.hpp"
 
 namespace echoline::provisioner {
 
@@ -28,5 +28,8 @@ inline constexpr double kMbitMax = 1e6;  // 1 Tbit/s
 inline constexpr double kUsdMax = 1e6;
 inline constexpr int kGpusMax = 1024;
 inline constexpr std::size_t kOfferTextMax = 512;
+
+// Catalogues of SkyPilot (providers/exec_skypilot.cpp): commands start their machines.
+OfferFormat skypilot_format();
 
 }  // namespace echoline::provisioner

@@ -1,6 +1,6 @@
-// All that a provider may do. Provider rents instances, looks at them and returns them: the same few calls for a
-// process on this machine and for a rented host. ProviderKind says what the provider is called, what it needs, and what
-// else it can do. providers/registry.hpp lists the kinds.
+// All that a provider may do. A Provider rents instances, lists them and returns them: the same calls for a process on
+// this machine and for a rented host. A ProviderKind has the provider's name, its credentials and its other abilities.
+// providers/registry.hpp lists the kinds.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -55,7 +55,6 @@ struct InstanceInfo {
   InstanceId instance;
   std::string label;
   std::optional<double> usd_per_hour;
-  std::string state;  // in the provider's own words, for people
 };
 
 // It is rented. That its worker works is seen when it joins.
@@ -133,13 +132,14 @@ struct ServiceSettings {
   std::string url;                                // "": the service itself
   std::optional<std::filesystem::path> key_file;  // read where the environment has no key
   double bid_raise_max = 0;  // a bid that is topped is raised to at most (1 + this) times what it was at first
+  std::map<std::string, std::string> others;  // further keys that the provider reads, by name
 };
 
-// What providers need to know; each reads its own part.
+// Settings of all providers. Each provider reads its own part.
 struct ProviderOptions {
-  std::filesystem::path log_folder;                 // of instances on this machine
-  std::filesystem::path file;                       // fleet.provider_file
-  std::map<std::string, ServiceSettings> services;  // by the provider's name
+  std::filesystem::path log_folder = {};                 // of instances on this machine
+  std::filesystem::path file = {};                       // fleet.provider_file
+  std::map<std::string, ServiceSettings> services = {};  // by the provider's name
 
   ServiceSettings service(std::string_view name) const {
     const auto it = services.find(std::string(name));
@@ -168,7 +168,7 @@ struct MarketAnswer {
   std::vector<Offer> offers;
 };
 
-// What the service charged for an instance on one day (UTC), so far.
+// Charges of the service for one instance on one day (UTC), so far.
 struct Charge {
   InstanceId instance;
   double day_unix_s = 0;
@@ -180,7 +180,7 @@ struct Bill {
   std::optional<double> credit_usd;  // left on the account
 };
 
-// By environment variables; null where there is none of that name.
+// Returns an environment variable; null if it is not set.
 using Environment = std::function<const char*(const char* name)>;
 
 struct MappedPort {
@@ -194,33 +194,35 @@ struct OwnInstance {
   std::function<Status()> end;  // waits until the service has ended it, or says why it does not
 };
 
-// What follows `make` is optional: empty where the provider does not have it.
+// Members after `make` are optional; a provider leaves empty the abilities that it lacks.
 struct ProviderKind {
   std::string name;     // of offers, ledgers and fleet.provider: "vast"
-  std::string title;    // for people: "vast.ai"
   std::string meaning;  // for the run file's reference: "hosts of vast.ai"
-  // kInvalid where something that it needs is missing, such as a key.
+  // kInvalid if something is missing, such as a key.
   std::function<Result<std::unique_ptr<Provider>>(const ProviderOptions&)> make;
 
-  // Its instances are processes of this machine, and end with the process that rented them.
+  // Instances are processes of this machine, and end with the process that rented them.
   bool here = false;
-  // Credentials: variables of the environment that no worker inherits.
+  // Credentials: names of environment variables. Workers on this machine do not inherit them.
   std::vector<std::string> secrets = {};
   // Reads section fleet.NAME of the run file, which settings_meaning describes; both texts live as long as the program.
   const char* settings_meaning = "";
   std::function<void(ConfigSection section, ServiceSettings& settings)> read_settings = {};
-  // How others write down its offers.
+  // The form in which its offers are published.
   std::optional<OfferFormat> offers = {};
-  // What can be rented now. Waits. kUnavailable where the market does not answer.
+  // Searches the market. Waits. kUnavailable if the market does not answer.
   std::function<Result<MarketAnswer>(const ProviderOptions&, const MarketQuestion&)> search = {};
-  // What it charged on these days. Waits. All of it or an error: part of a bill would be too small.
+  std::string title = {};  // for messages about its bill: "vast.ai"
+  // Reads the bill of these days. Waits. Returns the whole bill or an error: the sum of a part would be too small.
   std::function<Result<Bill>(const ProviderOptions&, double from_unix_s, double to_unix_s)> bill = {};
-  // Ports of its hosts are mapped. On a host: where others reach `port`; absent where the environment does not say it.
+  // Not empty if ports of its hosts are mapped. Runs on a host: returns the address at which other machines reach
+  // `port`; absent if the environment does not have it.
   std::function<std::optional<MappedPort>(std::uint16_t port, const Environment&)> mapped_port = {};
-  // On a host: the instance, where its environment has what ends it. Takes that secret out of the environment.
+  // Runs on a host: returns the host's own instance if the environment holds the secret that ends it. Removes that
+  // secret from the environment.
   std::function<std::optional<OwnInstance>()> own_instance = {};
-  // The same for a host that has no program yet: lines of sh that end the instance, or do nothing on other hosts. They
-  // may call `has PROGRAM` and `auth PREFIX SECRET` (provisioner/host_script).
+  // The same before a host has the program: lines of sh that end the instance, and do nothing on hosts of other
+  // providers. They may call `has PROGRAM` and `auth PREFIX SECRET` (provisioner/host_script).
   std::string end_own_instance = {};
 };
 

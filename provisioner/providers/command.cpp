@@ -7,6 +7,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstring>
 
@@ -16,6 +18,7 @@ namespace echoline::provisioner {
 namespace {
 
 constexpr std::size_t kOutputMax = 4u << 20;
+constexpr std::size_t kRunNameMax = 40;
 
 int memory_file() { return ::memfd_create("echoline", MFD_CLOEXEC); }
 
@@ -158,6 +161,17 @@ Result<std::unique_ptr<Provider>> made_of_file(
   if (file.empty())
     return fail(Code::kInvalid, "make provider", "'{}' needs a file: set fleet.provider_file", provider);
   return make(file);
+}
+
+std::string exec_name(std::string_view label) {
+  const std::size_t mark = label.rfind('.');
+  std::string out(label.substr(0, std::min(mark, kRunNameMax)));
+  if (mark != std::string_view::npos) out += label.substr(mark);
+  for (char& c : out)
+    c = std::isalnum(static_cast<unsigned char>(c)) ? static_cast<char>(std::tolower(static_cast<unsigned char>(c)))
+                                                    : '-';
+  if (!out.empty() && !std::isalpha(static_cast<unsigned char>(out.front()))) out.front() = 'x';
+  return out;
 }
 
 std::string name_after(std::string_view prefix, const InstanceId& instance) {

@@ -64,6 +64,9 @@ Result<std::unique_ptr<Provider>> made_of_file(
     std::string_view provider, const std::filesystem::path& file,
     Result<std::unique_ptr<Provider>> (*make)(const std::filesystem::path& file));
 
+// The name under which commands know an instance, or the beginning of such names for a label prefix.
+std::string exec_name(std::string_view label);
+
 // The rest of an instance's name, "" where it does not begin with the provider's prefix.
 std::string name_after(std::string_view prefix, const InstanceId& instance);
 

@@ -1,5 +1,4 @@
-#include "provisioner/providers/exec.hpp"
-
+// Instances through commands that the user names: schedulers and clouds that have a command line.
 #include <algorithm>
 #include <cctype>
 #include <cmath>
@@ -8,6 +7,7 @@
 #include <sstream>
 
 #include "base/config.hpp"
+#include "provisioner/offer_formats.hpp"
 #include "provisioner/providers/command.hpp"
 #include "provisioner/providers/registry.hpp"
 
@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::string_view kOperation = "exec";
 constexpr std::string_view kIdPrefix = "exec:";
-constexpr std::size_t kRunNameMax = 40, kIdMax = 200, kLinesMax = 100'000;
+constexpr std::size_t kIdMax = 200, kLinesMax = 100'000;
 using Words = std::map<std::string, std::string>;
 
 // `text` with {name} replaced where the name is known; other braces are left alone: they are the commands' own.
@@ -57,26 +57,17 @@ struct Seen {
   std::string id, name, state;
 };
 
-}  // namespace
-
-std::string exec_name(std::string_view label) {
-  const std::size_t mark = label.rfind('.');
-  std::string out(label.substr(0, std::min(mark, kRunNameMax)));
-  if (mark != std::string_view::npos) out += label.substr(mark);
-  for (char& c : out)
-    c = std::isalnum(static_cast<unsigned char>(c)) ? static_cast<char>(std::tolower(static_cast<unsigned char>(c)))
-                                                    : '-';
-  if (!out.empty() && !std::isalpha(static_cast<unsigned char>(out.front()))) out.front() = 'x';
-  return out;
-}
-
-struct ExecProvider::Impl {
+// Reads the commands from YAML (configs/providers/README.md). An instance's name is made of its label, in small
+// letters, digits and '-', at most 63 of them; the listing has to show it. A start that fails is looked for by that
+// name and stopped before it is reported; a stop that fails counts when a complete listing lacks the instance. An
+// instance that two listings in a row lack, or whose state is among `ended`, has ended.
+struct ExecProvider final : Provider {
   struct Rented {
     std::string label;
     int missed = 0;
     bool ended = false;
   };
-  std::vector<std::string> start, stop, list, ended;
+  std::vector<std::string> to_start, to_stop, to_list, ended;
   std::string input = "{script}";
   CommandTimes times{std::chrono::minutes(30), std::chrono::seconds(30)};
   Commands commands;
@@ -86,7 +77,7 @@ struct ExecProvider::Impl {
   bool watching = false;
 
   void look(std::function<void(std::vector<Seen>, std::optional<Error>)> done) {
-    commands.run(list, "", times.limit, [done = std::move(done)](const CommandEnd& end) {
+    commands.run(to_list, "", times.limit, [done = std::move(done)](const CommandEnd& end) {
       std::vector<Seen> seen;
       if (!end.good()) return done({}, fail(Code::kUnavailable, kOperation, "list: {}", end.words()));
       std::istringstream lines(end.out);
@@ -106,7 +97,7 @@ struct ExecProvider::Impl {
 
   bool has_ended(const Seen& s) const { return std::find(ended.begin(), ended.end(), s.state) != ended.end(); }
 
-  void launch(Ticket ticket, const LaunchSpec& spec) {
+  void start(Ticket ticket, const LaunchSpec& spec) override {
     const std::string script = shell_script(spec.argv, spec.env);
     const Words words{
         {"label", spec.label},
@@ -123,7 +114,7 @@ struct ExecProvider::Impl {
     Words outside = words;  // of what can be seen in a list of processes
     outside.erase("script");
     outside.erase("script_json");
-    commands.run(filled(start, outside), filled(input, words), times.limit,
+    commands.run(filled(to_start, outside), filled(input, words), times.limit,
                  [this, ticket, label = spec.label](const CommandEnd& end) {
                    const std::string id = last_word(end.out);
                    if (end.good() && plain_id(id)) return started(ticket, label, id);
@@ -148,14 +139,14 @@ struct ExecProvider::Impl {
         events.push_back(StartFailed{ticket, error, true, unknown.has_value()});
         return;
       }
-      commands.run(filled(stop, {{"instance", it->id}, {"name", it->name}}), "", times.limit,
+      commands.run(filled(to_stop, {{"instance", it->id}, {"name", it->name}}), "", times.limit,
                    [this, ticket, error](const CommandEnd& end) {
                      events.push_back(StartFailed{ticket, error, true, !end.good()});
                    });
     });
   }
 
-  void end(Ticket ticket, const InstanceId& instance) {
+  void stop(Ticket ticket, const InstanceId& instance, Duration) override {
     const std::string id = name_after(kIdPrefix, instance);
     if (!plain_id(id)) {
       events.push_back(StopFailed{
@@ -166,7 +157,7 @@ struct ExecProvider::Impl {
     const auto it = rented.find(id);
     const std::string name = it == rented.end() ? id : exec_name(it->second.label);
     if (it != rented.end()) rented.erase(it);
-    commands.run(filled(stop, {{"instance", id}, {"name", name}}), "", times.limit,
+    commands.run(filled(to_stop, {{"instance", id}, {"name", name}}), "", times.limit,
                  [this, ticket, instance, id](const CommandEnd& end) {
                    if (end.good()) {
                      events.push_back(Stopped{ticket, instance, "stopped"});
@@ -184,14 +175,14 @@ struct ExecProvider::Impl {
                  });
   }
 
-  void show(Ticket ticket, const std::string& prefix) {
+  void list(Ticket ticket, const std::string& prefix) override {
     look([this, ticket, prefix](const std::vector<Seen>& seen, const std::optional<Error>& unknown) {
       Listed listed{ticket, !unknown, {}, unknown};
       const std::string start_of_name = exec_name(prefix);
       for (const Seen& s : seen) {
         if (has_ended(s) || (!prefix.empty() && !s.name.starts_with(start_of_name))) continue;
         const std::string rest = prefix.empty() ? s.name : s.name.substr(start_of_name.size());
-        listed.instances.push_back({{std::string(kIdPrefix) + s.id}, prefix + rest, std::nullopt, s.state});
+        listed.instances.push_back({{std::string(kIdPrefix) + s.id}, prefix + rest, std::nullopt});
       }
       events.push_back(std::move(listed));
     });
@@ -216,44 +207,39 @@ struct ExecProvider::Impl {
       }
     });
   }
+
+  std::vector<ProviderEvent> poll(TimePoint now) override {
+    commands.poll(now);
+    watch(now);
+    return std::exchange(events, {});
+  }
 };
 
-Result<std::unique_ptr<Provider>> ExecProvider::make(const std::filesystem::path& file) {
+Result<std::unique_ptr<Provider>> make(const std::filesystem::path& file) {
   ECHO_ASSIGN(ConfigFile config, ConfigFile::load(file));
-  auto impl = std::make_unique<Impl>();
+  auto made = std::make_unique<ExecProvider>();
   ConfigSection root = config.root();
-  root.require("start", impl->start, "starts an instance; the last word that it prints is the instance's id");
-  root.read("stdin", impl->input, "what `start` reads");
-  root.require("stop", impl->stop, "ends {instance}; no error where it has ended already");
-  root.require("list", impl->list, "prints a line 'id name state' for every instance");
-  root.read("ended", impl->ended, "states of instances that do nothing any more");
-  read_times(root, impl->times);
-  for (const auto& [key, words] : {std::pair{"start", &impl->start}, {"stop", &impl->stop}, {"list", &impl->list}})
+  root.require("start", made->to_start, "starts an instance; the last word that it prints is the instance's id");
+  root.read("stdin", made->input, "what `start` reads");
+  root.require("stop", made->to_stop, "ends {instance}; no error where it has ended already");
+  root.require("list", made->to_list, "prints a line 'id name state' for every instance");
+  root.read("ended", made->ended, "states of instances that do nothing any more");
+  read_times(root, made->times);
+  for (const auto& [key, words] :
+       {std::pair{"start", &made->to_start}, {"stop", &made->to_stop}, {"list", &made->to_list}})
     if (words->empty()) root.error(key, "expected the words of a command, such as [scancel, \"{instance}\"]");
   ECHO_TRY(config.finish());
-  return std::unique_ptr<Provider>(new ExecProvider(std::move(impl)));
+  return std::unique_ptr<Provider>(std::move(made));
 }
 
-ExecProvider::ExecProvider(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-ExecProvider::~ExecProvider() = default;
-
-void ExecProvider::start(Ticket ticket, const LaunchSpec& spec) { impl_->launch(ticket, spec); }
-void ExecProvider::stop(Ticket ticket, const InstanceId& instance, Duration) { impl_->end(ticket, instance); }
-void ExecProvider::list(Ticket ticket, const std::string& label_prefix) { impl_->show(ticket, label_prefix); }
-
-std::vector<ProviderEvent> ExecProvider::poll(TimePoint now) {
-  impl_->commands.poll(now);
-  impl_->watch(now);
-  return std::exchange(impl_->events, {});
-}
+}  // namespace
 
 const ProviderKind& exec_kind() {
   static const ProviderKind kind{
-      .name = kExecName,
-      .title = "commands",
+      .name = "exec",
       .meaning = "whatever commands start",
-      .make = [](const ProviderOptions& options) { return made_of_file(kExecName, options.file, ExecProvider::make); },
-      .offers = OfferFormat{"skypilot", "a catalogue of SkyPilot, vms.csv", is_skypilot_catalogue, read_skypilot}};
+      .make = [](const ProviderOptions& options) { return made_of_file("exec", options.file, make); },
+      .offers = skypilot_format()};
   return kind;
 }
 

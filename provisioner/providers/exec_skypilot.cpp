@@ -5,7 +5,6 @@
 #include <map>
 
 #include "provisioner/offer_formats.hpp"
-#include "provisioner/providers/exec.hpp"
 
 namespace echoline::provisioner {
 namespace {
@@ -167,7 +166,7 @@ class Reader {
     if (!good) return;
     if (!count || *count < 1 || *count != std::floor(*count)) return;  // shares of a GPU do not run a worker
     Offer o;
-    o.provider = kExecName;
+    o.provider = "exec";
     o.gpu = gpu;
     o.gpu_count = static_cast<int>(*count);
     o.vram_gb = memory_of(text("gpuinfo"));
@@ -193,16 +192,18 @@ class Reader {
   std::vector<Offer> offers_;
 };
 
-}  // namespace
-
-bool is_skypilot_catalogue(std::string_view head) {
+bool is_catalogue(std::string_view head) {
   const std::string_view line = head.substr(0, head.find('\n'));
-  return line.find_first_of("{[") == std::string_view::npos && line.find("InstanceType") != std::string_view::npos &&
-         line.find(',') != std::string_view::npos;
+  const auto has = [&](const char* text) { return line.find(text) != std::string_view::npos; };
+  return has("InstanceType") && has(",") && line.find_first_of("{[") == std::string_view::npos;
 }
 
-Result<std::vector<Offer>> read_skypilot(std::string_view text, std::string_view name, const OfferReading& reading) {
+Result<std::vector<Offer>> read_catalogue(std::string_view text, std::string_view name, const OfferReading& reading) {
   return Reader(text, name, reading).run();
 }
+
+}  // namespace
+
+OfferFormat skypilot_format() { return {"skypilot", "a catalogue of SkyPilot, vms.csv", is_catalogue, read_catalogue}; }
 
 }  // namespace echoline::provisioner

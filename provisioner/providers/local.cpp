@@ -1,5 +1,4 @@
-#include "provisioner/providers/local.hpp"
-
+// Offers as processes on this machine, none of which outlives the program.
 #include <fcntl.h>
 #include <linux/close_range.h>
 #include <signal.h>
@@ -210,9 +209,13 @@ std::string label_of(pid_t pid) {
   return "";
 }
 
-}  // namespace
-
-struct LocalProvider::Impl {
+// Each instance is one process, leader of its own process group, with stdin from /dev/null and stdout and stderr
+// appended to <log_dir>/<label>.log ('/' in the label becomes '.'). stop() sends SIGTERM to the group, and SIGKILL when
+// the grace is over, which is counted from the next poll(); when a leader exits, what is left of its group is killed.
+// The kernel kills a process when this program dies, however it dies. An instance id holds pid and start time, so a
+// recycled pid is never signalled. A process knows its label (ECHOLINE_INSTANCE), by which list() finds those of other
+// programs.
+struct LocalProvider final : Provider {
   struct Process {
     pid_t pid = 0;
     std::uint64_t ticks = 0;
@@ -228,9 +231,8 @@ struct LocalProvider::Impl {
   std::vector<ProviderEvent> events;
   Spawner spawner;
 
-  explicit Impl(std::filesystem::path dir) : log_dir(std::move(dir)) {}
-
-  Result<InstanceId> start(const LaunchSpec& spec);
+  // `dir`: where instances write what they say.
+  explicit LocalProvider(std::filesystem::path dir) : log_dir(std::move(dir)) {}
 
   // Signals the process and its group. Our own child is not reaped yet, so its pid is still its own; of another
   // process the start time is looked at first.
@@ -261,142 +263,145 @@ struct LocalProvider::Impl {
     }
     return "gone";
   }
+
+  // Stops everything: SIGTERM, up to 2 s, SIGKILL; returns when all are reaped.
+  ~LocalProvider() override {
+    for (const auto& [id, process] : processes) send(process, SIGTERM);
+    const auto deadline = std::chrono::steady_clock::now() + kDestructorGrace;
+    bool killed = false;
+    while (true) {
+      std::erase_if(processes, [](const auto& entry) { return reap(entry.second).has_value(); });
+      if (processes.empty()) return;
+      if (!killed && std::chrono::steady_clock::now() >= deadline) {
+        for (const auto& [id, process] : processes) send(process, SIGKILL);
+        killed = true;
+      }
+      std::this_thread::sleep_for(kReapInterval);
+    }
+  }
+
+  // argv[0] is a path (it is not looked up in PATH). The environment of this process is passed on, with spec.env over
+  // it. Fails with kInvalid for a bad argv or label; kIo with the system's reason when the program cannot be started.
+  void start(Ticket ticket, const LaunchSpec& spec) override {
+    if (auto id = begin(spec))
+      events.push_back(Started{ticket, *id, std::nullopt});
+    else
+      events.push_back(StartFailed{ticket, std::move(id).error(), false, false});
+  }
+
+  Result<InstanceId> begin(const LaunchSpec& request) {
+    ECHO_TRY(check(request));
+    ECHO_TRY(make_folders(log_dir));
+    std::string name = request.label + ".log";
+    std::replace(name.begin(), name.end(), '/', '.');
+    const std::filesystem::path log_path = log_dir / name;
+
+    const Fd log(open(log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+    if (log.get() < 0) return fail(Code::kIo, kOperation, "{}: {}", log_path.string(), std::strerror(errno));
+    const Fd null(open("/dev/null", O_RDONLY | O_CLOEXEC));
+    int ends[2];
+    if (null.get() < 0 || pipe2(ends, O_CLOEXEC) != 0)
+      return fail(Code::kIo, kOperation, "start {}: {}", request.label, std::strerror(errno));
+    const Fd report(ends[0]);
+    Fd child_report(ends[1]);
+
+    std::vector<std::string> argv = request.argv;
+    std::vector<std::string> env = merged_environment(request.env, request.label);
+    const Launch launch{pointers(argv), pointers(env), null.get(), log.get(), child_report.get(), getpid()};
+    pid_t pid = -1;
+    int fork_errno = 0;
+    spawner.run([&] {
+      pid = fork();
+      if (pid == 0) become(launch);
+      fork_errno = errno;
+    });
+    if (pid < 0) return fail(Code::kIo, kOperation, "start {}: {}", request.label, std::strerror(fork_errno));
+    child_report.reset();
+    int exec_errno = 0;
+    ssize_t got = 0;
+    do {
+      got = ::read(report.get(), &exec_errno, sizeof(exec_errno));
+    } while (got < 0 && errno == EINTR);
+    if (got == sizeof(exec_errno)) {
+      waitpid(pid, nullptr, 0);
+      return fail(Code::kIo, kOperation, "start {}: {}: {}", request.label, request.argv.front(),
+                  std::strerror(exec_errno));
+    }
+    const std::optional<std::uint64_t> ticks = start_ticks(pid, true);  // a child that is not reaped has an entry
+    ECHO_CHECK(ticks.has_value(), "/proc/{}/stat cannot be read", pid);
+    const InstanceId id = id_of(pid, *ticks);
+    processes[id] = {pid, *ticks, request.label, true, {}, std::nullopt, std::nullopt};
+    return id;
+  }
+
+  std::vector<ProviderEvent> poll(TimePoint now) override {
+    std::vector<ProviderEvent> told = std::exchange(events, {});
+    for (auto it = processes.begin(); it != processes.end();) {
+      Process& process = it->second;
+      if (const auto how = reap(process)) {
+        for (const Ticket ticket : process.stops) told.push_back(Stopped{ticket, it->first, *how});
+        if (process.stops.empty()) told.push_back(Exited{it->first, process.label, *how, false, false});
+        it = processes.erase(it);
+        continue;
+      }
+      if (process.grace) process.kill_at = now + *std::exchange(process.grace, std::nullopt);
+      if (process.kill_at && now >= *process.kill_at) {
+        send(process, SIGKILL);
+        process.kill_at.reset();
+      }
+      ++it;
+    }
+    return told;
+  }
+
+  // Also accepts ids of another program run (orphans of the ledger).
+  void stop(Ticket ticket, const InstanceId& instance, Duration grace) override {
+    auto it = processes.find(instance);
+    if (it == processes.end()) {
+      const auto parsed = parse_id(instance);
+      if (!parsed) {
+        events.push_back(StopFailed{ticket, instance, parsed.error()});
+        return;
+      }
+      if (start_ticks(parsed->first) != parsed->second) {
+        events.push_back(Stopped{ticket, instance, "gone"});
+        return;
+      }
+      it = processes.emplace(instance, Process{parsed->first, parsed->second, "", false, {}, {}, {}}).first;
+    }
+    const bool asked = !it->second.stops.empty();
+    it->second.stops.push_back(ticket);
+    if (asked) return;
+    it->second.grace = grace;
+    send(it->second, SIGTERM);
+  }
+
+  void list(Ticket ticket, const std::string& label_prefix) override {
+    Listed listed{ticket, true, {}, std::nullopt};
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
+      const std::string name = entry.path().filename();
+      pid_t pid = 0;
+      const auto [end, ec] = std::from_chars(name.data(), name.data() + name.size(), pid);
+      if (ec != std::errc{} || end != name.data() + name.size() || pid <= 1) continue;
+      const std::string label = label_of(pid);
+      const auto ticks = start_ticks(pid);
+      if (label.empty() || !label.starts_with(label_prefix) || !ticks) continue;
+      listed.instances.push_back({id_of(pid, *ticks), label, std::nullopt});
+    }
+    if (error) {
+      listed.complete = false;
+      listed.error = fail(Code::kIo, kOperation, "/proc: {}", error.message());
+    }
+    events.push_back(std::move(listed));
+  }
 };
 
-LocalProvider::LocalProvider(std::filesystem::path log_dir) : impl_(std::make_unique<Impl>(std::move(log_dir))) {}
-
-LocalProvider::~LocalProvider() {
-  for (const auto& [id, process] : impl_->processes) Impl::send(process, SIGTERM);
-  const auto deadline = std::chrono::steady_clock::now() + kDestructorGrace;
-  bool killed = false;
-  while (true) {
-    std::erase_if(impl_->processes, [](const auto& entry) { return Impl::reap(entry.second).has_value(); });
-    if (impl_->processes.empty()) return;
-    if (!killed && std::chrono::steady_clock::now() >= deadline) {
-      for (const auto& [id, process] : impl_->processes) Impl::send(process, SIGKILL);
-      killed = true;
-    }
-    std::this_thread::sleep_for(kReapInterval);
-  }
-}
-
-void LocalProvider::start(Ticket ticket, const LaunchSpec& spec) {
-  if (auto id = impl_->start(spec))
-    impl_->events.push_back(Started{ticket, *id, std::nullopt});
-  else
-    impl_->events.push_back(StartFailed{ticket, std::move(id).error(), false, false});
-}
-
-Result<InstanceId> LocalProvider::Impl::start(const LaunchSpec& request) {
-  ECHO_TRY(check(request));
-  ECHO_TRY(make_folders(log_dir));
-  std::string name = request.label + ".log";
-  std::replace(name.begin(), name.end(), '/', '.');
-  const std::filesystem::path log_path = log_dir / name;
-
-  const Fd log(open(log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
-  if (log.get() < 0) return fail(Code::kIo, kOperation, "{}: {}", log_path.string(), std::strerror(errno));
-  const Fd null(open("/dev/null", O_RDONLY | O_CLOEXEC));
-  int ends[2];
-  if (null.get() < 0 || pipe2(ends, O_CLOEXEC) != 0)
-    return fail(Code::kIo, kOperation, "start {}: {}", request.label, std::strerror(errno));
-  const Fd report(ends[0]);
-  Fd child_report(ends[1]);
-
-  std::vector<std::string> argv = request.argv;
-  std::vector<std::string> env = merged_environment(request.env, request.label);
-  const Launch launch{pointers(argv), pointers(env), null.get(), log.get(), child_report.get(), getpid()};
-  pid_t pid = -1;
-  int fork_errno = 0;
-  spawner.run([&] {
-    pid = fork();
-    if (pid == 0) become(launch);
-    fork_errno = errno;
-  });
-  if (pid < 0) return fail(Code::kIo, kOperation, "start {}: {}", request.label, std::strerror(fork_errno));
-  child_report.reset();
-  int exec_errno = 0;
-  ssize_t got = 0;
-  do {
-    got = read(report.get(), &exec_errno, sizeof(exec_errno));
-  } while (got < 0 && errno == EINTR);
-  if (got == sizeof(exec_errno)) {
-    waitpid(pid, nullptr, 0);
-    return fail(Code::kIo, kOperation, "start {}: {}: {}", request.label, request.argv.front(),
-                std::strerror(exec_errno));
-  }
-  const std::optional<std::uint64_t> ticks = start_ticks(pid, true);  // a child that is not reaped has an entry
-  ECHO_CHECK(ticks.has_value(), "/proc/{}/stat cannot be read", pid);
-  const InstanceId id = id_of(pid, *ticks);
-  processes[id] = {pid, *ticks, request.label, true, {}, std::nullopt, std::nullopt};
-  return id;
-}
-
-std::vector<ProviderEvent> LocalProvider::poll(TimePoint now) {
-  std::vector<ProviderEvent> events = std::exchange(impl_->events, {});
-  for (auto it = impl_->processes.begin(); it != impl_->processes.end();) {
-    Impl::Process& process = it->second;
-    if (const auto how = Impl::reap(process)) {
-      for (const Ticket ticket : process.stops) events.push_back(Stopped{ticket, it->first, *how});
-      if (process.stops.empty()) events.push_back(Exited{it->first, process.label, *how, false, false});
-      it = impl_->processes.erase(it);
-      continue;
-    }
-    if (process.grace) process.kill_at = now + *std::exchange(process.grace, std::nullopt);
-    if (process.kill_at && now >= *process.kill_at) {
-      Impl::send(process, SIGKILL);
-      process.kill_at.reset();
-    }
-    ++it;
-  }
-  return events;
-}
-
-void LocalProvider::stop(Ticket ticket, const InstanceId& instance, Duration grace) {
-  auto it = impl_->processes.find(instance);
-  if (it == impl_->processes.end()) {
-    const auto parsed = parse_id(instance);
-    if (!parsed) {
-      impl_->events.push_back(StopFailed{ticket, instance, parsed.error()});
-      return;
-    }
-    if (start_ticks(parsed->first) != parsed->second) {
-      impl_->events.push_back(Stopped{ticket, instance, "gone"});
-      return;
-    }
-    it = impl_->processes.emplace(instance, Impl::Process{parsed->first, parsed->second, "", false, {}, {}, {}}).first;
-  }
-  const bool asked = !it->second.stops.empty();
-  it->second.stops.push_back(ticket);
-  if (asked) return;
-  it->second.grace = grace;
-  Impl::send(it->second, SIGTERM);
-}
-
-void LocalProvider::list(Ticket ticket, const std::string& label_prefix) {
-  Listed listed{ticket, true, {}, std::nullopt};
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
-    const std::string name = entry.path().filename();
-    pid_t pid = 0;
-    const auto [end, ec] = std::from_chars(name.data(), name.data() + name.size(), pid);
-    if (ec != std::errc{} || end != name.data() + name.size() || pid <= 1) continue;
-    const std::string label = label_of(pid);
-    const auto ticks = start_ticks(pid);
-    if (label.empty() || !label.starts_with(label_prefix) || !ticks) continue;
-    listed.instances.push_back({id_of(pid, *ticks), label, std::nullopt, "running"});
-  }
-  if (error) {
-    listed.complete = false;
-    listed.error = fail(Code::kIo, kOperation, "/proc: {}", error.message());
-  }
-  impl_->events.push_back(std::move(listed));
-}
+}  // namespace
 
 const ProviderKind& local_kind() {
   static const ProviderKind kind{
       .name = "local",
-      .title = "this machine",
       .meaning = "processes on this machine, held to their offer's speed and links",
       .make =
           [](const ProviderOptions& options) {

@@ -1,4 +1,4 @@
-// The providers by name. The rest of the program asks for what a provider can do, and knows none by its name.
+// The list of providers. The rest of the program asks for abilities of a ProviderKind, never for a provider's name.
 #pragma once
 #include <memory>
 #include <optional>
@@ -19,10 +19,11 @@ const ProviderKind& exec_kind();
 // In the order in which texts for people name them.
 const std::vector<const ProviderKind*>& provider_kinds();
 std::vector<std::string> provider_names();
-// Null for a name that no provider has.
+// Null for an unknown name.
 const ProviderKind* provider_kind(std::string_view name);
 
-// One more kind for as long as this lives, for programs that bring their own. Not while other threads use the list.
+// Adds a kind to the list, and removes it in the destructor: for programs that bring a provider of their own. No other
+// thread may use the list meanwhile.
 class AddedProvider {
  public:
   explicit AddedProvider(ProviderKind kind);
@@ -34,7 +35,7 @@ class AddedProvider {
   const ProviderKind kind_;
 };
 
-// kInvalid for a name that no provider has, and where something the provider needs is missing, such as a key.
+// kInvalid for an unknown name, and if something is missing that the provider needs, such as a key.
 Result<std::unique_ptr<Provider>> make_provider(const std::string& name, const ProviderOptions& options);
 
 // ProviderKind::here; false for an unknown name.
@@ -45,17 +46,17 @@ std::vector<std::string> offer_format_names();
 // "a, b or c", for messages about names.
 std::string one_of(const std::vector<std::string>& names);
 
-// Searches the market of `provider`, or where it has none that of the first provider which has one. Waits. Errors as
+// Searches the market of `provider`; if it has none, the market of the first provider that has one. Waits. Errors as
 // those of ProviderKind::search and of parse_offers().
 Result<MarketAnswer> search_market(std::string_view provider, const ProviderOptions& options,
                                    const MarketQuestion& question);
 
-// On a host, whichever provider it is of: ProviderKind::mapped_port and ProviderKind::own_instance.
+// For a host of any provider: ProviderKind::mapped_port and ProviderKind::own_instance.
 std::optional<MappedPort> mapped_port(std::uint16_t port, const Environment& environment);
 std::optional<OwnInstance> own_instance();
 
-// ProviderKind::end_own_instance for a host of `provider`. Those of all, where the provider does not know of what
-// service the host is, such as one that runs commands.
+// ProviderKind::end_own_instance for a host of `provider`. The lines of all providers if this one has none: commands
+// may rent a host from any service.
 std::string end_own_instance_script(std::string_view provider);
 
 }  // namespace echoline::provisioner

@@ -1,5 +1,4 @@
-#include "provisioner/providers/ssh.hpp"
-
+// Hosts that are there, reached by the system's ssh.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -62,9 +61,12 @@ ticks() { sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | awk '$1 != "Z" { print $2
 alive() { [ -n "$2" ] && [ "$(ticks "$1")" = "$2" ]; }
 )sh";
 
-}  // namespace
-
-struct SshProvider::Impl {
+// Reads the hosts from YAML (configs/providers/README.md); an offer's `host` names one. start() brings the program,
+// argv[0], to the host unless it is there, and runs it in a session of its own, which outlives the connection; the
+// command, its environment and so the join token travel by stdin. What runs is noted in a file per instance on the
+// host, from which list() and the watch read; a listing is complete when every host has answered. An instance that its
+// host says has ended is told; a host that does not answer tells nothing.
+struct SshProvider final : Provider {
   struct Rented {
     std::string label;
     const Host* host = nullptr;
@@ -123,7 +125,7 @@ struct SshProvider::Impl {
     return fail(Code::kUnavailable, kOperation, "{}: {}: {}", host.name, what, end.words());
   }
 
-  void launch(Ticket ticket, const LaunchSpec& spec) {
+  void start(Ticket ticket, const LaunchSpec& spec) override {
     const auto refuse = [&](Error error) { events.push_back(StartFailed{ticket, std::move(error), false, false}); };
     const Host* const host = host_of(spec.offer.host);
     if (!host)
@@ -247,7 +249,7 @@ struct SshProvider::Impl {
     patient ? ask(list, read) : list(read);
   }
 
-  void end(Ticket ticket, const InstanceId& instance, Duration grace) {
+  void stop(Ticket ticket, const InstanceId& instance, Duration grace) override {
     const std::string id = name_after(kIdPrefix, instance);
     const std::size_t second = id.rfind(':'), first = second == std::string::npos || second == 0
                                                           ? std::string::npos
@@ -280,7 +282,7 @@ struct SshProvider::Impl {
             });
   }
 
-  void show(Ticket ticket, const std::string& prefix) {
+  void list(Ticket ticket, const std::string& prefix) override {
     auto listed = std::make_shared<Listed>();
     listed->ticket = ticket;
     listed->complete = true;
@@ -293,12 +295,12 @@ struct SshProvider::Impl {
         }
         for (const auto& [id, label] : seen)
           if (label.starts_with(prefix))
-            listed->instances.push_back({{std::string(kIdPrefix) + id}, label, std::nullopt, "running"});
+            listed->instances.push_back({{std::string(kIdPrefix) + id}, label, std::nullopt});
         if (--*left == 0) events.push_back(*listed);
       });
   }
 
-  void watch(TimePoint now) {
+  void watch() {
     if (watching > 0 || rented.empty() || now < watch_due) return;
     watch_due = now + times.watch_every;
     std::set<const Host*> used;
@@ -317,11 +319,27 @@ struct SshProvider::Impl {
         }
       });
   }
+
+  std::vector<ProviderEvent> poll(TimePoint time) override {
+    now = time;
+    commands.poll(now);
+    for (std::size_t i = 0; i < later.size();) {
+      if (later[i].first > now) {
+        ++i;
+        continue;
+      }
+      const auto work = std::move(later[i].second);
+      later.erase(later.begin() + static_cast<std::ptrdiff_t>(i));
+      work();
+    }
+    watch();
+    return std::exchange(events, {});
+  }
 };
 
-Result<std::unique_ptr<Provider>> SshProvider::make(const std::filesystem::path& file) {
+Result<std::unique_ptr<Provider>> make(const std::filesystem::path& file) {
   ECHO_ASSIGN(ConfigFile config, ConfigFile::load(file));
-  auto impl = std::make_unique<Impl>();
+  auto made = std::make_unique<SshProvider>();
   ConfigSection root = config.root();
   std::set<std::string> names;
   for (ConfigSection s : root.sections("hosts", "the hosts")) {
@@ -338,44 +356,21 @@ Result<std::unique_ptr<Provider>> SshProvider::make(const std::filesystem::path&
     if (host.address.starts_with('-')) s.error("address", "cannot begin with '-'");
     if (host.name.find(':') != std::string::npos || !names.insert(host.name).second)
       s.error("name", "expected a name without ':' that no other host has");
-    impl->hosts.push_back(std::move(host));
+    made->hosts.push_back(std::move(host));
   }
-  root.read("options", impl->options, "more options of ssh, each as after -o");
-  read_times(root, impl->times);
-  if (impl->hosts.empty()) root.error("hosts", "expected at least one host");
+  root.read("options", made->options, "more options of ssh, each as after -o");
+  read_times(root, made->times);
+  if (made->hosts.empty()) root.error("hosts", "expected at least one host");
   ECHO_TRY(config.finish());
-  return std::unique_ptr<Provider>(new SshProvider(std::move(impl)));
+  return std::unique_ptr<Provider>(std::move(made));
 }
 
-SshProvider::SshProvider(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-SshProvider::~SshProvider() = default;
-
-void SshProvider::start(Ticket ticket, const LaunchSpec& spec) { impl_->launch(ticket, spec); }
-void SshProvider::stop(Ticket ticket, const InstanceId& instance, Duration grace) {
-  impl_->end(ticket, instance, grace);
-}
-void SshProvider::list(Ticket ticket, const std::string& label_prefix) { impl_->show(ticket, label_prefix); }
-
-std::vector<ProviderEvent> SshProvider::poll(TimePoint now) {
-  impl_->now = now;
-  impl_->commands.poll(now);
-  for (std::size_t i = 0; i < impl_->later.size();) {
-    if (impl_->later[i].first > now) {
-      ++i;
-      continue;
-    }
-    const auto work = std::move(impl_->later[i].second);
-    impl_->later.erase(impl_->later.begin() + static_cast<std::ptrdiff_t>(i));
-    work();
-  }
-  impl_->watch(now);
-  return std::exchange(impl_->events, {});
-}
+}  // namespace
 
 const ProviderKind& ssh_kind() {
   static const ProviderKind kind{
-      .name = "ssh", .title = "ssh", .meaning = "hosts that are there", .make = [](const ProviderOptions& options) {
-        return made_of_file("ssh", options.file, SshProvider::make);
+      .name = "ssh", .meaning = "hosts that are there", .make = [](const ProviderOptions& options) {
+        return made_of_file("ssh", options.file, make);
       }};
   return kind;
 }

@@ -100,7 +100,7 @@ Instance instance_of(std::int64_t contract, const json& object) {
   Instance i;
   i.contract = contract;
   const std::string actual = text_field(object, "actual_status"), message = text_field(object, "status_msg");
-  i.info = {id_of(contract), text_field(object, "label"), price_field(object, "dph_total"), actual};
+  i.info = {id_of(contract), text_field(object, "label"), price_field(object, "dph_total")};
   const auto stopped = [&](const char* name) { return text_field(object, name) == "stopped"; };
   i.is_bid = field(object, "is_bid") == json(true);
   i.min_bid = price_field(object, "min_bid");

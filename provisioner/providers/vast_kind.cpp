@@ -92,7 +92,6 @@ std::optional<OwnInstance> own() {
 const ProviderKind& vast_kind() {
   static const ProviderKind kind{
       .name = kVastName,
-      .title = "vast.ai",
       .meaning = "hosts of vast.ai",
       .make = make,
       .secrets = {kVastKeyVariable},
@@ -100,6 +99,7 @@ const ProviderKind& vast_kind() {
       .read_settings = read_settings,
       .offers = OfferFormat{kVastName, "the reply to a search of vast.ai", is_vast_reply, read_vast},
       .search = search,
+      .title = "vast.ai",
       .bill = bill,
       .mapped_port = mapped,
       .own_instance = own,

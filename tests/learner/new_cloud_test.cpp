@@ -34,7 +34,7 @@ struct Nimbus {
   std::mutex mutex;
   std::map<int, LaunchSpec> rented;
   int newest = 0;
-  std::string searched_at, billed_at;
+  std::string searched_at, searched_in, billed_at;
 
   std::vector<int> numbers() {
     const std::lock_guard lock(mutex);
@@ -72,7 +72,7 @@ class NimbusProvider final : public Provider {
     Listed listed{ticket, true, {}, std::nullopt};
     const std::lock_guard lock(service_.mutex);
     for (const auto& [number, spec] : service_.rented)
-      if (spec.label.starts_with(label_prefix)) listed.instances.push_back({id_of(number), spec.label, 0.4, "up"});
+      if (spec.label.starts_with(label_prefix)) listed.instances.push_back({id_of(number), spec.label, 0.4});
     events_.push_back(std::move(listed));
   }
   std::vector<ProviderEvent> poll(TimePoint) override { return std::exchange(events_, {}); }
@@ -104,7 +104,6 @@ Result<std::vector<Offer>> read_nimbus(std::string_view text, std::string_view, 
 
 ProviderKind nimbus_kind(Nimbus& service) {
   return {.name = kNimbus,
-          .title = "Nimbus",
           .meaning = "rooms of Nimbus",
           .make = [&](const ProviderOptions&) -> Result<std::unique_ptr<Provider>> {
             ECHO_ASSIGN(const std::string key, read_secret(kKey, ""));
@@ -113,14 +112,20 @@ ProviderKind nimbus_kind(Nimbus& service) {
           },
           .secrets = {kKey},
           .settings_meaning = "Nimbus.",
-          .read_settings = [](ConfigSection s, ServiceSettings& c) { s.read("url", c.url, "where Nimbus is"); },
+          .read_settings =
+              [](ConfigSection s, ServiceSettings& c) {
+                s.read("url", c.url, "where Nimbus is");
+                s.read("region", c.others["region"], "of its rooms");
+              },
           .offers = OfferFormat{kNimbus, "a list of Nimbus",
                                 [](std::string_view head) { return head.starts_with("nimbus\n"); }, read_nimbus},
           .search = [&](const ProviderOptions& options, const MarketQuestion&) -> Result<MarketAnswer> {
             service.searched_at = options.service(kNimbus).url;
+            service.searched_in = options.service(kNimbus).others.at("region");
             ECHO_ASSIGN(auto offers, read_nimbus("nimbus\na 2500\nb 2500\nc 2500\n", "", {}));
             return MarketAnswer{service.searched_at, kNimbus, std::move(offers)};
           },
+          .title = "Nimbus",
           .bill = [&](const ProviderOptions& options, double, double to_unix_s) -> Result<Bill> {
             service.billed_at = options.service(kNimbus).url;
             return Bill{{{id_of(1), to_unix_s, 0.25, 0.2, 0.05}, {id_of(99), to_unix_s, 7, 7, 0}}, 12.5};
@@ -151,11 +156,12 @@ class NewCloud : public testing::Test {
   ~NewCloud() override { ::unsetenv(kKey); }
 
   learner::RunConfig config() const {
-    auto config = learner::load_run_config("configs/quickstart.yaml", {{"run.folder", folder.path().string()},
-                                                                       {"fleet.provider", kNimbus},
-                                                                       {"fleet.offers", "null"},
-                                                                       {"fleet.search", "true"},
-                                                                       {"fleet.nimbus", "{url: \"nimbus://here\"}"}});
+    auto config = learner::load_run_config("configs/quickstart.yaml",
+                                           {{"run.folder", folder.path().string()},
+                                            {"fleet.provider", kNimbus},
+                                            {"fleet.offers", "null"},
+                                            {"fleet.search", "true"},
+                                            {"fleet.nimbus", "{url: \"nimbus://here\", region: north}"}});
     EXPECT_TRUE(config) << config.error().message();
     return std::move(*config);
   }
@@ -188,6 +194,7 @@ TEST_F(NewCloud, IsSearchedPlannedRentedBilledAndReturned) {
   const learner::RunConfig run = config();
   FleetOptions options = fleet_options(run);
   EXPECT_EQ(service.searched_at, "nimbus://here");
+  EXPECT_EQ(service.searched_in, "north");
   EXPECT_EQ(options.plan.market.format, kNimbus);
   ASSERT_EQ(options.plan.chosen().size(), 2u);
   auto fleet = FleetDriver::start(std::move(options));
@@ -305,7 +312,7 @@ TEST_F(NewCloud, ItsFilesAreRecognisedAndItsKeyIsAskedForAndPassedOnToNobody) {
   EXPECT_THAT(parse_offers("", "file", {.format = "stratus"}).error().message(),
               HasSubstr("expected auto, own, vast, skypilot or nimbus, found 'stratus'"));
 
-  auto here = std::move(*make_provider("local", {.log_folder = folder.path(), .file = {}, .services = {}}));
+  auto here = std::move(*make_provider("local", {.log_folder = folder.path()}));
   LaunchSpec spec;
   spec.label = "r/1";
   spec.argv = {"/usr/bin/env"};

@@ -125,7 +125,6 @@ class ThreadsProvider final : public provisioner::Provider {
 
 provisioner::ProviderKind threads_kind(Threads& threads) {
   return {.name = kThreads,
-          .title = "threads",
           .meaning = "threads of a test",
           .make = [&](const provisioner::ProviderOptions&) -> Result<std::unique_ptr<provisioner::Provider>> {
             return std::unique_ptr<provisioner::Provider>(std::make_unique<ThreadsProvider>(threads));

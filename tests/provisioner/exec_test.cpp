@@ -1,7 +1,5 @@
 // The provider of commands: with a shell's own, and the examples of configs/providers against stand-ins of their
 // programs.
-#include "provisioner/providers/exec.hpp"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -11,6 +9,8 @@
 
 #include "base/files.hpp"
 #include "provider_driver.hpp"
+#include "provisioner/providers/command.hpp"
+#include "provisioner/providers/registry.hpp"
 
 namespace echoline::provisioner {
 namespace {
@@ -41,7 +41,7 @@ class ExecTest : public testing::Test {
     return load(folder / "p.yaml");
   }
   static std::unique_ptr<Provider> load(const std::filesystem::path& file) {
-    auto made = ExecProvider::make(file);
+    auto made = make_provider("exec", {.file = file});
     EXPECT_TRUE(made) << made.error().message();
     return made ? std::move(*made) : nullptr;
   }
@@ -179,7 +179,7 @@ TEST_F(ExecTest, WhatFailsIsLookedForAndNotBelieved) {
 
 TEST_F(ExecTest, AFileThatCannotBeUsedSaysWhy) {
   std::ofstream(folder / "bad.yaml") << "start: []\nstopp: [a]\nlist: [b]\n";
-  const auto made = ExecProvider::make(folder / "bad.yaml");
+  const auto made = make_provider("exec", {.file = folder / "bad.yaml"});
   ASSERT_FALSE(made);
   EXPECT_THAT(made.error().message(), HasSubstr("bad.yaml:1"));
   EXPECT_THAT(made.error().message(), HasSubstr("stopp"));

@@ -107,7 +107,7 @@ TEST_F(Fleet, WhatThePlanChoseIsRentedOnceAndKept) {
 TEST_F(Fleet, APromiseDoesNotFlatterForEver) {
   rules.group_size = 8;
   make({offer("a", 1, 0.1), offer("b", 200, 0.1)}, {"a", "b"});
-  const auto measured = [&] { return *core->measured_rollouts_per_s(worker("a")); };
+  const auto measured = [&] { return core->machine_of("a")->measured.value(); };
   pass(seconds(10));
   beat("a", 8, 10);
   EXPECT_GT(measured(), 0.85);
@@ -159,7 +159,7 @@ TEST_F(Fleet, SlowWorkersThatWorkAreNotRentedAgain) {
   });
   EXPECT_THAT(rented, ElementsAre("o0", "o1"));
   EXPECT_THAT(asked_to_stop, IsEmpty());
-  EXPECT_NEAR(*core->measured_rollouts_per_s(worker("o0")), 0.05, 0.02);
+  EXPECT_NEAR(core->machine_of("o0")->measured.value(), 0.05, 0.02);
 }
 
 // "3690 of 3692": six of the quickstart's machines do a little less than they promise.

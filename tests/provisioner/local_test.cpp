@@ -1,6 +1,4 @@
 // Real processes: start, exit, stop, kill, groups, and nothing left behind.
-#include "provisioner/providers/local.hpp"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -14,6 +12,7 @@
 #include <thread>
 
 #include "base/files.hpp"
+#include "provisioner/providers/registry.hpp"
 
 namespace echoline::provisioner {
 namespace {
@@ -42,6 +41,10 @@ bool eventually(const std::function<bool()>& condition) {
   return condition();
 }
 
+std::unique_ptr<Provider> local(const std::filesystem::path& log_folder) {
+  return std::move(*make_provider("local", {.log_folder = log_folder}));
+}
+
 class LocalProviderTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -57,13 +60,13 @@ class LocalProviderTest : public testing::Test {
     return r;
   }
   template <class Event>
-  Event only(LocalProvider& provider) {
+  Event only(Provider& provider) {
     const auto events = provider.poll(clock.now());
     EXPECT_EQ(events.size(), 1u);
     EXPECT_TRUE(!events.empty() && std::holds_alternative<Event>(events.front()));
     return events.empty() ? Event{} : std::get<Event>(events.front());
   }
-  InstanceId started(LocalProvider& provider, const LaunchSpec& spec) {
+  InstanceId started(Provider& provider, const LaunchSpec& spec) {
     provider.start(++ticket, spec);
     std::optional<InstanceId> id;
     for (const ProviderEvent& event : provider.poll(clock.now())) {
@@ -76,18 +79,18 @@ class LocalProviderTest : public testing::Test {
     EXPECT_TRUE(id) << "not started";
     return id.value_or(InstanceId{});
   }
-  Error refused(LocalProvider& provider, const LaunchSpec& spec) {
+  Error refused(Provider& provider, const LaunchSpec& spec) {
     provider.start(++ticket, spec);
     const auto failed = only<StartFailed>(provider);
     EXPECT_EQ(failed.ticket, ticket);
     EXPECT_FALSE(failed.perhaps_rented);
     return failed.error;
   }
-  Error not_stopped(LocalProvider& provider, const std::string& id) {
+  Error not_stopped(Provider& provider, const std::string& id) {
     provider.stop(++ticket, {id}, {});
     return only<StopFailed>(provider).error;
   }
-  std::vector<InstanceInfo> listed(LocalProvider& provider, const std::string& prefix = "run/") {
+  std::vector<InstanceInfo> listed(Provider& provider, const std::string& prefix = "run/") {
     provider.list(++ticket, prefix);
     std::optional<Listed> answer;
     for (const ProviderEvent& event : provider.poll(clock.now())) {
@@ -100,7 +103,7 @@ class LocalProviderTest : public testing::Test {
     return answer ? answer->instances : std::vector<InstanceInfo>{};
   }
   template <class Event>
-  std::vector<Event> all(LocalProvider& provider, std::size_t count = 1) {
+  std::vector<Event> all(Provider& provider, std::size_t count = 1) {
     std::vector<Event> all;
     eventually([&] {
       for (auto& e : std::exchange(early, {}))
@@ -111,8 +114,8 @@ class LocalProviderTest : public testing::Test {
     });
     return all;
   }
-  std::vector<Exited> exits(LocalProvider& provider, std::size_t count = 1) { return all<Exited>(provider, count); }
-  std::vector<Stopped> stops(LocalProvider& provider) { return all<Stopped>(provider); }
+  std::vector<Exited> exits(Provider& provider, std::size_t count = 1) { return all<Exited>(provider, count); }
+  std::vector<Stopped> stops(Provider& provider) { return all<Stopped>(provider); }
   std::string log(const std::string& name = "run.1.log") { return read_file(folder / name).value(); }
   pid_t number_in_log() {
     pid_t pid = 0;
@@ -130,7 +133,8 @@ class LocalProviderTest : public testing::Test {
 };
 
 TEST_F(LocalProviderTest, ReportsTheExitStatusOnceAndKeepsTheOutput) {
-  LocalProvider provider(folder);
+  const auto provider_made = local(folder);
+  Provider& provider = *provider_made;
   const auto id = started(provider, shell("echo out; echo err >&2; echo \"$MODE $HOME\"; exit 3"));
   EXPECT_THAT(id.text, testing::MatchesRegex("local:[0-9]+:[0-9]+"));
   const auto gone = exits(provider);
@@ -147,7 +151,8 @@ TEST_F(LocalProviderTest, PassesTheEnvironmentWithTheRequestOverIt) {
   setenv("ECHOLINE_TEST_KEPT", "kept", 1);
   setenv("ECHOLINE_TEST_SET", "old", 1);
   setenv("VAST_API_KEY", "the key of the account", 1);
-  LocalProvider provider(folder);
+  const auto provider_made = local(folder);
+  Provider& provider = *provider_made;
   auto request = shell("echo $ECHOLINE_TEST_KEPT $ECHOLINE_TEST_SET $VAST_API_KEY");
   request.env = {{"ECHOLINE_TEST_SET", "new value"}};
   started(provider, request);
@@ -157,7 +162,8 @@ TEST_F(LocalProviderTest, PassesTheEnvironmentWithTheRequestOverIt) {
 }
 
 TEST_F(LocalProviderTest, ReportsTheSignalOfACrash) {
-  LocalProvider provider(folder);
+  const auto provider_made = local(folder);
+  Provider& provider = *provider_made;
   started(provider, shell("kill -SEGV $$"));
   const auto gone = exits(provider);
   ASSERT_EQ(gone.size(), 1u);
@@ -165,7 +171,8 @@ TEST_F(LocalProviderTest, ReportsTheSignalOfACrash) {
 }
 
 TEST_F(LocalProviderTest, StopAsksFirst) {
-  LocalProvider provider(folder);
+  const auto provider_made = local(folder);
+  Provider& provider = *provider_made;
   const auto id = started(provider, shell("trap 'echo bye; exit 0' TERM; echo $$; while :; do sleep 0.01; done"));
   ASSERT_GT(number_in_log(), 0);  // the trap is set
   provider.stop(77, id, std::chrono::seconds(5));
@@ -179,7 +186,8 @@ TEST_F(LocalProviderTest, StopAsksFirst) {
 }
 
 TEST_F(LocalProviderTest, StopKillsAfterTheGraceAndNotBefore) {
-  LocalProvider provider(folder);
+  const auto provider_made = local(folder);
+  Provider& provider = *provider_made;
   const auto id = started(provider, shell("trap '' TERM; echo $$; while :; do sleep 0.01; done"));
   ASSERT_EQ(number_in_log(), pid_of(id));
   provider.stop(7, id, std::chrono::seconds(5));
@@ -197,7 +205,8 @@ TEST_F(LocalProviderTest, StopKillsAfterTheGraceAndNotBefore) {
 }
 
 TEST_F(LocalProviderTest, WhatTheLeaderLeavesBehindIsKilledWithIt) {
-  LocalProvider provider(folder);
+  const auto provider_made = local(folder);
+  Provider& provider = *provider_made;
   started(provider, shell("trap '' TERM; (trap '' TERM; while :; do sleep 0.01; done) & echo $!; exit 0"));
   const pid_t grandchild = number_in_log();
   ASSERT_GT(grandchild, 0);
@@ -208,7 +217,8 @@ TEST_F(LocalProviderTest, WhatTheLeaderLeavesBehindIsKilledWithIt) {
 TEST_F(LocalProviderTest, TheDestructorLeavesNothingRunning) {
   std::vector<pid_t> pids;
   {
-    LocalProvider provider(folder);
+    const auto provider_made = local(folder);
+    Provider& provider = *provider_made;
     for (int i = 0; i < 4; ++i)
       pids.push_back(pid_of(started(provider, shell("exec sleep 100", fmt::format("run/{}", i)))));
     for (const pid_t pid : pids) EXPECT_TRUE(runs(pid));
@@ -217,7 +227,8 @@ TEST_F(LocalProviderTest, TheDestructorLeavesNothingRunning) {
 }
 
 TEST_F(LocalProviderTest, BadRequestsAreRefused) {
-  LocalProvider provider(folder);
+  const auto provider_made = local(folder);
+  Provider& provider = *provider_made;
   LaunchSpec r = shell("true");
   r.argv = {};
   EXPECT_EQ(refused(provider, r).code, Code::kInvalid);
@@ -241,19 +252,22 @@ TEST_F(LocalProviderTest, BadRequestsAreRefused) {
 
 TEST_F(LocalProviderTest, ARecycledPidIsNeverSignalled) {
   // This very process, under another start time: must survive.
-  LocalProvider provider(folder);
+  const auto provider_made = local(folder);
+  Provider& provider = *provider_made;
   provider.stop(1, {fmt::format("local:{}:1", getpid())}, {});
   EXPECT_EQ(only<Stopped>(provider).how, "gone");
 }
 
 TEST_F(LocalProviderTest, AListingFindsWhatAnyProgramStartedByItsLabelAndNothingElse) {
   const std::string run = fmt::format("listed-{}/", getpid());
-  LocalProvider first(folder);
+  const auto first_made = local(folder);
+  Provider& first = *first_made;
   const auto id = started(first, shell("exec sleep 100", run + "1"));
   started(first, shell("exec sleep 100", fmt::format("other-{}/1", getpid())));
   started(first, shell("true", run + "2"));
   ASSERT_EQ(exits(first).size(), 1u);
-  LocalProvider second(folder);
+  const auto second_made = local(folder);
+  Provider& second = *second_made;
   const auto found = listed(second, run);
   ASSERT_EQ(found.size(), 1u);
   EXPECT_EQ(found[0].instance, id);
@@ -265,10 +279,12 @@ TEST_F(LocalProviderTest, AListingFindsWhatAnyProgramStartedByItsLabelAndNothing
 }
 
 TEST_F(LocalProviderTest, AnInstanceOfAnEarlierRunCanBeStopped) {
-  LocalProvider first(folder);
+  const auto first_made = local(folder);
+  Provider& first = *first_made;
   const auto id = started(first, shell("trap '' TERM; echo $$; while :; do sleep 0.01; done"));
   ASSERT_GT(number_in_log(), 0);
-  LocalProvider second(folder);
+  const auto second_made = local(folder);
+  Provider& second = *second_made;
   second.stop(9, id, std::chrono::seconds(1));
   EXPECT_TRUE(second.poll(clock.now()).empty());
   clock.advance(std::chrono::seconds(1));
@@ -283,10 +299,11 @@ TEST_F(LocalProviderTest, AnInstanceOfAnEarlierRunCanBeStopped) {
 
 // Starts a worker in a child process that is then killed; `how` starts it there.
 void expect_worker_dies_with_its_program(const std::filesystem::path& folder,
-                                         const std::function<void(LocalProvider&)>& how) {
+                                         const std::function<void(Provider&)>& how) {
   const pid_t program = fork();
   if (program == 0) {
-    LocalProvider provider(folder);
+    const auto provider_made = local(folder);
+    Provider& provider = *provider_made;
     how(provider);
     while (true) pause();
   }
@@ -303,13 +320,13 @@ void expect_worker_dies_with_its_program(const std::filesystem::path& folder,
 }
 
 TEST_F(LocalProviderTest, AWorkerDiesWithAProgramThatIsKilled) {
-  expect_worker_dies_with_its_program(folder, [](LocalProvider& provider) {
+  expect_worker_dies_with_its_program(folder, [](Provider& provider) {
     provider.start(1, shell("trap '' TERM HUP; echo $$; while :; do sleep 0.01; done"));
   });
 }
 
 TEST_F(LocalProviderTest, AWorkerOutlivesTheThreadThatStartedItButNotTheProgram) {
-  expect_worker_dies_with_its_program(folder, [](LocalProvider& provider) {
+  expect_worker_dies_with_its_program(folder, [](Provider& provider) {
     std::thread([&] { provider.start(1, shell("echo $$; while :; do sleep 0.01; done")); }).join();
   });
 }
@@ -322,7 +339,8 @@ TEST_F(LocalProviderTest, NoDescriptorsLeakEitherWay) {
   int inheritable[2];
   ASSERT_EQ(pipe(inheritable), 0);  // without CLOEXEC
   {
-    LocalProvider provider(folder);
+    const auto provider_made = local(folder);
+    Provider& provider = *provider_made;
     started(provider, shell("ls /proc/self/fd | wc -l"));
     ASSERT_EQ(exits(provider).size(), 1u);
     for (int i = 0; i < 20; ++i) started(provider, shell("true", fmt::format("run/x{}", i)));

@@ -1,6 +1,4 @@
 // The provider of hosts, against a real sshd on loopback.
-#include "provisioner/providers/ssh.hpp"
-
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,6 +11,7 @@
 
 #include "base/files.hpp"
 #include "provider_driver.hpp"
+#include "provisioner/providers/registry.hpp"
 
 namespace echoline::provisioner {
 namespace {
@@ -84,7 +83,7 @@ class SshTest : public testing::Test {
         "options: [StrictHostKeyChecking=no, UserKnownHostsFile={1}/known, LogLevel=ERROR, "
         "KexAlgorithms=curve25519-sha256]\nwatch_every: 200 ms\n",
         port, folder.string(), more_hosts);
-    auto made = SshProvider::make(folder / "hosts.yaml");
+    auto made = make_provider("ssh", {.file = folder / "hosts.yaml"});
     EXPECT_TRUE(made) << made.error().message();
     return std::move(*made);
   }
@@ -266,9 +265,10 @@ TEST_F(SshTest, KeysThatAreWrongAreSaid) {
   auto hosts = *read_file([&] { return (void)make(), folder / "hosts.yaml"; }());
   hosts.replace(hosts.find("StrictHostKeyChecking=no"), 24, "StrictHostKeyChecking=yes");
   std::ofstream(folder / "hosts.yaml") << hosts;
-  EXPECT_THAT(refused(**SshProvider::make(folder / "hosts.yaml")), HasSubstr("Host key verification failed"));
+  EXPECT_THAT(refused(**make_provider("ssh", {.file = folder / "hosts.yaml"})),
+              HasSubstr("Host key verification failed"));
   std::filesystem::remove(folder / "key");
-  const auto missing = SshProvider::make(folder / "hosts.yaml");
+  const auto missing = make_provider("ssh", {.file = folder / "hosts.yaml"});
   ASSERT_FALSE(missing);
   EXPECT_THAT(missing.error().message(), HasSubstr("hosts.yaml:2:"));
   EXPECT_THAT(missing.error().message(), HasSubstr("/key: No such file or directory"));
