@@ -142,6 +142,7 @@ void Invariants::take_have(std::size_t worker, const Have& have, bool anew) {
 void Invariants::on_step(HostId host) {
   if (const auto worker = fleet_.worker_on(host))
     if (const MemberCore* member = fleet_.member(*worker)) {
+      member->check();
       const WorkerStats stats = member->stats();
       check_budget(*worker, fleet_.worker(*worker).options.store, stats.memory.count, world_.disk(host).known_bytes(),
                    world_.disk(host).write_failed());

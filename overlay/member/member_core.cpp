@@ -8,8 +8,6 @@
 namespace echoline::overlay {
 namespace {
 
-constexpr Duration kRedialFirst = std::chrono::milliseconds(100);
-constexpr Duration kRedialMax = std::chrono::seconds(10);
 constexpr std::size_t kTroublesKept = 16;
 
 // A stream of its own for every worker: those who lost the learner together do not all come back at once.
@@ -18,7 +16,6 @@ std::uint64_t seed_of(const trust::PublicKey& key) {
   std::memcpy(&seed, key.bytes.data(), sizeof seed);
   return seed;
 }
-constexpr Duration kSaveRetry = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -26,22 +23,21 @@ MemberCore::MemberCore(MemberConfig config)
     : Core(config.core),
       config_(std::move(config)),
       id_(config_.state.worker),
+      membership_(seed_of(config_.key.public_key())),
+      file_(std::move(config_.state), config_.durable, actions_),
       store_(config_.store, *config_.checker, actions_),
       edges_(store_, uplink_, false),
       strangers_(config_.core.connections),
-      grants_(*config_.checker, config_.state.worker),
-      redial_jitter_(seed_of(config_.key.public_key()), 7),
-      clock_offset_ms_(config_.state.clock_offset_ms),
-      beacon_sequence_(config_.state.beacon_sequence),
-      epoch_(config_.state.floor ? config_.state.floor->epoch : 0) {}
+      grants_(*config_.checker, id_),
+      clock_offset_ms_(file_.state().clock_offset_ms),
+      standing_(file_.state().floor ? file_.state().floor->epoch : 0),
+      parts_(config_.parts_unread_max) {}
 
 void MemberCore::start(TimePoint now) {
-  ECHO_CHECK(state_ == State::kIdle, "started twice");
-  state_ = State::kJoining;
+  membership_.start(now, config_.join_timeout);
   store_.set_recovering(false);
-  actions_.push_back(act::UseCertificate{config_.state.certificate, config_.state.authority});
-  if (config_.durable) save(now);
-  join_deadline_ = now + config_.join_timeout;
+  actions_.push_back(act::UseCertificate{file_.state().certificate, file_.state().authority});
+  if (file_.durable()) save();
   dial_learner(now);
   deliver(now);  // what an earlier process had received
 }
@@ -49,45 +45,31 @@ void MemberCore::start(TimePoint now) {
 // ---- the application ----
 
 void MemberCore::installed(Version version, const Digest& policy_digest, TimePoint now) {
-  if (void_.contains(version)) {  // it was given by an earlier epoch
-    void_.erase(void_.begin(), void_.upper_bound(version));
-    return;
-  }
-  const auto given = given_.find(version);
-  const Given from = given == given_.end() ? Given{now, {}} : given->second;
-  given_.erase(given_.begin(), given_.upper_bound(version));
-  if (state_ == State::kGone || !position_ || version > position_->version) return;  // of what was taken back
-  install_failures_ = 0;
-  if (installed_ && version < installed_->version) return;  // nobody sees a version go backwards
-  installed_ = Installed{version, policy_digest, epoch_};
-  tell_learner(Installed{version, policy_digest, epoch_, from.verify, now - from.at}, now);
+  if (membership_.ended()) return;
+  if (const auto report = standing_.installed(version, policy_digest, now)) tell_learner(*report, now);
 }
 
 void MemberCore::install_failed(Version version, const std::string& why, TimePoint now) {
-  given_.clear();
-  void_.clear();
-  if (state_ == State::kGone || !position_ || version > position_->version) return;
+  if (membership_.ended()) return;
+  const Standing::Failure failure = standing_.install_failed(version);
+  if (failure == Standing::Failure::kVoid) return;
   log::warn("worker {}: version {} could not be installed: {}", id_, version, why);
-  if (++install_failures_ >= kInstallFailuresMax) {
-    const std::string reason =
-        fmt::format("version {} could not be installed after {} attempts: {}", version, install_failures_, why);
+  if (failure == Standing::Failure::kGiveUp) {
+    const std::string reason = fmt::format("version {} could not be installed after {} attempts: {}", version,
+                                           standing_.install_failures(), why);
     tell_learner(Goodbye{reason}, now);
     return gone(reason);
   }
-  repair_ = std::max({version, position_->version, newest_.value_or(version)});
-  position_.reset();
-  staged_.reset();
-  most_chunks_.clear();
-  stalled_since_ = now;
+  stall_.begin_anew(now);
   deliver(now);  // a full snapshot may already be here
-  if (!position_) need_help(*repair_, now);
+  if (!standing_.position()) need_help(*standing_.repair(), now);
 }
 
 void MemberCore::send_message(Slice bytes, TimePoint now) {
-  if (state_ != State::kJoined) return;
+  if (!membership_.joined()) return;
   messages_.push(std::move(bytes));
   if (messages_.bytes() > kUnsentBytesMax) {
-    close(control_);
+    close(membership_.conn());
     return lost_learner(fmt::format("it does not take its messages: {} bytes are waiting", messages_.bytes()), now);
   }
   uplink_.wake(messages_);
@@ -95,22 +77,23 @@ void MemberCore::send_message(Slice bytes, TimePoint now) {
 }
 
 void MemberCore::drain(TimePoint now) {
-  if (state_ == State::kGone || drain_until_ != kNever) return;
-  drain_until_ = now + kDrainMax;
+  if (membership_.ended() || membership_.draining()) return;
+  membership_.drain(now);
   tell_learner(Draining{}, now);
 }
 
 void MemberCore::leave(const std::string& reason, TimePoint now) {
-  if (state_ == State::kGone) return;
+  if (membership_.ended()) return;
   tell_learner(Goodbye{reason}, now);
   gone(reason, true);
 }
 
 void MemberCore::gone(const std::string& reason, bool in_order) {
-  if (state_ == State::kGone) return;
-  state_ = State::kGone;
-  uplink_.close(control_);
-  close(control_);
+  if (membership_.ended()) return;
+  membership_.end();
+  assigned_ = false;
+  uplink_.close(membership_.conn());
+  close(membership_.conn());
   for (auto& [id, up] : parents_) close_upstream(up);
   if (helper_) close_upstream(*helper_);
   parents_.clear();
@@ -127,7 +110,7 @@ WorkerStats MemberCore::stats() const {
   WorkerStats s;
   s.id = id_;
   for (const auto& [id, up] : parents_) s.parents.push_back(id);
-  if (installed_) s.installed = installed_->version;
+  if (standing_.installed()) s.installed = standing_.installed()->version;
   s.chunk_bytes_in = {chunk_bytes_in_};
   s.chunk_bytes_forwarded = {edges_.chunk_bytes_sent()};
   s.bytes_in = bytes_received();
@@ -140,45 +123,44 @@ WorkerStats MemberCore::stats() const {
   return s;
 }
 
+void MemberCore::check() const {
+  membership_.check();
+  stall_.check();
+  standing_.check();
+  ECHO_CHECK(parents_.empty() || !membership_.ended(), "ended with {} parents", parents_.size());
+  ECHO_CHECK(!assigned_ || membership_.joined(), "assigned while {}", to_string(membership_.state()));
+  ECHO_CHECK(!helper_ || helper_->catch_up_to, "helped to no version");
+}
+
 // ---- the learner ----
 
 void MemberCore::tell_learner(const ControlMessage& message, TimePoint now) {
-  if (control_up_) send_control(control_, message, now);
+  if (membership_.greeted()) send_control(membership_.conn(), message, now);
 }
 
 // The control connection broke or fell silent. Publications go on along the edges while the worker tries to come back.
 void MemberCore::lost_learner(const std::string& reason, TimePoint now) {
   assigned_ = false;
-  uplink_.close(control_);
+  uplink_.close(membership_.conn());
   messages_.clear();
   incoming_ = {};
-  control_up_ = returning_ = false;
-  answer_by_ = kNever;
-  const bool first = state_ == State::kJoined;
-  if (first) {
-    state_ = State::kAway;
-    away_until_ = now + away_max_;
-    redials_ = 0;
-    actions_.push_back(act::Away{reason});
-  }
-  const Duration pause = std::min<Duration>(kRedialMax, kRedialFirst * (1 << std::min(redials_++, 8)));
-  redial_at_ = now + from_seconds(seconds(pause) * (0.75 + 0.5 * redial_jitter_.uniform()));
-  if (state_ != State::kAway) return;
-  log::warn("worker {}: the learner is out of reach: {}; attempt {} to come back in {}, {} left", id_, reason, redials_,
-            echoline::to_text(redial_at_ - now), echoline::to_text(away_until_ - now));
+  if (membership_.lost(now)) actions_.push_back(act::Away{reason});
+  if (!membership_.away()) return;
+  log::warn("worker {}: the learner is out of reach: {}; attempt {} to come back in {}, {} left", id_, reason,
+            membership_.redials(), echoline::to_text(membership_.redial_at() - now),
+            echoline::to_text(membership_.away_until() - now));
 }
 
 // Who has a certificate that counts joins with it; the other asks for a new one first, which its key is enough for.
 void MemberCore::dial_learner(TimePoint now) {
-  const bool refused = std::exchange(return_refused_, false);  // then it may be this machine's clock that is wrong
-  returning_ = std::exchange(return_next_, false) || (certificate_ended(now) && !refused);
-  learner_spoke_ = false;
-  control_ = dial(config_.learner, returning_ ? act::Service::kEnrol : act::Service::kControl, kLearnerId);
+  const bool asks = membership_.asks_next(certificate_ended(now));
+  const auto service = asks ? act::Service::kEnrol : act::Service::kControl;
+  membership_.dialled(dial(config_.learner, service, kLearnerId), asks);
 }
 
 bool MemberCore::certificate_ended(TimePoint now) const {
-  const auto identity = trust::check_certificate(config_.state.certificate, config_.checker->run_key(),
-                                                 config_.state.run_id, run_unix_s(now));
+  const auto identity = trust::check_certificate(file_.state().certificate, config_.checker->run_key(),
+                                                 file_.state().run_id, run_unix_s(now));
   return !identity && identity.error().code == Code::kStale;
 }
 
@@ -186,36 +168,32 @@ void MemberCore::on_return(const Frame& frame, TimePoint now) {
   const auto message = decode_control(frame.body.bytes());
   if (!message) return gone("the learner sent an unreadable message: " + message.error().message());
   if (const auto* goodbye = std::get_if<Goodbye>(&*message)) {
-    if (++returns_refused_ >= kReturnsRefusedMax)
+    if (membership_.refused())
       return gone("this machine's certificate has ended and the learner gives it no other: " + goodbye->reason);
-    return_refused_ = true;
-    close(control_);
+    close(membership_.conn());
     return lost_learner(goodbye->reason, now);
   }
   const auto* enrolled = std::get_if<Enrolled>(&*message);
   if (!enrolled || enrolled->worker != id_) return gone("the learner takes this machine for another");
-  close(control_);
+  close(membership_.conn());
   clock_offset_ms_ = static_cast<std::int64_t>(enrolled->unix_ms) - static_cast<std::int64_t>(unix_ms(now));
   use_certificate(enrolled->certificate, now);
   log::info("worker {}: its certificate had ended, the learner has given it another", id_);
-  answer_by_ = kNever;
+  membership_.certified();
   dial_learner(now);
 }
 
 // For so long this node did not run: what the others said meanwhile is still to be read. Before anything else is done
 // with what comes first after it, which begins times of its own.
 void MemberCore::excuse_pause(TimePoint now) {
-  if (beat_at_ == kNever || now - beat_at_ <= heartbeat_) return;
+  if (beat_at_ == kNever || now - beat_at_ <= pulse_.heartbeat()) return;
   const Duration late = now - std::exchange(beat_at_, now);
-  learner_heard_ = std::min(learner_heard_ + late, now);
-  learner_silence_.excuse(late, now);
-  const auto later = [&](TimePoint& at) {
-    if (at != kNever) at += late;
-  };
-  for (TimePoint* at : {&away_until_, &stalled_since_, &help_asked_at_, &answer_by_}) later(*at);
+  pulse_.excuse(late, now);
+  membership_.excuse(late);
+  stall_.excuse(late);
   const auto excuse_edge = [&](Upstream& up) {
     up.silence.excuse(late, now);
-    later(up.opens_by);
+    if (up.opens_by != kNever) up.opens_by += late;
   };
   for (auto& [id, up] : parents_) excuse_edge(up);
   if (helper_) excuse_edge(*helper_);
@@ -233,18 +211,18 @@ void MemberCore::complain(const std::string& what, TimePoint now) {
 }
 
 void MemberCore::on_control(const ControlMessage& message, TimePoint now) {
-  learner_heard_ = now;
+  pulse_.heard(now);
   if (const auto* goodbye = std::get_if<Goodbye>(&message)) return gone(goodbye->reason, goodbye->run_ended);
   if (const auto* welcome = std::get_if<Welcome>(&message)) return on_welcome(*welcome, now);
-  if (state_ != State::kJoined) return gone("the learner sent something before its welcome");
+  if (!membership_.joined()) return gone("the learner sent something before its welcome");
   if (const auto* assign = std::get_if<Assign>(&message)) return on_assign(*assign, now);
   if (const auto* beacon = std::get_if<SignedBeacon>(&message)) {
-    learner_silence_.heard(now);
+    pulse_.beacon(now);
     return on_beacon(*beacon, now, true);
   }
   if (const auto* renewed = std::get_if<Renewed>(&message)) return on_renewed(*renewed, now);
   if (const auto* release = std::get_if<Release>(&message)) {
-    grants_.release(release->child, release->issued, learner_unix_ms(now) + grant_lifetime_ms(away_max_));
+    grants_.release(release->child, release->issued, learner_unix_ms(now) + grant_lifetime_ms(membership_.away_max()));
     return drop_ungranted(now);
   }
   if (const auto* notice = std::get_if<Notice>(&message))
@@ -255,18 +233,17 @@ void MemberCore::on_control(const ControlMessage& message, TimePoint now) {
     return;
   }
   if (const auto* help = std::get_if<Help>(&message)) {
-    help_asked_at_ = kNever;
-    if (helper_ || (position_ && position_->version >= help->target)) return;
+    stall_.help_came();
+    if (helper_ || standing_.has(help->target)) return;
     // Its parent for everything can help, but thinks that it has sent all: they begin anew. One from before it came
     // back may not be its parent any more.
     const auto parent = parents_.find(help->from.worker);
     if (assigned_ && parent != parents_.end() && parents_.size() == 1 && !help->full_only && parent->second.up()) {
-      lost_here_ = false;
+      stall_.parents_begin_anew();
       close_upstream(parent->second);
       return open_upstream(parent->second, now);
     }
-    if (stalled_since_ != kNever)
-      stalled_since_ = now;  // it gets its time, whatever was said while it was being looked for
+    stall_.restart(now);  // it gets its time, whatever was said while it was being looked for
     helper_.emplace();
     helper_->parent = help->from;
     helper_->grant = help->grant;
@@ -280,26 +257,21 @@ void MemberCore::on_control(const ControlMessage& message, TimePoint now) {
 }
 
 void MemberCore::on_welcome(const Welcome& welcome, TimePoint now) {
-  if (state_ == State::kJoined) return gone("the learner sent a second welcome");
+  if (membership_.joined()) return gone("the learner sent a second welcome");
   if (welcome.worker != id_) return gone(fmt::format("the learner takes this worker for worker {}", welcome.worker));
-  state_ = State::kJoined;
-  heartbeat_ = welcome.heartbeat;
-  patience_ = welcome.patience;
-  away_max_ = config_.away_max.value_or(welcome.away_max);
+  membership_.welcomed(config_.away_max.value_or(welcome.away_max));
+  pulse_.begin(welcome.heartbeat, welcome.patience, now);
+  stall_.set_heartbeat(welcome.heartbeat);
+  stall_.help_came();
   store_.fit(welcome.policy);
-  beat_at_ = now + heartbeat_;
-  join_deadline_ = away_until_ = help_asked_at_ = kNever;
-  learner_silence_ = {};
-  learner_silence_.begin(heartbeat_, now);
-  answer_by_ = kNever;
-  returns_refused_ = 0;
+  beat_at_ = now + pulse_.heartbeat();
   clock_offset_ms_ = static_cast<std::int64_t>(welcome.unix_ms) - static_cast<std::int64_t>(unix_ms(now));
   const Duration wrong = std::chrono::milliseconds(clock_offset_ms_);
-  if (std::abs(clock_offset_ms_ - config_.state.clock_offset_ms) > 1000) {
-    config_.state.clock_offset_ms = clock_offset_ms_;
-    if (config_.durable) save(now);
+  if (std::abs(clock_offset_ms_ - file_.state().clock_offset_ms) > 1000) {
+    file_.state().clock_offset_ms = clock_offset_ms_;
+    if (file_.durable()) save();
   }
-  uplink_.open(control_, messages_);
+  uplink_.open(membership_.conn(), messages_);
   renew_at_half_life(now);
   actions_.push_back(act::Welcomed{id_, welcome.application});
   if (wrong > kClockTold || wrong < -kClockTold)
@@ -309,12 +281,12 @@ void MemberCore::on_welcome(const Welcome& welcome, TimePoint now) {
                     echoline::to_text(std::max(wrong, -wrong)), wrong > Duration{} ? "behind" : "ahead of"),
         now);
   if (const Status fits = store_.check_fits(welcome.policy); !fits) complain(fits.error().message(), now);
-  if (drain_until_ != kNever) tell_learner(Draining{}, now);
+  if (membership_.draining()) tell_learner(Draining{}, now);
 }
 
 void MemberCore::renew_at_half_life(TimePoint now) {
-  const auto identity = trust::check_certificate(config_.state.certificate, config_.checker->run_key(),
-                                                 config_.state.run_id, std::nullopt);
+  const auto identity = trust::check_certificate(file_.state().certificate, config_.checker->run_key(),
+                                                 file_.state().run_id, std::nullopt);
   if (!identity) return;
   const double left_s = identity->expires_unix_s - static_cast<double>(learner_unix_ms(now)) / 1e3;
   renew_at_ = now + from_seconds(std::max(0.0, left_s / 2));
@@ -369,9 +341,8 @@ void MemberCore::on_assign(const Assign& assign, TimePoint now) {
       ++it;
     }
   }
-  // Other parents get their time (a grant alone brings nothing), but only once: whoever comes and goes would keep it
-  // from asking for help for ever.
-  if (stalled_since_ != kNever && served_otherwise && !std::exchange(parents_got_time_, true)) stalled_since_ = now;
+  // A grant alone brings nothing.
+  if (served_otherwise) stall_.restart_for_parents(now);
 }
 
 // From the learner, or passed on by a parent: believed for its signature, not for who sent it.
@@ -382,29 +353,27 @@ void MemberCore::on_beacon(const Signed& as_signed, TimePoint now, bool first_ha
     ++refused_;
     return log::warn("worker {}: {}", id_, beacon.error().message());
   }
-  if (beacon->sequence <= beacon_sequence_) return;  // heard before
+  if (beacon->sequence <= file_.state().beacon_sequence) return;  // heard before
   if (beacon->expires_unix_ms < learner_unix_ms(now)) {
     ++refused_;
     return log::warn("worker {}: a beacon that has expired is not believed", id_);
   }
-  if (beacon->epoch < epoch_) return;
+  if (beacon->epoch < standing_.epoch()) return;
   // Its welcome may have lain here for hours; what the learner itself says does not come from its future.
   if (const std::uint64_t before = learner_unix_ms(now); first_hand && beacon->issued_unix_ms > before) {
     clock_offset_ms_ += static_cast<std::int64_t>(beacon->issued_unix_ms - before);
     renew_at_half_life(now);
   }
   beacon_ = as_signed;
-  beacon_sequence_ = beacon->sequence;
-  grants_.heard(beacon->sequence, grant_lifetime_ms(away_max_));
+  file_.state().beacon_sequence = beacon->sequence;
+  grants_.heard(beacon->sequence, grant_lifetime_ms(membership_.away_max()));
   begin_epoch(beacon->epoch, now);
   if (store_.erase_abandoned(beacon->newest, beacon->sequence)) store_changed(now);
-  newest_ = std::max(beacon->newest, store_.newest());  // an absent one is the least
-  if (repair_ && newest_) repair_ = std::min(*repair_, *newest_);
-  if (newest_ && (!position_ || position_->version < *newest_)) {
-    if (stalled_since_ == kNever) stalled_since_ = now;
-  } else {
-    stalled_since_ = kNever;
-  }
+  standing_.published(std::max(beacon->newest, store_.newest()));  // an absent one is the least
+  if (standing_.behind())
+    stall_.wait(now);
+  else
+    stall_.arrived();
   revoked_ = beacon->revoked;
   if (revoked_.contains(id_)) return gone("the learner has revoked this worker's certificate");
   drop_revoked();
@@ -414,21 +383,21 @@ void MemberCore::on_renewed(const Renewed& renewed, TimePoint now) { use_certifi
 
 void MemberCore::use_certificate(std::vector<std::byte> certificate, TimePoint now) {
   const auto identity =
-      trust::check_certificate(certificate, config_.checker->run_key(), config_.state.run_id, std::nullopt);
+      trust::check_certificate(certificate, config_.checker->run_key(), file_.state().run_id, std::nullopt);
   if (!identity || identity->worker != id_ || identity->key != config_.key.public_key())
     return log::warn("worker {}: the renewed certificate is not for it", id_);
-  config_.state.certificate = std::move(certificate);
-  actions_.push_back(act::UseCertificate{config_.state.certificate, config_.state.authority});
+  file_.state().certificate = std::move(certificate);
+  actions_.push_back(act::UseCertificate{file_.state().certificate, file_.state().authority});
   renew_at_half_life(now);
-  if (config_.durable) save(now);
+  if (file_.durable()) save();
 }
 
 void MemberCore::beat(TimePoint now) {
-  beat_at_ = now + heartbeat_;
-  const Version staged = staged_ ? staged_->deliveries.front().publication.version : Version{~std::uint64_t{0}};
-  if (store_.erase_expired(learner_unix_ms(now), staged)) store_changed(now);
+  beat_at_ = now + pulse_.heartbeat();
+  const Version needed = standing_.keep_from({~std::uint64_t{0}});
+  if (store_.erase_expired(learner_unix_ms(now), needed)) store_changed(now);
   Heartbeat beat;
-  beat.installed = installed_;
+  beat.installed = standing_.installed();
   beat.chunk_bytes_in = chunk_bytes_in_;
   beat.chunk_bytes_forwarded = edges_.chunk_bytes_sent();
   beat.chunks_duplicate = duplicates_;
@@ -446,32 +415,21 @@ void MemberCore::beat(TimePoint now) {
 
 // ---- state ----
 
-void MemberCore::save(TimePoint) {
-  if (saving_) {
-    save_again_ = true;
-    return;
-  }
-  WorkerState state = config_.state;
-  if (staged_) state.floor = staged_->last;
-  state.beacon_sequence = beacon_sequence_;
-  saving_ = true;
-  config_.state.floor = floor_saving_ = state.floor;
-  actions_.push_back(act::SaveState{encode(state)});
+void MemberCore::save() {
+  const auto& staged = standing_.staged();
+  file_.save(staged ? std::optional(staged->last) : std::nullopt);
 }
 
 void MemberCore::on_saved(const Status& status, TimePoint now) {
-  if (state_ == State::kGone) return;
-  saving_ = false;
+  if (membership_.ended()) return;
   if (!status) {
     log::error("worker {}: its state cannot be saved, so nothing newer is activated: {}", id_,
                status.error().message());
-    save_retry_at_ = now + kSaveRetry;
-    return;
+    return file_.failed(now);
   }
-  floor_on_disk_ = floor_saving_;
-  const bool again = std::exchange(save_again_, false);
-  if (staged_ && floor_on_disk_ == staged_->last) activate(now);
-  if (again) save(now);
+  const bool again = file_.succeeded();
+  if (standing_.staged() && file_.protects(standing_.staged()->last)) activate(now);
+  if (again) save();
 }
 
 // ---- connections ----
@@ -480,30 +438,29 @@ void MemberCore::on_accepted(ConnId conn, const PeerInfo& peer, TimePoint now) {
   excuse_pause(now);
   const bool known = peer.identity.kind != trust::PeerIdentity::Kind::kNobody;
   const WorkerId who = peer.identity.worker;
-  if (state_ == State::kGone || !known || revoked_.contains(who) || is_barred(who, now)) return close(conn);
+  if (membership_.ended() || !known || revoked_.contains(who) || askers_.is_barred(who, now)) return close(conn);
   meet(conn, peer, now);
 }
 
 void MemberCore::on_connected(ConnId conn, TimePoint now) {
   excuse_pause(now);
-  if (state_ == State::kGone) return;
+  if (membership_.ended()) return;
   if (const auto child = dialled_children_.find(conn); child != dialled_children_.end()) {
     meet(conn, {child->second.endpoint.host, {trust::PeerIdentity::Kind::kWorker, child->second.worker}}, now);
     return send_control(conn, EdgeStatus{{}, progress()}, now);  // no more than a stranger may say
   }
   actions_.push_back(act::Admit{conn});  // this side chose whom to call
-  if (conn == control_) {
-    answer_by_ = now + kHandshakeTimeout;
-    if (returning_)
+  if (membership_.is(conn)) {
+    membership_.connected(now);
+    if (membership_.asking())
       return send_control(conn,
                           Return{config_.key.public_key(),
                                  config_.key.sign("return 4", trust::fingerprint(config_.checker->run_key()))},
                           now);
-    control_up_ = true;
-    learner_heard_ = now;
+    pulse_.heard(now);
     return send_control(conn,
-                        Hello{config_.state.run_id, config_.name, config_.data, up_.rate(), config_.core.limits.down,
-                              installed_, config_.place},
+                        Hello{file_.state().run_id, config_.name, config_.data, up_.rate(), config_.core.limits.down,
+                              standing_.installed(), config_.place},
                         now);
   }
   if (Upstream* up = upstream_of(conn)) upstream_opened(*up, *up->stream_of(conn), now);
@@ -511,11 +468,11 @@ void MemberCore::on_connected(ConnId conn, TimePoint now) {
 
 void MemberCore::on_closed(ConnId conn, const std::string& reason, TimePoint now) {
   excuse_pause(now);
-  if (state_ == State::kGone) return;
-  if (conn == control_) {
-    if (state_ == State::kJoining && now < join_deadline_)
+  if (membership_.ended()) return;
+  if (membership_.is(conn)) {
+    if (membership_.state() == Membership::State::kJoining && now < membership_.join_deadline())
       log::debug("joining {}: {}", to_text(config_.learner), reason);
-    return_next_ = control_up_ && !learner_spoke_;  // it may be this worker's certificate that it does not take
+    membership_.broken();
     return lost_learner(reason, now);
   }
   strangers_.erase(conn);
@@ -535,12 +492,12 @@ void MemberCore::on_closed(ConnId conn, const std::string& reason, TimePoint now
 
 void MemberCore::on_frame(ConnId conn, Frame frame, TimePoint now) {
   excuse_pause(now);
-  if (state_ == State::kGone) return;
-  if (conn == control_) {
-    learner_spoke_ = true;
-    learner_heard_ = now;
-    if (returning_) return on_return(frame, now);
-    if (frame.type == FrameType::kApplication && state_ == State::kJoined) {
+  if (membership_.ended()) return;
+  if (membership_.is(conn)) {
+    membership_.answered();
+    pulse_.heard(now);
+    if (membership_.asking()) return on_return(frame, now);
+    if (frame.type == FrameType::kApplication && membership_.joined()) {
       auto message = incoming_.add(frame);
       if (!message) return gone("of the learner: " + message.error().message());
       if (*message) actions_.push_back(act::Message{std::move(**message)});
@@ -561,62 +518,34 @@ void MemberCore::on_sent(ConnId conn, std::size_t bytes, TimePoint now) { uplink
 // ---- time ----
 
 void MemberCore::on_timer(TimePoint now) {
-  if (state_ == State::kGone) return;
+  if (membership_.ended()) return;
   excuse_pause(now);
   resume_reading(now);
-  if (now >= join_deadline_)
+  if (now >= membership_.join_deadline())
     return gone(fmt::format("the learner at {} did not answer within {}", to_text(config_.learner),
                             echoline::to_text(config_.join_timeout)));
-  if (now >= away_until_)
+  if (now >= membership_.away_until())
     return gone(fmt::format("the learner at {} was out of reach for {}", to_text(config_.learner),
-                            echoline::to_text(away_max_)));
-  if (now >= redial_at_) {
-    redial_at_ = kNever;
-    dial_learner(now);
-  }
-  if (now >= answer_by_) {
-    close(control_);
+                            echoline::to_text(membership_.away_max())));
+  if (membership_.take_redial(now)) dial_learner(now);
+  if (membership_.unanswered(now)) {
+    close(membership_.conn());
     lost_learner("it does not answer", now);
   }
-  if (now >= save_retry_at_) {
-    save_retry_at_ = kNever;
-    save(now);
-  }
-  if (state_ == State::kJoined) {
-    if (now >= std::max(learner_silence_.deadline(), learner_heard_ + patience_)) {
-      close(control_);
-      lost_learner(fmt::format("nothing heard for {}", echoline::to_text(now - learner_heard_)), now);
-    } else {
-      if (now >= renew_at_) {
-        renew_at_ = now + std::chrono::minutes(1);  // should the answer stay away
-        tell_learner(Renew{config_.key.public_key()}, now);
-      }
+  if (file_.take_retry(now)) save();
+  if (membership_.joined()) {
+    if (now >= pulse_.deadline()) {
+      close(membership_.conn());
+      lost_learner(fmt::format("nothing heard for {}", echoline::to_text(pulse_.silent_for(now))), now);
+    } else if (now >= renew_at_) {
+      renew_at_ = now + std::chrono::minutes(1);  // should the answer stay away
+      tell_learner(Renew{config_.key.public_key()}, now);
     }
-    if (stalled_since_ != kNever && newest_ && now - stalled_since_ >= stall_time()) {
-      stalled_since_ = now;
-      parents_got_time_ = false;
-      most_chunks_.clear();
-      if (!position_ || position_->version < *newest_) {
-        // The path may be that long: what is dialled anew comes behind all that is on it.
-        const auto unheard = [](const Upstream& up) { return up.up() && !up.heard; };
-        if (helper_ ? unheard(*helper_) : std::any_of(parents_.begin(), parents_.end(), [&](const auto& parent) {
-              return unheard(parent.second);
-            }))
-          ++calls_;
-        if (helper_) {  // it lives and brings nothing
-          helper_silences_ = helper_->silences;
-          end_help(now);
-        }
-        if (store_.erase_contested()) store_changed(now);
-        need_help(*newest_, now, !lost_here_);
-      }
-    }
+    if (standing_.newest() && stall_.take_stall(now) && standing_.behind()) on_stalled(now);
   }
   if (beat_at_ != kNever && now >= beat_at_) beat(now);
   watch_edges(now);
-  const bool handed_over = drain_until_ != kNever && edges_.connections() == 0 &&
-                           now >= drain_until_ - kDrainMax + heartbeat_;  // the learner has heard of it
-  if (handed_over || now >= drain_until_) return leave("drained", now);
+  if (membership_.drained(edges_.connections() > 0, pulse_.heartbeat(), now)) return leave("drained", now);
   for (const ConnId conn : strangers_.take_late(now)) {
     dialled_children_.erase(conn);
     close(conn);
@@ -624,14 +553,28 @@ void MemberCore::on_timer(TimePoint now) {
   uplink_.on_timer(now);
 }
 
-TimePoint MemberCore::next_deadline() const {
-  if (state_ == State::kGone) return kNever;
-  TimePoint at = std::min({uplink_.next_deadline(), reading_deadline(), join_deadline_, away_until_, redial_at_,
-                           answer_by_, save_retry_at_, beat_at_, drain_until_});
-  if (state_ == State::kJoined) {
-    at = std::min({at, std::max(learner_silence_.deadline(), learner_heard_ + patience_), renew_at_});
-    if (stalled_since_ != kNever && newest_) at = std::min(at, stalled_since_ + stall_time());
+// Nothing has come nearer to the newest version for too long.
+void MemberCore::on_stalled(TimePoint now) {
+  // The path may be that long: what is dialled anew comes behind all that is on it.
+  const auto unheard = [](const Upstream& up) { return up.up() && !up.heard; };
+  if (helper_ ? unheard(*helper_) : std::any_of(parents_.begin(), parents_.end(), [&](const auto& parent) {
+        return unheard(parent.second);
+      }))
+    stall_.nothing_heard();
+  if (helper_) {  // it lives and brings nothing
+    helper_silences_ = helper_->silences;
+    end_help(now);
   }
+  if (store_.erase_contested()) store_changed(now);
+  need_help(*standing_.newest(), now, !stall_.is_lost_here());
+}
+
+TimePoint MemberCore::next_deadline() const {
+  if (membership_.ended()) return kNever;
+  TimePoint at = std::min(
+      {uplink_.next_deadline(), reading_deadline(), membership_.next_deadline(), file_.next_deadline(), beat_at_});
+  if (membership_.joined())
+    at = std::min({at, pulse_.deadline(), renew_at_, standing_.newest() ? stall_.deadline() : kNever});
   const auto of = [](const Upstream& up) {
     return std::min({up.redial_at, up.opens_by, up.up() ? up.silence.deadline() : kNever});
   };

@@ -56,9 +56,9 @@ void MemberCore::upstream_opened(Upstream& up, Upstream::Stream& stream, TimePoi
   const bool first = !up.up();
   stream.up = true;
   up.opens_by = kNever;
-  if (first) up.silence.begin(heartbeat_, now, up.silences);
+  if (first) up.silence.begin(pulse_.heartbeat(), now, up.silences);
   PeerHello hello;
-  hello.run_id = config_.state.run_id;
+  hello.run_id = file_.state().run_id;
   hello.stream = first ? 0 : std::max(1u, stream.number);
   hello.catch_up_to = up.catch_up_to;
   hello.full_only = up.full_only;
@@ -117,7 +117,7 @@ void MemberCore::on_upstream(Upstream& up, ConnId conn, Frame frame, TimePoint n
     return;
   }
   if (const auto* cannot = std::get_if<CannotServe>(&*message)) {
-    if (position_ && position_->version >= cannot->target) return;
+    if (standing_.has(cannot->target)) return;
     const Version target = cannot->target;
     if (up.catch_up_to) end_help(now);
     return need_help(target, now);
@@ -129,7 +129,7 @@ void MemberCore::on_upstream(Upstream& up, ConnId conn, Frame frame, TimePoint n
 
 // Where this worker stands for this parent: what a helper brings is not to be sent by the parents as well.
 std::optional<Version> MemberCore::position_for(const Upstream& up) const {
-  const auto position = position_ ? std::optional(position_->version) : std::nullopt;
+  const auto position = standing_.version();
   return helper_ && !up.catch_up_to ? std::max(position, helper_->catch_up_to) : position;
 }
 
@@ -220,15 +220,10 @@ void MemberCore::watch_edges(TimePoint now) {
 
 // The parents cannot bring this worker to `target`: the learner names somebody who can.
 void MemberCore::need_help(Version target, TimePoint now, bool stalled) {
-  if (helper_ || state_ != State::kJoined) return;
-  if (const TimePoint again = help_asked_at_ + kHelpBeats * heartbeat_; help_asked_at_ != kNever && now < again) {
-    stalled_since_ = std::min(stalled_since_, again - stall_time());
-    return;
-  }
-  help_asked_at_ = now;
-  const bool full_only = repair_ && !position_;
+  if (helper_ || !membership_.joined() || !stall_.may_ask(kHelpBeats * pulse_.heartbeat(), now)) return;
+  const bool full_only = standing_.repair() && !standing_.position();
   log::info("worker {}: asking for help to reach version {}", id_, target);
-  tell_learner(NeedHelp{target, full_only, position_ ? std::optional(position_->version) : std::nullopt, stalled}, now);
+  tell_learner(NeedHelp{target, full_only, standing_.version(), stalled}, now);
 }
 
 void MemberCore::end_help(TimePoint now) {
@@ -257,10 +252,10 @@ void MemberCore::on_stranger(ConnId conn, const Stranger& stranger, const Frame&
   auto message = decode_control(frame.body.bytes());
   if (!message) return refuse(message.error().message());
   if (auto* hello = std::get_if<PeerHello>(&*message)) {
-    if (hello->run_id != config_.state.run_id) return refuse(fmt::format("it belongs to run '{}'", hello->run_id));
+    if (hello->run_id != file_.state().run_id) return refuse(fmt::format("it belongs to run '{}'", hello->run_id));
     if (stranger.hello || who == kLearnerId || who == id_ || revoked_.contains(who))
       return refuse("it cannot be a child");
-    if (is_barred(who, now) || !within_budget(who, MessageBudget::Kind::kHave, frame.body.size(), now))
+    if (askers_.is_barred(who, now) || !within_budget(who, MessageBudget::Kind::kHave, frame.body.size(), now))
       return refuse("it says too much");
     if (const Status granted = grants_.show(who, *hello, learner_unix_ms(now)); !granted)
       return refuse(granted.error().message());
@@ -303,28 +298,14 @@ void MemberCore::open_child(ConnId conn, WorkerId child, PeerHello hello, TimePo
   if ((faster && !has_room_for_streams()) || !edges_.open(conn, child, std::move(hello), now)) close(conn);
 }
 
-MemberCore::Asker& MemberCore::asker(WorkerId child, TimePoint now) {
-  if (askers_.size() >= kAskersMax && !askers_.contains(child))
-    std::erase_if(askers_, [&](const auto& other) {
-      return other.second.barred_until < now && edges_.connections_of(other.first).empty();
-    });
-  return askers_.try_emplace(child, Asker{MessageBudget(heartbeat_), {}}).first->second;
-}
-
-bool MemberCore::is_barred(WorkerId child, TimePoint now) const {
-  const auto known = askers_.find(child);
-  return known != askers_.end() && now < known->second.barred_until;
-}
-
 // Whether it is to be heard. What it says comes by the same downlink as publications, so it counts by its length, too;
 // who goes on beyond that is no child for a while.
 bool MemberCore::within_budget(WorkerId child, MessageBudget::Kind kind, std::size_t bytes, TimePoint now) {
-  Asker& from = asker(child, now);
-  const auto verdict = from.budget.take(kind, now, bytes);
+  const auto connected = [this](WorkerId id) { return !edges_.connections_of(id).empty(); };
+  const auto verdict = askers_.take(child, kind, bytes, pulse_.heartbeat(), connected, now);
   if (verdict != MessageBudget::Verdict::kTooMuch) return verdict == MessageBudget::Verdict::kTake;
-  from.barred_until = now + kBarred;
-  log::warn("worker {}: worker {} is no child for {}: it says too much: of {}", id_, child, echoline::to_text(kBarred),
-            from.budget.told(kind));
+  log::warn("worker {}: worker {} is no child for {}: it says too much: of {}", id_, child,
+            echoline::to_text(Askers::kBarred), askers_.told(child, kind));
   for (const ConnId each : edges_.connections_of(child)) {
     edges_.close(each);
     close(each);

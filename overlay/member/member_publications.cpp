@@ -7,7 +7,7 @@
 namespace echoline::overlay {
 
 bool MemberCore::recover(Frame frame, TimePoint now) {
-  ECHO_CHECK(state_ == State::kIdle, "recovered after the start");
+  ECHO_CHECK(membership_.state() == Membership::State::kIdle, "recovered after the start");
   store_.set_recovering(true);
   if (frame.type == FrameType::kChunk) {
     on_chunk(nullptr, {}, frame, now);
@@ -42,18 +42,11 @@ void MemberCore::forged(Upstream* up, const PublicationId& id, std::uint32_t ind
 // The learner went back to before something it had published, and says so under its signature: everything of the older
 // epoch is void.
 void MemberCore::begin_epoch(std::uint64_t epoch, TimePoint now) {
-  if (epoch <= epoch_) return;
+  if (epoch <= standing_.epoch()) return;
   log::warn("worker {}: the learner has begun epoch {}: what it published before is void", id_, epoch);
-  epoch_ = epoch;
-  for (const auto& [version, given] : std::exchange(given_, {})) void_.insert(version);
+  standing_.begin_epoch(epoch);
   while (!store_.entries().empty()) store_.erase(PublicationKey(store_.entries().begin()->first));
-  position_.reset();
-  installed_.reset();
-  staged_.reset();
-  repair_.reset();
-  newest_.reset();
-  most_chunks_.clear();
-  lost_here_ = false;
+  stall_.begin_epoch();
   if (helper_) end_help(now);
   for (auto& [id, up] : parents_) tell_have(up, now);
   store_changed(now);
@@ -64,23 +57,19 @@ void MemberCore::on_announcement(Upstream* up, const SignedAnnouncement& as_sign
   const auto announcement = config_.checker->open(as_signed);
   if (!announcement) return forged(up, {}, 0, announcement.error().message(), now);
   const PublicationKey& key = announcement->key;
-  if (announcement->epoch > epoch_) begin_epoch(announcement->epoch, now);
-  if (position_ && key.version <= position_->version) return;
+  if (announcement->epoch > standing_.epoch()) begin_epoch(announcement->epoch, now);
+  if (standing_.has(key.version)) return;
   // What is older than the floor may be part of the way back to it: nothing below it is ever activated.
   const bool expired = up && announcement->expires_unix_ms < learner_unix_ms(now);
-  if (announcement->epoch < epoch_ || expired) {
+  if (announcement->epoch < standing_.epoch() || expired) {
     ++refused_;
     return log::warn("worker {}: {} is refused: it is {}", id_, to_text(key),
                      expired ? "expired" : "of an epoch that is over");
   }
-  Version keep_from{position_ ? position_->version.value + 1 : 0};
-  if (staged_) keep_from = std::min(keep_from, staged_->deliveries.front().publication.version);
+  const Version keep_from = standing_.keep_from(standing_.next_version());
   if (const Status begun = store_.begin(*announcement, as_signed, keep_from); !begun)
     return log::debug("worker {}: {}", id_, begun.error().message());
-  if (!newest_ || key.version >= *newest_) {
-    newest_ = key.version;
-    if (stalled_since_ == kNever) stalled_since_ = now;
-  }
+  if (standing_.announced(key.version)) stall_.wait(now);
   store_changed(now);
 }
 
@@ -97,38 +86,7 @@ void MemberCore::on_manifest(Upstream* up, const SignedManifest& as_signed, Time
   if (*closed)
     deliver(now);
   else
-    raise_floor(manifest->publication, now);
-}
-
-// Whether it starts from where this worker stands, or will stand when it is as far again as it has been: then, the
-// least version that is still needed for it.
-std::optional<Version> MemberCore::leads_on_from(const PublicationKey& key) const {
-  if (position_) {
-    if (key.full()) return key.version;
-    return key.base == position_->version ? std::optional(Version{position_->version.value + 1}) : std::nullopt;
-  }
-  const auto starts = [&](const PublicationKey& each) { return each.full() && (!repair_ || each.version >= *repair_); };
-  if (key.full()) return starts(key) ? std::optional(key.version) : std::nullopt;
-  std::map<Version, Version> begins;  // of what can be reached with what is here: with which snapshot, the newest
-  for (const auto& [each, stored] : store_.entries()) {
-    const auto before = each.base ? begins.find(*each.base) : begins.end();
-    if (!stored.complete || (!starts(each) && before == begins.end())) continue;
-    const Version from = starts(each) ? each.version : before->second;
-    Version& begin = begins.try_emplace(each.version, from).first->second;
-    begin = std::max(begin, from);
-  }
-  const auto begin = begins.find(*key.base);
-  return begin == begins.end() ? std::nullopt : std::optional(begin->second);
-}
-
-// Whether more of it is here than of any publication with its key since something was activated, or dropped here, or
-// help was asked for; of the first few that began since then.
-bool MemberCore::farther(const StoredPublication& stored) {
-  if (most_chunks_.size() >= kBegunMax && !most_chunks_.contains(stored.key())) return false;
-  std::uint32_t& most = most_chunks_[stored.key()];
-  if (stored.have.count() <= most) return false;
-  most = stored.have.count();
-  return true;
+    raise_floor(manifest->publication);
 }
 
 void MemberCore::on_chunk(Upstream* up, ConnId conn, const Frame& frame, TimePoint now) {
@@ -138,15 +96,13 @@ void MemberCore::on_chunk(Upstream* up, ConnId conn, const Frame& frame, TimePoi
     up->chunk_bytes += bytes;
   }
   const StoredPublication* stored = store_.find(frame.chunk.publication);
-  const auto begins = stored ? leads_on_from(stored->key()) : std::nullopt;
+  const auto begins = stored ? standing_.leads_on_from(stored->key(), store_) : std::nullopt;
   const bool leads_on = begins.has_value();
-  Version keep_from{stored && stored->key().full() ? stored->key().version.value
-                    : begins                       ? begins->value
-                    : position_                    ? position_->version.value + 1
-                                                   : 0};
   // What waits for the floor to be saved is still needed.
-  if (staged_) keep_from = std::min(keep_from, staged_->deliveries.front().publication.version);
-  const auto put = store_.put(frame, keep_from, leads_on && !staged_);
+  const Version keep_from = standing_.keep_from(stored && stored->key().full() ? stored->key().version
+                                                : begins                       ? *begins
+                                                                               : standing_.next_version());
+  const auto put = store_.put(frame, keep_from, leads_on && !standing_.staged());
   if (!put) {
     switch (put.error().code) {
       case Code::kCorrupt:
@@ -161,13 +117,11 @@ void MemberCore::on_chunk(Upstream* up, ConnId conn, const Frame& frame, TimePoi
           return;
         }
         if (leads_on) {
-          ++refusals_;
-          lost_here_ = true;
-          most_chunks_.clear();
+          stall_.store_refused();
           complain(put.error().message() + "; left out for now", now);
         }
         if (stored) store_.erase(PublicationKey(stored->key()));
-        if (stalled_since_ == kNever) stalled_since_ = now;
+        stall_.wait(now);
         return store_changed(now);
       default:
         ++duplicates_;  // dropped here meanwhile, or overtaken by a full snapshot
@@ -181,14 +135,10 @@ void MemberCore::on_chunk(Upstream* up, ConnId conn, const Frame& frame, TimePoi
   }
   // What comes later is of no use without it. A publication that ended, and comes again, is none the further for it;
   // nor do parents bring anything to its end who take what was lost here for sent.
-  const bool can_end = !lost_here_ || (up && up->catch_up_to);
-  if (stalled_since_ != kNever && leads_on && farther(*stored) && can_end) {
-    stalled_since_ = now;
-    parents_got_time_ = false;
-    calls_ = 0;
-  }
+  const bool can_end = !stall_.is_lost_here() || (up && up->catch_up_to);
+  if (leads_on) stall_.progressed(stored->key(), stored->have.count(), can_end, now);
   edges_.on_chunk_arrived(now);
-  deliver_parts(stored->id);
+  parts_.deliver(stored->id, standing_, store_, actions_);
   if (*put == PublicationStore::Put::kCompleted) {
     store_changed(now);
     deliver(now);
@@ -204,133 +154,67 @@ void MemberCore::store_changed(TimePoint now) {
 
 // ---- to the application ----
 
-// A delta from here, or a snapshot ahead.
-bool MemberCore::comes_next(const StoredPublication& stored) const {
-  const PublicationKey key = stored.key();
-  if (key.full()) return position_ ? key.version > position_->version : !repair_ || key.version >= *repair_;
-  return position_ && key.base == position_->version && stored.announcement.base_digest == position_->policy_digest;
-}
-
-// What has come of it, without gaps, so that the application need not begin with it when all has come; no more than it
-// can follow. Deltas may go on while a snapshot arrives beside them; where several of either do, of the first.
-void MemberCore::deliver_parts(const PublicationId& id) {
-  if (config_.parts_unread_max.count == 0 || staged_) return;
-  const StoredPublication* named = store_.find(id);
-  if (!named || !comes_next(*named)) return;
-  const PublicationKey key = named->key();
-  Parts& parts = key.full() ? snapshot_parts_ : delta_parts_;
-  if (parts.id != id) {
-    const StoredPublication* first = store_.find(parts.id);
-    if (first && !first->complete && comes_next(*first)) return;
-    parts = {id, 0};
-  }
-  StoredPublication& stored = *store_.find(key);
-  for (; parts_unread_ < config_.parts_unread_max.count && stored.have.contains(parts.chunks); ++parts.chunks) {
-    const StoredChunk* chunk = store_.fetch(stored, parts.chunks);
-    if (!chunk) return;  // it comes from disk
-    const std::uint64_t offset = std::uint64_t{parts.chunks} * stored.announcement.chunk_bytes;
-    actions_.push_back(act::DeliverPart{{id, key.version, key.base, offset, chunk->data}});
-    parts_unread_ += chunk->data.size();
-  }
-}
-
-void MemberCore::parts_read(std::uint64_t bytes) {
-  parts_unread_ -= std::min(parts_unread_, bytes);
-  for (const PublicationId id : {delta_parts_.id, snapshot_parts_.id}) deliver_parts(id);
-}
+void MemberCore::parts_read(std::uint64_t bytes) { parts_.read(bytes, standing_, store_, actions_); }
 
 // A delta on the present position is closed, so its version is published and its digest known. Raises the floor to it
 // while its last chunks arrive: once they are here, the worker need not wait for the disk.
-void MemberCore::raise_floor(const PublicationId& id, TimePoint now) {
+void MemberCore::raise_floor(const PublicationId& id) {
   const StoredPublication* stored = store_.find(id);
-  if (!config_.durable || staged_ || state_ == State::kIdle || !stored || !stored->key().base || !comes_next(*stored))
-    return;
-  const Installed next{stored->key().version, stored->manifest->policy_digest, epoch_};
-  auto& floor = config_.state.floor;
-  if (floor && floor->epoch == epoch_ && floor->version >= next.version) return;
+  if (!file_.durable() || standing_.staged() || membership_.state() == Membership::State::kIdle || !stored) return;
+  if (!stored->key().base || !standing_.comes_next(*stored)) return;
+  const Installed next{stored->key().version, stored->manifest->policy_digest, standing_.epoch()};
+  auto& floor = file_.state().floor;
+  if (floor && floor->epoch == standing_.epoch() && floor->version >= next.version) return;
   floor = next;
-  save(now);
+  save();
 }
 
-// Stages everything that can now be installed: the newest full snapshot ahead, then deltas from there. What is staged
-// becomes the floor, on disk first, and only then goes to the application: verify, persist, activate.
+// What is staged becomes the floor, on disk first, and only then goes to the application: verify, persist, activate.
 void MemberCore::deliver(TimePoint now) {
-  if (staged_ || state_ == State::kIdle) return;
-  Staged staged;
-  std::optional<Installed> at = position_;
-  for (;;) {
-    const StoredPublication* next = nullptr;
-    for (const auto& [key, stored] : store_.entries()) {
-      if (!stored.complete || (at && key.version <= at->version)) continue;
-      if (!at && repair_ && key.version < *repair_) continue;
-      if (key.full() || (at && key.base == at->version)) next = &stored;
-    }
-    if (!next) break;
-    const PublicationKey key = next->key();
-    if (key.base && next->announcement.base_digest != at->policy_digest) {
-      log::warn("worker {}: {} is refused: it is for another version {} than the one here", id_, to_text(key),
-                *key.base);
+  if (standing_.staged() || membership_.state() == Membership::State::kIdle) return;
+  PublicationKey foreign;
+  switch (standing_.stage(store_, file_.state().floor, now, foreign)) {
+    case Standing::Stage::kNothing:
+      return;
+    case Standing::Stage::kForeign:
+      log::warn("worker {}: {} is refused: it is for another version {} than the one here", id_, to_text(foreign),
+                *foreign.base);
       ++refused_;
-      store_.erase(key);
-      repair_ = std::max(key.version, newest_.value_or(key.version));
-      position_.reset();
-      need_help(*repair_, now);
+      store_.erase(foreign);
+      need_help(*standing_.repair(), now);
       return store_changed(now);
-    }
-    auto delivery = store_.delivery(*store_.find(key));
-    if (!delivery) return;  // parts of it come from disk
-    delivery->publication.activate = false;
-    at = Installed{key.version, delivery->publication.policy_digest, epoch_};
-    staged.deliveries.push_back(std::move(*delivery));
+    case Standing::Stage::kOtherThanFloor:
+      log::error("worker {}: version {} has another digest than before the restart; it is not activated", id_,
+                 foreign.version);
+      ++refused_;
+      return;
+    case Standing::Stage::kStaged:
+      break;
   }
-  if (staged.deliveries.empty()) return;
-  const auto& floor = config_.state.floor;
-  const bool same_epoch = floor && floor->epoch == epoch_;
-  if (same_epoch && at->version < floor->version) return;  // not yet as far as this worker has been
-  if (same_epoch && at->version == floor->version && at->policy_digest != floor->policy_digest) {
-    log::error("worker {}: version {} has another digest than before the restart; it is not activated", id_,
-               at->version);
-    ++refused_;
-    return;
-  }
-  staged.deliveries.back().publication.activate = true;
-  staged.last = *at;
-  staged.before = position_;
-  staged.at = now;
-  position_ = at;
-  staged_ = std::move(staged);
-  if (!config_.durable || floor_on_disk_ == staged_->last)
+  const Installed& floor = standing_.staged()->last;
+  if (file_.protects(floor))
     activate(now);
-  else if (!saving_ || floor_saving_ != staged_->last)
-    save(now);
+  else if (!file_.is_saving(floor))
+    save();
 }
 
 void MemberCore::activate(TimePoint now) {
-  if (std::any_of(staged_->deliveries.begin(), staged_->deliveries.end(),
+  const Standing::Staged& staged = *standing_.staged();
+  if (std::any_of(staged.deliveries.begin(), staged.deliveries.end(),
                   [&](const act::Deliver& d) { return d.spooled && !store_.find(*d.spooled); })) {
-    position_ = staged_->before;  // the disk lost it while the floor was being saved
-    staged_.reset();
-    most_chunks_.clear();
-    lost_here_ = true;
-    stalled_since_ = now;
+    standing_.unstage();  // the disk lost it while the floor was being saved
+    stall_.lost_here();
+    stall_.begin_anew(now);
     deliver(now);  // what came meanwhile, if that goes without it
-    if (!staged_) need_help(*newest_, now);
+    if (!standing_.staged()) need_help(*standing_.newest(), now);
     return;
   }
-  config_.state.floor = staged_->last;
-  for (act::Deliver& delivery : staged_->deliveries) {
-    given_.insert_or_assign(delivery.publication.version, Given{now, now - staged_->at});
-    actions_.push_back(std::move(delivery));
-  }
-  staged_.reset();
-  repair_.reset();
-  refusals_ = calls_ = 0;
-  lost_here_ = false;
-  most_chunks_.clear();
-  stalled_since_ = newest_ && position_->version < *newest_ ? now : kNever;
-  store_.erase_partial_up_to(position_->version);
+  file_.state().floor = staged.last;
+  for (act::Deliver& delivery : standing_.take_staged(now)) actions_.push_back(std::move(delivery));
+  stall_.activated(!standing_.behind(), now);
+  store_.erase_partial_up_to(*standing_.version());
   store_changed(now);
-  if (helper_ && position_->version >= *helper_->catch_up_to) end_help(now);
+  if (helper_ && standing_.has(*helper_->catch_up_to)) end_help(now);
   deliver(now);  // what came meanwhile
 }
 
@@ -344,16 +228,15 @@ void MemberCore::on_spooled(const PublicationId& id, std::uint32_t chunk, const 
 }
 
 void MemberCore::on_unspooled(const PublicationId& id, std::uint32_t chunk, Result<Slice> data, TimePoint now) {
-  if (state_ == State::kGone) return;
+  if (membership_.ended()) return;
   if (!store_.on_unspooled(id, chunk, data ? *std::move(data) : Slice())) {
     log::error("worker {}: the disk gave back other bytes than it was given; the publication is dropped", id_);
-    most_chunks_.clear();
-    lost_here_ = true;
+    stall_.lost_here();
     for (auto& [parent, up] : parents_) tell_have(up, now);
     store_changed(now);
   }
   edges_.on_chunk_arrived(now);
-  if (id == delta_parts_.id || id == snapshot_parts_.id) deliver_parts(id);
+  if (parts_.feeds(id)) parts_.deliver(id, standing_, store_, actions_);
   deliver(now);
 }
 

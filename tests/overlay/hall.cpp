@@ -235,6 +235,7 @@ void Hall::soon(HallNode& node, std::function<void(Core&)> what) {
 // ---- what cores ask for ----
 
 void Hall::perform(HallNode& node) {
+  if (const auto* member = dynamic_cast<const MemberCore*>(node.core.get())) member->check();
   for (Action& action : node.core->take_actions()) perform(node, std::move(action));
 }
 

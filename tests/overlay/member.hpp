@@ -56,6 +56,7 @@ struct Member {
     tell(kControl, Assign{stripes, std::move(parents)});
   }
   void take() {
+    core.check();
     for (bool again = true; std::exchange(again, false);)
       for (Action& a : core.take_actions()) {
         if (saves && std::holds_alternative<act::SaveState>(a)) {

@@ -17,7 +17,7 @@ using testing::SizeIs;
 TEST(Member, GivesUpAfterThreeFailedInstallations) {
   Member m;
   m.whole(make(full(1), 100));
-  for (int i = 0; i < MemberCore::kInstallFailuresMax; ++i) m.core.install_failed(Version{1}, "digest", m.now);
+  for (int i = 0; i < Standing::kInstallFailuresMax; ++i) m.core.install_failed(Version{1}, "digest", m.now);
   m.take();
   EXPECT_EQ(m.delivered().size(), 3u);  // the verified snapshot again, twice
   EXPECT_THAT(m.end(), HasSubstr("could not be installed after 3 attempts: digest"));
@@ -133,16 +133,16 @@ TEST(Member, AsksForHelpThoughSomethingNewBeginsAgainAndAgain) {
   Member m;
   m.whole(make(full(0), 100));
   std::uint64_t version = 1;
-  for (; version < 3 * MemberCore::kBegunMax && m.said<NeedHelp>(kControl).empty(); ++version) {
+  for (; version < 3 * StallWatch::kBegunMax && m.said<NeedHelp>(kControl).empty(); ++version) {
     m.newest = Version{version};
     const Made made = make(full(version), 6000);
     m.tell(m.parent, made.opening);
     m.frame(m.parent, made.chunk(0));
-    m.pass(kBeat * (MemberCore::kStallHeartbeats - 1));
+    m.pass(kBeat * (StallWatch::kStallHeartbeats - 1));
   }
   ASSERT_THAT(m.said<NeedHelp>(kControl), SizeIs(1));
   EXPECT_TRUE(m.said<NeedHelp>(kControl)[0].stalled);
-  EXPECT_LE(version, MemberCore::kBegunMax + 3);
+  EXPECT_LE(version, StallWatch::kBegunMax + 3);
 }
 
 // Its parents take for sent what it had no room for. One that is dialled anew goes on bringing a little, which the rest
@@ -157,7 +157,7 @@ TEST(Member, AsksForWhatItLostThoughAParentGoesOnBringingALittle) {
   for (std::size_t i = 0; i < made.chunks.size(); ++i) m.frame(m.parent, made.chunk(i));
   EXPECT_EQ(m.core.stats().memory.count, 0u) << "it was dropped";
   for (std::size_t i = 0; i < 4 && m.said<NeedHelp>(kControl).empty(); ++i) {
-    m.pass(kBeat * (MemberCore::kStallHeartbeats - 1));
+    m.pass(kBeat * (StallWatch::kStallHeartbeats - 1));
     m.tell(m.parent, made.opening);
     m.frame(m.parent, made.chunk(i));
   }
@@ -168,7 +168,7 @@ TEST(Member, AsksForWhatItLostThoughAParentGoesOnBringingALittle) {
   m.core.on_connected(helper, m.now);
   m.tell(helper, made.opening);
   for (const std::size_t i : {3, 4}) {  // a slow one gets its time
-    for (int beat = 0; beat < MemberCore::kStallHeartbeats; ++beat) {
+    for (int beat = 0; beat < StallWatch::kStallHeartbeats; ++beat) {
       m.pass(kBeat);
       m.tell(helper, EdgeStatus{});
     }
@@ -208,7 +208,7 @@ TEST(Member, WaitsForASlowSnapshotThoughWhatFollowsHasNoRoom) {
   for (std::size_t i = 0; i < later.chunks.size(); ++i) m.frame(m.parent, later.chunk(i));
   EXPECT_EQ(m.core.stats().memory.count, 2048u) << "it was dropped";
   for (const std::size_t i : {2, 3}) {
-    m.pass(kBeat * (MemberCore::kStallHeartbeats - 1));
+    m.pass(kBeat * (StallWatch::kStallHeartbeats - 1));
     m.frame(m.parent, slow.chunk(i));
   }
   EXPECT_THAT(m.said<NeedHelp>(kControl), IsEmpty());
@@ -416,7 +416,7 @@ TEST(Member, AChildThatAsksForTooMuchIsNoChildForAWhile) {
   m.core.on_accepted(ConnId{104}, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{9}}}, m.now);
   m.take();
   EXPECT_TRUE(m.closed(ConnId{104})) << "before it has said anything";
-  m.pass(MemberCore::kBarred);
+  m.pass(Askers::kBarred);
   accept(ConnId{106}, WorkerId{9});
   m.tell(ConnId{106}, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});
   EXPECT_FALSE(m.closed(ConnId{106}));

@@ -93,7 +93,7 @@ TEST(Member, GivesUpAnEdgeAfterTheSecondBadChunk) {
 TEST(Member, LetsGoOfAHelperAfterTheSecondBadChunk) {
   Member m;
   m.newest = Version{3};
-  m.pass(kBeat * (MemberCore::kStallHeartbeats + 2));
+  m.pass(kBeat * (StallWatch::kStallHeartbeats + 2));
   const std::size_t asked = m.said<NeedHelp>(kControl).size();
   ASSERT_GE(asked, 1u);
   m.tell(kControl, Help{{WorkerId{6}, {"10.0.0.6", 1}, 1, false}, Version{3}, false});
@@ -113,7 +113,7 @@ TEST(Member, LetsGoOfAHelperAfterTheSecondBadChunk) {
 // Where what was sent before stands seconds deep in the network, a helper that is dialled anew comes behind it. One
 // that is heard and brings nothing is another matter.
 TEST(Member, GivesEachHelperMoreTimeWhileNothingIsHeardOfIt) {
-  constexpr int kPatience = MemberCore::kStallHeartbeats;
+  constexpr int kPatience = StallWatch::kStallHeartbeats;
   for (const bool heard : {false, true}) {
     Member m;
     m.newest = Version{3};
@@ -336,7 +336,7 @@ TEST(Member, TurnsAwayWhoWasRevoked) {
 TEST(Member, AsksForHelpWhenItHearsOfAVersionThatNobodySends) {
   Member m;
   m.newest = Version{3};
-  m.pass(kBeat * (MemberCore::kStallHeartbeats - 2));
+  m.pass(kBeat * (StallWatch::kStallHeartbeats - 2));
   EXPECT_THAT(m.said<NeedHelp>(kControl), IsEmpty());
   m.pass(kBeat * 4);
   ASSERT_EQ(m.said<NeedHelp>(kControl).size(), 1u);
@@ -353,7 +353,7 @@ TEST(Member, ForgetsWhatTheLearnerTookBack) {
   EXPECT_GT(m.core.stats().memory.count, 0u);
   m.pass(seconds(2));
   EXPECT_EQ(m.core.stats().memory.count, 0u);
-  m.pass(kBeat * (MemberCore::kStallHeartbeats + 2));
+  m.pass(kBeat * (StallWatch::kStallHeartbeats + 2));
   EXPECT_THAT(m.said<NeedHelp>(kControl), IsEmpty());
 }
 
@@ -380,7 +380,7 @@ TEST(Member, AsksForHelpThoughItsPublicationBeginsAnewAgainAndAgain) {
     m.tell(m.parent, made.opening);
     m.frame(m.parent, made.chunk(0));
     EXPECT_EQ(m.core.stats().memory.count, made.chunk(0).body.size());
-    m.pass(kBeat * MemberCore::kStallHeartbeats / 4);
+    m.pass(kBeat * StallWatch::kStallHeartbeats / 4);
   }
   EXPECT_THAT(m.said<NeedHelp>(kControl), SizeIs(1));
 }
@@ -398,7 +398,7 @@ TEST(Member, LetsGoOfANewerCopyThatNobodyFinishes) {
   m.frame(m.parent, newer.chunk(0));
   m.whole(older);  // a parent with the older one may be as far behind as anybody: it is refused, not yet taken
   EXPECT_THAT(m.delivered(), IsEmpty());
-  m.pass(kBeat * (MemberCore::kStallHeartbeats - 2));
+  m.pass(kBeat * (StallWatch::kStallHeartbeats - 2));
   EXPECT_GT(m.core.stats().memory.count, 0u);
   m.pass(kBeat * 4);
   ASSERT_EQ(m.said<NeedHelp>(kControl).size(), 1u);

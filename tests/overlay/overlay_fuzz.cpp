@@ -185,6 +185,7 @@ MemberConfig member_config() {
 
 // Performs nothing, but looks at what would be handed to the application.
 void look(Core& core) {
+  if (const auto* member = dynamic_cast<const MemberCore*>(&core)) member->check();
   for (const Action& action : core.take_actions())
     if (const auto* deliver = std::get_if<act::Deliver>(&action)) {
       const Made* made = nullptr;

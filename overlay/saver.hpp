@@ -1,0 +1,47 @@
+// Writes of a node's state file, one at a time: what changes during a write is written after it, and a write that
+// failed is repeated. Pure.
+#pragma once
+#include <utility>
+
+#include "base/clock.hpp"
+
+namespace echoline::overlay {
+
+class Saver {
+ public:
+  static constexpr Duration kRetry = std::chrono::seconds(1);  // after a write that failed
+
+  // Returns whether the caller has to write now. If not, a write is in flight, and another one follows it.
+  bool begin() {
+    again_ |= saving_;
+    return !std::exchange(saving_, true);
+  }
+  void failed(TimePoint now) {
+    saving_ = false;
+    retry_at_ = now + kRetry;
+  }
+  // The write in flight succeeded. Returns whether the state has changed meanwhile and begin() is to be called again.
+  bool succeeded() {
+    saving_ = false;
+    return std::exchange(again_, false);
+  }
+  // Returns whether it is time to repeat a write that failed; once.
+  bool take_retry(TimePoint now) {
+    if (now < retry_at_) return false;
+    retry_at_ = kNever;
+    return true;
+  }
+  void stop() { retry_at_ = kNever; }
+
+  bool saving() const { return saving_; }
+  // No write is in flight, and none waits to be repeated.
+  bool settled() const { return !saving_ && retry_at_ == kNever; }
+  TimePoint next_deadline() const { return retry_at_; }
+
+ private:
+  bool saving_ = false;
+  bool again_ = false;  // the state has changed since a write began
+  TimePoint retry_at_ = kNever;
+};
+
+}  // namespace echoline::overlay
