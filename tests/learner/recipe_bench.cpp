@@ -56,7 +56,9 @@ double processor_s() {
 // Sets one "key=value"; false when there is no such key.
 bool assign(Recipe& r, const std::string& key, const std::string& value) {
   const auto real = [&](double& x) { return [&x, value] { x = std::stod(value); }; };
-  const auto whole = [&](std::int64_t& x) { return [&x, value] { x = std::stoll(value); }; };
+  const auto whole = [&](auto& x) {
+    return [&x, value] { x = static_cast<std::remove_reference_t<decltype(x)>>(std::stoll(value)); };
+  };
   const std::map<std::string, std::function<void()>> keys = {
       {"adapter", [&] { r.adapter = value; }},
       {"preset", [&] { r.preset = value; }},
