@@ -140,6 +140,7 @@ void Invariants::take_have(std::size_t worker, const Have& have, bool anew) {
 // ---- nodes ----
 
 void Invariants::on_step(HostId host) {
+  if (const LearnerCore* learner = fleet_.learner()) learner->check();
   if (const auto worker = fleet_.worker_on(host))
     if (const MemberCore* member = fleet_.member(*worker)) {
       member->check();

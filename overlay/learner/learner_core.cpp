@@ -5,11 +5,6 @@
 #include "base/log.hpp"
 
 namespace echoline::overlay {
-namespace {
-
-constexpr Duration kSaveRetry = std::chrono::seconds(1);
-
-}  // namespace
 
 LearnerCore::LearnerCore(LearnerConfig config)
     : Core(config.core),
@@ -18,6 +13,7 @@ LearnerCore::LearnerCore(LearnerConfig config)
       store_({config_.store_bytes_max, {}, false}, *config_.checker, actions_),
       edges_(store_, uplink_, config_.catch_ups_on_demand),
       strangers_(config_.core.connections),
+      broadcasts_(config_.network.quorum),
       grants_(*config_.checker, kLearnerId) {
   topology_.policy = config_.policy;
   if (config_.state) state_ = *config_.state;
@@ -91,7 +87,8 @@ void LearnerCore::leave(TimePoint now) {
   control_.clear();
   dial_backs_.clear();
   probes_.clear();
-  beat_at_ = plan_at_ = save_retry_at_ = kNever;
+  beat_at_ = plan_at_ = kNever;
+  saver_.stop();
 }
 
 LearnerStats LearnerCore::stats() const {
@@ -115,6 +112,18 @@ LearnerStats LearnerCore::stats() const {
   s.slow_hops = slow_hops_;
   s.known_publications = edges_.known_publications();
   return s;
+}
+
+void LearnerCore::check() const {
+  broadcasts_.check();
+  ECHO_CHECK(control_.size() <= workers_.size());
+  std::size_t assembling = 0;
+  for (const auto& [id, worker] : workers_) {
+    ECHO_CHECK(!away_.contains(id), "worker {} is there and away", id);
+    ECHO_CHECK(!worker.silent || !worker.assigned, "worker {} is silent and has a place", id);
+    assembling += worker.incoming.bytes();
+  }
+  ECHO_CHECK(assembling == assembling_, "{} bytes of messages instead of {}", assembling_, assembling);
 }
 
 // ---- connections ----
@@ -410,23 +419,16 @@ void LearnerCore::on_worker(Worker& worker, const ControlMessage& message, TimeP
 void LearnerCore::save(TimePoint now) {
   state_.conduct = conduct_.kept();
   if (!config_.durable) return after_saved(now);
-  if (saving_) {
-    save_again_ = true;
-    return;
-  }
-  saving_ = true;
-  actions_.push_back(act::SaveState{encode(state_)});
+  if (saver_.begin()) actions_.push_back(act::SaveState{encode(state_)});
 }
 
 void LearnerCore::on_saved(const Status& status, TimePoint now) {
-  saving_ = false;
   if (!status) {
     log::error("the overlay's state cannot be saved, so nothing is enrolled or published: {}",
                status.error().message());
-    save_retry_at_ = now + kSaveRetry;
-    return;
+    return saver_.failed(now);
   }
-  if (std::exchange(save_again_, false)) return save(now);
+  if (saver_.succeeded()) return save(now);
   after_saved(now);
 }
 
@@ -463,7 +465,7 @@ void LearnerCore::beat(TimePoint now) {
   grant_anew(now);
   EdgeStatus status{*beacon_, {}};
   const std::uint32_t stripes = topology_.stripes();
-  for (const Broadcast& b : broadcasts_)
+  for (const Broadcast& b : broadcasts_.open())
     if (const StoredPublication* stored = store_.find(b.id); stored && status.progress.size() < 4) {
       Progress p{b.id, {}};
       for (std::uint32_t s = 0; s < stripes; ++s)
@@ -484,16 +486,13 @@ void LearnerCore::on_timer(TimePoint now) {
   if (now >= plan_at_) plan_anew(now);
   if (now >= beat_at_) beat(now);
   run_probes(now);
-  if (now >= save_retry_at_) {
-    save_retry_at_ = kNever;
-    save(now);
-  }
+  if (saver_.take_retry(now)) save(now);
   for (const ConnId conn : strangers_.take_late(now)) close(conn);
   uplink_.on_timer(now);
 }
 
 TimePoint LearnerCore::next_deadline() const {
-  return std::min({uplink_.next_deadline(), reading_deadline(), beat_at_, plan_at_, save_retry_at_,
+  return std::min({uplink_.next_deadline(), reading_deadline(), beat_at_, plan_at_, saver_.next_deadline(),
                    strangers_.next_deadline(), probes_.empty() ? kNever : probes_.begin()->first});
 }
 

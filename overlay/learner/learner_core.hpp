@@ -16,8 +16,11 @@
 #include "chains/score.hpp"
 #include "chains/trees.hpp"
 #include "overlay/edge_sender.hpp"
+#include "overlay/learner/broadcast_times.hpp"
 #include "overlay/learner/conduct.hpp"
+#include "overlay/learner/help_budget.hpp"
 #include "overlay/learner/hop_monitor.hpp"
+#include "overlay/saver.hpp"
 #include "overlay/settings.hpp"
 #include "overlay/state.hpp"
 #include "overlay/strangers.hpp"
@@ -56,13 +59,6 @@ class LearnerCore final : public Core {
   static constexpr std::size_t kWelcomeBytesMax = 192 * 1024;
   // Application bytes a worker has not taken yet, before its connection is given up.
   static constexpr std::size_t kUnsentBytesMax = 4 * kMessageBytesMax;
-  // Once most have a version: so many times as long as they took, and a little, before nobody waits for the others.
-  static constexpr int kStragglerFactor = 4;
-  static constexpr Duration kStragglerPatience = std::chrono::seconds(5);
-  // As late as all others together, times this, before one alone is left out of T_b.
-  static constexpr double kAloneFactor = 1.5;
-  // Publications whose T_b is still open; older ones are given up.
-  static constexpr std::size_t kBroadcastsMax = 64;
   static constexpr std::size_t kHelpedMax = 8;  // workers that one worker helps at a time
   // Joins that come together are planned once; planning many takes longer, and changes more.
   static constexpr Duration kPlanDelay = std::chrono::milliseconds(20);
@@ -107,6 +103,7 @@ class LearnerCore final : public Core {
   void give_up(WorkerId worker, const std::string& reason, TimePoint now);
   void leave(TimePoint now);  // goodbye to everybody
   LearnerStats stats() const;
+  void check() const;  // what holds between two events
   const chains::Topology& topology() const { return topology_; }
   // The chunk with which a publication of this kind should be there soonest (chains::best_chunk()): one as large as the
   // last of its kind was, down the present topology. Never so small that a snapshot of the policy would have too many.
@@ -176,24 +173,7 @@ class LearnerCore final : public Core {
     std::size_t helps = 0;             // workers sent to it
     std::optional<Version> helped_to;  // by the learner, or on the way there
   };
-  struct Broadcast {
-    Version version;
-    std::optional<Version> base;
-    PublicationId id{};
-    TimePoint published;
-    TimePoint encoded{}, closed{};  // the last byte was made; the manifest may leave
-    Duration sealing{};
-    TimePoint last_ack{}, ack_before{};  // of those below, the last two
-    struct Stages {
-      Duration verify{}, install{}, acknowledge{};
-    } last_stages, stages_before;  // of these two
-    WorkerId acked_last{};
-    // Those that were there when it was published, but for those that let an earlier one wait in vain.
-    std::set<WorkerId> active, waiting;
-    std::set<WorkerId> stragglers;  // they were there, too
-    std::uint64_t wire_bytes_before = 0;
-    chains::Topology topology;
-  };
+  using Broadcast = BroadcastTimes::Broadcast;
   struct Closing {  // its digest is being saved
     Version version;
     Manifest manifest;
@@ -258,11 +238,10 @@ class LearnerCore final : public Core {
   bool is_published(const Installed& what) const;
   static std::string never_published(const Installed& what);
   void on_ack(Worker& worker, const Installed& ack, TimePoint now);
-  bool last_is_alone(const Broadcast& broadcast, TimePoint now) const;
+  double expected_lateness(const Broadcast& broadcast, TimePoint now) const;
   void check_broadcasts(TimePoint now);
   void give_up_waiting(TimePoint now);
-  void report(const Broadcast& broadcast, TimePoint until, std::size_t acknowledged);
-  static BroadcastParts parts_of(const Broadcast& broadcast, TimePoint until);
+  void report(const BroadcastTimes::Done& done);
   void close_finished(TimePoint now);
   std::vector<const StoredPublication*> deltas_back_to(Version from) const;
   void ask_for_catch_up(TimePoint now);
@@ -331,7 +310,7 @@ class LearnerCore final : public Core {
   std::uint64_t joined_ = 0, lost_ = 0, quarantined_ = 0, floods_ = 0;
   std::size_t assembling_ = 0;  // bytes
   std::optional<Version> newest_;
-  std::vector<Broadcast> broadcasts_;
+  BroadcastTimes broadcasts_;
   std::vector<Closing> closing_;
   std::vector<PendingEnrolment> enrolling_;
   std::map<trust::PublicKey, std::pair<Enrolled, double>> answers_;  // to machines, and until when they count
@@ -343,7 +322,7 @@ class LearnerCore final : public Core {
   std::vector<SlowHop> slow_hops_;
   std::set<std::optional<Version>> catch_ups_wanted_;  // by where they start; absent: a full snapshot
   std::optional<CatchUp> catch_up_;                    // asked for, or being made
-  bool saving_ = false, save_again_ = false;
+  Saver saver_;
   std::optional<SignedBeacon> beacon_;
   std::uint64_t issued_ = 0, issue_ahead_ = 0;  // issue_time: the last one, and by how much it is ahead of the clock
   // Its epoch and the issue times that it is about to use are on disk: before that it speaks to nobody.
@@ -352,14 +331,10 @@ class LearnerCore final : public Core {
   int sooner_ = 0;               // times in a row that another one was
   TimePoint plan_not_before_{};  // trees
   Duration plan_pause_{};
-  struct {
-    double bytes = 0;        // begun with, and neither sent since nor had the time to be
-    std::uint64_t sent = 0;  // to those helped, until then
-    TimePoint at{};
-  } helping_;
+  HelpBudget help_budget_;
   TimePoint forget_at_{};
   bool stripes_lag_ = false;  // behind a slow hop: mended trees would end with these alone
-  TimePoint beat_at_ = kNever, plan_at_ = kNever, save_retry_at_ = kNever;
+  TimePoint beat_at_ = kNever, plan_at_ = kNever;
 };
 
 }  // namespace echoline::overlay

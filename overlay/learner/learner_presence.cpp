@@ -40,11 +40,7 @@ void LearnerCore::lose_place(Worker& worker, TimePoint now) {
     edges_.close(edge);
     close(edge);
   }
-  for (Broadcast& b : broadcasts_) {
-    b.active.erase(id);
-    b.waiting.erase(id);
-    b.stragglers.erase(id);
-  }
+  broadcasts_.remove(id);
   take_out(id, now);
   check_broadcasts(now);
 }

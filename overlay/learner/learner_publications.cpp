@@ -70,8 +70,7 @@ Status LearnerCore::begin(const Announcement& announcement, const SignedAnnounce
         b.waiting.insert(id);
     b.wire_bytes_before = edges_.chunk_bytes_sent();
     b.topology = topology_;
-    if (broadcasts_.size() >= kBroadcastsMax) broadcasts_.erase(broadcasts_.begin());
-    broadcasts_.push_back(std::move(b));
+    broadcasts_.begin(std::move(b));
   }
   edges_.on_store_changed(now);
   ask_for_catch_up(now);
@@ -120,12 +119,11 @@ Status LearnerCore::finish(const Manifest& manifest, const SignedManifest& as_si
                 to_hex(it->second), to_hex(manifest.policy_digest));
   }
   if (state_.published.size() > kVersionsKept) state_.published.erase(state_.published.begin());
-  for (Broadcast& b : broadcasts_)
-    if (b.id == manifest.publication) b.encoded = now, b.sealing = sealing;
+  broadcasts_.encoded(manifest.publication, sealing, now);
   closing_.push_back({version, manifest, as_signed});
   if (added)
     save(now);
-  else if (!saving_ && save_retry_at_ == kNever)
+  else if (saver_.settled())
     close_finished(now);
   return ok();
 }
@@ -134,7 +132,7 @@ void LearnerCore::abandon(const PublicationId& id, TimePoint now) {
   const StoredPublication* stored = store_.find(id);
   if (!stored || stored->manifest) return;
   store_.erase(PublicationKey(stored->key()));
-  std::erase_if(broadcasts_, [&](const Broadcast& b) { return b.id == id; });
+  broadcasts_.abandon(id);
   newest_ = state_.published.empty() ? std::nullopt : std::optional(state_.published.rbegin()->first);
   edges_.on_store_changed(now);
 }
@@ -144,8 +142,7 @@ void LearnerCore::close_finished(TimePoint now) {
     const auto closed = store_.close(c.manifest, c.as_signed);
     if (!closed) log::error("version {}: {}", c.version, closed.error().message());
     edges_.reach(c.version);  // also where it has expired meanwhile: it is published, and something has to lead there
-    for (Broadcast& b : broadcasts_)
-      if (b.id == c.manifest.publication) b.closed = now;
+    broadcasts_.closed(c.manifest.publication, now);
   }
   const auto deltas = deltas_back_to({});
   edges_.restorable_from(deltas.empty() ? std::nullopt : deltas.back()->key().base);
@@ -240,11 +237,7 @@ void LearnerCore::on_ack(Worker& worker, const Installed& ack, TimePoint now) {
   if (newer) worker.straggles = false;
   if (!worker.assigned && topology_.policy == chains::TopologyPolicy::kTrees) plan_soon(now);
   actions_.push_back(act::Acked{id, ack.version, ack.policy_digest});
-  for (Broadcast& b : broadcasts_)
-    if (b.version <= ack.version && b.waiting.erase(id) > 0) {
-      b.ack_before = std::exchange(b.last_ack, now), b.acked_last = id;
-      b.stages_before = std::exchange(b.last_stages, {ack.verify, ack.install, worker.view.delay.value_or(Duration{})});
-    }
+  broadcasts_.acknowledged(id, ack, worker.view.delay.value_or(Duration{}), now);
   check_broadcasts(now);
 }
 
@@ -266,16 +259,8 @@ Bytes LearnerCore::chunk_for(const PublicationKey& key, TimePoint now) const {
   return std::max(chains::best_chunk(payload, topology_, bound), chunk_bytes_min(config_.policy_bytes));
 }
 
-// Whether one machine alone says that a broadcast took long: the last of at least three, with q < 1, which is everybody
-// in a fleet of up to nine, came more than half again as late as all others, and as its place and link explain. What is
-// rented follows from T_b.
-bool LearnerCore::last_is_alone(const Broadcast& b, TimePoint now) const {
-  const std::size_t n = b.active.size();
-  if (n < 3 || config_.network.quorum >= 1 || !b.waiting.empty() || chains::counted(config_.network.quorum, n) < n)
-    return false;
-  if (b.ack_before <= b.published || !b.active.contains(b.acked_last)) return false;
-  const double late = seconds(b.last_ack - b.published) / seconds(b.ack_before - b.published);
-  if (late <= kAloneFactor) return false;
+// How much later than all others the last worker was expected, by its place and link.
+double LearnerCore::expected_lateness(const Broadcast& b, TimePoint now) const {
   double expected = 1;
   std::vector<chains::WorkerLink> links;
   for (const auto& [id, worker] : workers_) {
@@ -291,67 +276,37 @@ bool LearnerCore::last_is_alone(const Broadcast& b, TimePoint now) const {
           slowest = std::max(slowest, c.time);
       if (others > Duration{}) expected = std::max(1.0, seconds(last) / seconds(others));
     }
-  return late > kAloneFactor * expected;
+  return expected;
 }
 
-// A broadcast is done once ceil(q * n) of the workers that were active when it was published and still live have it.
-// One that is alone in being late, or leaves, delays the report and not what it says.
 void LearnerCore::check_broadcasts(TimePoint now) {
-  std::erase_if(broadcasts_, [&](const Broadcast& b) {
-    const std::size_t n = b.active.size();
-    if (n == 0) return true;
-    const std::size_t have = n - b.waiting.size();
-    if (have < chains::counted(config_.network.quorum, n)) return false;
-    if (last_is_alone(b, now))
-      report(b, b.ack_before, have - 1);
-    else
-      report(b, b.last_ack > b.published ? b.last_ack : now, have);
-    return true;
-  });
+  const auto expected = [&](const Broadcast& b) { return expected_lateness(b, now); };
+  for (const BroadcastTimes::Done& done : broadcasts_.take_done(expected, now)) report(done);
 }
 
-// In a small fleet the quorum is everybody. One that never acknowledges must not hide how long the others took, nor
-// keep later broadcasts open: those do not wait for it until it has installed something.
+// Later broadcasts do not wait for a straggler until it has installed something.
 void LearnerCore::give_up_waiting(TimePoint now) {
-  std::erase_if(broadcasts_, [&](const Broadcast& b) {
-    const std::size_t have = b.active.size() - b.waiting.size();
-    if (have == 0 || have < b.waiting.size()) return false;
-    if (now < b.last_ack + kStragglerFactor * (b.last_ack - b.published) + kStragglerPatience) return false;
-    for (const WorkerId id : b.waiting)
+  for (const BroadcastTimes::Done& done : broadcasts_.take_given_up(now)) {
+    for (const WorkerId id : done.broadcast.waiting)
       if (const auto worker = workers_.find(id);
           worker != workers_.end() && !std::exchange(worker->second.straggles, true))
         log::warn("worker {} has not acknowledged version {} {} after the others: broadcasts do not wait for it", id,
-                  b.version, echoline::to_text(now - b.last_ack));
-    report(b, b.last_ack, have);
-    return true;
-  });
+                  done.broadcast.version, echoline::to_text(now - done.until));
+    report(done);
+  }
 }
 
-// The worker's durations are its word: they get at most the time that there was.
-BroadcastParts LearnerCore::parts_of(const Broadcast& b, TimePoint until) {
-  const Broadcast::Stages& stages = until == b.ack_before && until < b.last_ack ? b.stages_before : b.last_stages;
-  Duration left = until - b.published;
-  const auto take = [&left](Duration part) { return part = std::clamp(part, Duration{}, left), left -= part, part; };
-  BroadcastParts parts;
-  parts.encode = take(b.encoded - b.published - b.sealing);
-  parts.seal = take(b.closed - b.published - parts.encode);
-  parts.install = take(stages.install);
-  parts.verify = take(stages.verify);
-  parts.acknowledge = take(stages.acknowledge);
-  parts.send = left;
-  return parts;
-}
-
-void LearnerCore::report(const Broadcast& b, TimePoint until, std::size_t acknowledged) {
+void LearnerCore::report(const BroadcastTimes::Done& done) {
+  const Broadcast& b = done.broadcast;
   BroadcastReport report;
   report.version = b.version;
   report.base = b.base;
   if (const StoredPublication* stored = store_.find(b.id))
     report.payload = {stored->bytes}, report.chunk = {stored->announcement.chunk_bytes};
-  report.t_b = until - b.published;
-  report.parts = parts_of(b, until);
+  report.t_b = done.until - b.published;
+  report.parts = BroadcastTimes::parts_of(b, done.until);
   report.workers = b.active.size() + b.stragglers.size();
-  report.acknowledged = acknowledged;
+  report.acknowledged = done.acknowledged;
   report.learner_bytes_sent = {edges_.chunk_bytes_sent() - b.wire_bytes_before};
   report.depth = b.topology.depth();
   report.topology = b.topology;
@@ -404,11 +359,8 @@ void LearnerCore::end_catch_up(TimePoint now) {
   if (from && !(made && made->key().base == from)) edges_.no_delta_from(*from, now);
 }
 
-// Whether the learner begins to help one more, which then counts. One uplink serves all whom it helps: were they dozens
-// at once, none of them would soon have the whole, and be able to help others. So it begins with no more than it can
-// send by the time that who has to wait asks again, and two snapshots. That goes by what it sends, but is never slower
-// than the uplink is at least, and a worker counts once for a version: who takes nothing, or asks again and again,
-// keeps nobody waiting.
+// Whether the learner begins to help one more, which then counts (HelpBudget). A worker counts once for a version: one
+// that asks again and again keeps no other one waiting.
 bool LearnerCore::begin_help(Worker& worker, const NeedHelp& need, Version target, TimePoint now) {
   if (worker.helped_to >= target) return true;
   std::map<PublicationKey, std::uint64_t> whole;
@@ -419,12 +371,10 @@ bool LearnerCore::begin_help(Worker& worker, const NeedHelp& need, Version targe
   if (config_.catch_ups_on_demand && snapshot > 0) bytes = std::min(bytes, snapshot);
 
   const double rate = up_.rate().value_or(config_.up_least).bytes_per_s();
-  const auto sent = static_cast<double>(edges_.helped_bytes_sent() - helping_.sent);
-  const double done = std::max(sent, seconds(now - helping_.at) * rate);
-  helping_ = {std::max(0.0, helping_.bytes - done), edges_.helped_bytes_sent(), now};
   const auto most = static_cast<double>(std::max(bytes, snapshot));
-  if (helping_.bytes > seconds(kHelpBeats * config_.heartbeat) * rate + 2 * most) return false;
-  helping_.bytes += static_cast<double>(bytes);
+  if (!help_budget_.begin(static_cast<double>(bytes), most, rate, kHelpBeats * config_.heartbeat,
+                          edges_.helped_bytes_sent(), now))
+    return false;
   worker.helped_to = target;
   return true;
 }
@@ -437,7 +387,7 @@ void LearnerCore::on_need_help(Worker& worker, const NeedHelp& need, TimePoint n
   end_help(worker);
   if (!newest()) return;
   Version target = std::min(need.target, *newest());  // what is beyond was taken back
-  const bool under_way = !broadcasts_.empty() && broadcasts_.back().version == newest();
+  const bool under_way = !broadcasts_.open().empty() && broadcasts_.open().back().version == newest();
   if (const auto base = base_of_newest(); base && under_way && !need.full_only && catching_up(worker))
     target = std::min(target, *base);  // nobody may hold the newest whole yet, and it comes from the parents
   const auto snapshot = config_.catch_ups_on_demand ? store_.full_bytes_hint() : std::nullopt;

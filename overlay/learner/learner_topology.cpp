@@ -137,7 +137,7 @@ void LearnerCore::choose_policy(TimePoint now) {
   const Duration pause = std::max<Duration>(kChooseBeats * config_.heartbeat,
                                             kChoosePerWorker * static_cast<std::int64_t>(workers_.size()));
   if (choose_at_ == kNever) choose_at_ = now + pause;
-  if (now < choose_at_ || (!broadcasts_.empty() && now < choose_at_ + pause)) return;
+  if (now < choose_at_ || (!broadcasts_.open().empty() && now < choose_at_ + pause)) return;
   choose_at_ = now + pause;
   const StoredPublication* carried = nullptr;  // a delta is what it usually is
   const auto& entries = std::as_const(store_).entries();
@@ -333,7 +333,7 @@ void LearnerCore::watch_hops(TimePoint now) {
         continue;
       }
       std::uint64_t at_sender = 0, at_receiver = 0;
-      for (const Broadcast& b : broadcasts_) {
+      for (const Broadcast& b : broadcasts_.open()) {
         const StoredPublication* stored = store_.find(b.id);
         if (!stored) continue;
         const auto bytes = [&](const std::map<PublicationId, std::vector<std::uint32_t>>& progress) {

@@ -18,7 +18,8 @@ PROOF, STORE, SEALER = "overlay/wire/proof.cpp", "overlay/publication_store.cpp"
 EDGE, UPLINK, CATCH_UP = "overlay/edge_sender.cpp", "overlay/uplink.cpp", "overlay/learner/catch_up.cpp"
 MEMBER, MEMBER_PUB = "overlay/member/member_core.cpp", "overlay/member/member_publications.cpp"
 STANDING, PARTS, STALL = "overlay/member/standing.cpp", "overlay/member/parts_feed.cpp", "overlay/member/stall_watch.cpp"
-STALL_WATCH = "overlay/member/stall_watch.hpp"
+STALL_WATCH, HELP = "overlay/member/stall_watch.hpp", "overlay/learner/help_budget.hpp"
+TIMES = "overlay/learner/broadcast_times.cpp"
 LEARNER_PUB, PRESENCE = "overlay/learner/learner_publications.cpp", "overlay/learner/learner_presence.cpp"
 TOPOLOGY, CONDUCT = "overlay/learner/learner_topology.cpp", "overlay/learner/conduct.cpp"
 LEARNER_CONDUCT, GRANT, BUDGET = "overlay/learner/learner_conduct.cpp", "overlay/wire/grant.cpp", "overlay/budget.cpp"
@@ -155,7 +156,7 @@ FAULTS = [
           "if (!added && it->second != manifest.policy_digest) {", "if (false) {", "overlay_core_test"),
     Fault("the digest is not on disk when a publication closes", LEARNER_PUB, "  if (added)\n    save(now);\n  else if",
           "  if (added && false)\n    save(now);\n  else if", "overlay_core_test", True),
-    Fault("the quorum is everybody", LEARNER_PUB, "have < chains::counted(config_.quorum, n)", "have < chains::counted(1.0, n)",
+    Fault("the quorum is everybody", TIMES, "have < chains::counted(quorum_, n)", "have < chains::counted(1.0, n)",
           "overlay_core_test"),
     Fault("nobody asks for a snapshot", LEARNER_PUB, "actions_.push_back(act::NeedCatchUp{key.version, key.base});", "",
           "overlay_core_test", True),
@@ -252,7 +253,7 @@ FAULTS = [
           "overlay_core_test"),
     Fault("the same failure counts many times", CONDUCT,
           "if (word.count > 0 && now_ms < word.at_ms + kFailureSpacingMs) return Ruling::kNothing;", "", "overlay_core_test"),
-    Fault("a topology is left in the middle of a broadcast", TOPOLOGY, "now < choose_at_ || (!broadcasts_.empty() && now < choose_at_ + pause)",
+    Fault("a topology is left in the middle of a broadcast", TOPOLOGY, "now < choose_at_ || (!broadcasts_.open().empty() && now < choose_at_ + pause)",
           "now < choose_at_", "overlay_core_test"),
     Fault("a topology is left that was slower once", TOPOLOGY, "  if (++sooner_ < kSoonerInARow) return;\n", "", "overlay_core_test"),
     Fault("what has come is counted twice", LEARNER_PUB, "count_delivered(worker, id_of_it, std::exchange(chunks, all), all);",
@@ -273,12 +274,11 @@ FAULTS = [
           "const bool can_end = !stall_.is_lost_here() || (up && up->catch_up_to);", "const bool can_end = true;", "overlay_core_test"),
     Fault("who waits in vain for what its parent holds goes on waiting", LEARNER_PUB,
           "if (need.stalled) on_stalled(worker, now);", "", "overlay_core_test"),
-    Fault("the learner helps everybody at once", LEARNER_PUB,
-          "if (helping_.bytes > seconds(kHelpBeats * config_.heartbeat) * rate + 2 * most) return false;",
-          "if (most < 0) return false;", "overlay_core_test"),
-    Fault("what the learner has sent to those it helps does not count", LEARNER_PUB,
-          "const double done = std::max(sent, seconds(now - helping_.at) * rate);",
-          "const double done = std::max(0 * sent, seconds(now - helping_.at) * rate);", "overlay_core_test"),
+    Fault("the learner helps everybody at once", HELP,
+          "if (pending_ > seconds(wait) * rate + 2 * most) return false;",
+          "if (most < 0 || wait < Duration{}) return false;", "overlay_core_test"),
+    Fault("what the learner has sent to those it helps does not count", HELP,
+          "std::max(static_cast<double>(sent_total - sent_), ", "std::max(0 * static_cast<double>(sent_total - sent_), ", "overlay_core_test"),
     Fault("who asks the learner again and again keeps the others waiting", LEARNER_PUB,
           "  worker.helped_to = target;\n  return true;", "  return true;", "overlay_core_test"),
     Fault("who failed at forwarding helps before the others", LEARNER_PUB,
@@ -288,10 +288,10 @@ FAULTS = [
           "turn->second = child.reachable", "overlay_core_test"),
     Fault("whoever stands nowhere gives up nothing for the way back", MEMBER_PUB, ": begins                       ? *begins",
           ": false                        ? *begins", "overlay_core_test"),
-    Fault("one late machine says how long a broadcast takes", LEARNER_PUB, "if (last_is_alone(b, now))", "if (false)",
+    Fault("one late machine says how long a broadcast takes", TIMES, "const bool alone = last_is_alone(b, expected);", "const bool alone = false && last_is_alone(b, expected);",
           "overlay_core_test"),
     Fault("a slow link's worker is left out of T_b", LEARNER_PUB, "expected = std::max(1.0, seconds(last) / seconds(others))",
           "expected = 1", "overlay_core_test"),
-    Fault("who leaves a broadcast says how long it took", LEARNER_PUB, "b.last_ack > b.published ? b.last_ack : now, have",
-          "now, have", "overlay_core_test"),
+    Fault("who leaves a broadcast says how long it took", TIMES, "b.last_ack > b.published ? b.last_ack : now;",
+          "now;", "overlay_core_test"),
 ]

@@ -777,7 +777,7 @@ TEST(LearnerConduct, AWorkerThatNeverAcknowledgesHidesNoBroadcastTime) {
       }
       if (version == 0) {
         EXPECT_THAT(desk.all<act::BroadcastDone>(), IsEmpty()) << n << " workers: the quorum is everybody";
-        desk.pass(LearnerCore::kStragglerPatience + seconds(1));
+        desk.pass(BroadcastTimes::kStragglerPatience + seconds(1));
       }
       const auto done = desk.all<act::BroadcastDone>();
       ASSERT_THAT(done, SizeIs(version + 1)) << n << " workers; from the second on, nobody waits";

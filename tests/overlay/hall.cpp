@@ -236,6 +236,7 @@ void Hall::soon(HallNode& node, std::function<void(Core&)> what) {
 
 void Hall::perform(HallNode& node) {
   if (const auto* member = dynamic_cast<const MemberCore*>(node.core.get())) member->check();
+  if (const auto* learner = dynamic_cast<const LearnerCore*>(node.core.get())) learner->check();
   for (Action& action : node.core->take_actions()) perform(node, std::move(action));
 }
 

@@ -1,0 +1,99 @@
+// The parts of the learner's protocol, each alone: how long broadcasts take, and whom the learner helps.
+#include <gtest/gtest.h>
+
+#include "overlay/learner/broadcast_times.hpp"
+#include "overlay/learner/help_budget.hpp"
+
+namespace echoline::overlay {
+namespace {
+
+constexpr TimePoint kStart{std::chrono::seconds(10)};
+constexpr Duration kSecond = std::chrono::seconds(1);
+
+BroadcastTimes::Broadcast broadcast(std::uint64_t version, std::set<WorkerId> active) {
+  BroadcastTimes::Broadcast b;
+  b.version = Version{version};
+  b.id[0] = static_cast<std::byte>(version);
+  b.published = kStart;
+  b.active = b.waiting = std::move(active);
+  return b;
+}
+
+Installed ack(std::uint64_t version) { return {Version{version}, {}, 0, {}, {}}; }
+double as_all(const BroadcastTimes::Broadcast&) { return 1; }
+
+TEST(BroadcastTimes, EndsWithTheQuorum) {
+  BroadcastTimes times(0.5);
+  times.begin(broadcast(1, {WorkerId{1}, WorkerId{2}, WorkerId{3}, WorkerId{4}}));
+  times.acknowledged(WorkerId{2}, ack(1), {}, kStart + kSecond);
+  EXPECT_TRUE(times.take_done(as_all, kStart + kSecond).empty());
+  times.acknowledged(WorkerId{2}, ack(1), {}, kStart + 2 * kSecond);  // again
+  EXPECT_TRUE(times.take_done(as_all, kStart + 2 * kSecond).empty());
+  times.acknowledged(WorkerId{3}, ack(2), {}, kStart + 3 * kSecond);  // a newer version contains it
+  times.check();
+  const auto done = times.take_done(as_all, kStart + 4 * kSecond);
+  ASSERT_EQ(done.size(), 1u);
+  EXPECT_EQ(done[0].until, kStart + 3 * kSecond);
+  EXPECT_EQ(done[0].acknowledged, 2u);
+  EXPECT_TRUE(times.open().empty());
+}
+
+TEST(BroadcastTimes, LeavesOutOneWorkerThatIsAloneInBeingLate) {
+  for (const double expected : {1.0, 5.0}) {
+    BroadcastTimes times(0.9);
+    times.begin(broadcast(1, {WorkerId{1}, WorkerId{2}, WorkerId{3}}));
+    times.acknowledged(WorkerId{1}, ack(1), {}, kStart + kSecond);
+    times.acknowledged(WorkerId{2}, ack(1), {}, kStart + 2 * kSecond);
+    times.acknowledged(WorkerId{3}, ack(1), {}, kStart + 8 * kSecond);
+    const auto done = times.take_done([&](const auto&) { return expected; }, kStart + 8 * kSecond);
+    ASSERT_EQ(done.size(), 1u);
+    EXPECT_EQ(done[0].until, kStart + (expected > 1 ? 8 : 2) * kSecond);  // its link explains it, or does not
+    EXPECT_EQ(done[0].acknowledged, expected > 1 ? 3u : 2u);
+  }
+}
+
+TEST(BroadcastTimes, DoesNotWaitForAWorkerThatLostItsPlace) {
+  BroadcastTimes times(1);
+  times.begin(broadcast(1, {WorkerId{1}, WorkerId{2}}));
+  times.acknowledged(WorkerId{1}, ack(1), {}, kStart + kSecond);
+  times.remove(WorkerId{2});
+  times.check();
+  const auto done = times.take_done(as_all, kStart + 5 * kSecond);
+  ASSERT_EQ(done.size(), 1u);
+  EXPECT_EQ(done[0].until, kStart + kSecond);
+}
+
+TEST(BroadcastTimes, GivesUpAStraggler) {
+  BroadcastTimes times(1);
+  times.begin(broadcast(1, {WorkerId{1}, WorkerId{2}, WorkerId{3}}));
+  times.acknowledged(WorkerId{1}, ack(1), {}, kStart + kSecond);
+  times.acknowledged(WorkerId{2}, ack(1), {}, kStart + 2 * kSecond);
+  const TimePoint late =
+      kStart + 2 * kSecond + BroadcastTimes::kStragglerFactor * 2 * kSecond + BroadcastTimes::kStragglerPatience;
+  EXPECT_TRUE(times.take_given_up(late - Duration{1}).empty());
+  const auto done = times.take_given_up(late);
+  ASSERT_EQ(done.size(), 1u);
+  EXPECT_EQ(done[0].broadcast.waiting, std::set{WorkerId{3}});
+  EXPECT_EQ(done[0].acknowledged, 2u);
+}
+
+TEST(BroadcastTimes, ForgetsTheOldestBeyondItsLimit) {
+  BroadcastTimes times(1);
+  for (std::uint64_t v = 1; v <= BroadcastTimes::kBroadcastsMax + 1; ++v) times.begin(broadcast(v, {WorkerId{1}}));
+  times.check();
+  EXPECT_EQ(times.open().front().version, Version{2});
+}
+
+TEST(HelpBudget, BeginsWithWhatCanBeSentInTime) {
+  HelpBudget budget;
+  EXPECT_TRUE(budget.begin(100, 100, 10, kSecond, 0, kStart));
+  EXPECT_TRUE(budget.begin(100, 100, 10, kSecond, 0, kStart));
+  EXPECT_TRUE(budget.begin(100, 100, 10, kSecond, 0, kStart));   // 200 are pending, 210 may be
+  EXPECT_FALSE(budget.begin(100, 100, 10, kSecond, 0, kStart));  // 300
+  EXPECT_TRUE(budget.begin(100, 100, 10, kSecond, 90, kStart));  // 90 were sent
+  EXPECT_FALSE(budget.begin(100, 100, 10, kSecond, 90, kStart));
+  EXPECT_TRUE(budget.begin(100, 100, 10, kSecond, 90, kStart + 10 * kSecond));  // 100 could have been
+}
+
+}  // namespace
+}  // namespace echoline::overlay
