@@ -9,6 +9,8 @@ namespace echoline::overlay {
 LearnerCore::LearnerCore(LearnerConfig config)
     : Core(config.core),
       config_(std::move(config)),
+      state_(config_.state.value_or(LearnerState{})),
+      identities_(state_, config_.authority),
       conduct_(config_.heartbeat, config_.state ? config_.state->conduct : decltype(LearnerState::conduct){}),
       store_({config_.store_bytes_max, {}, false}, *config_.checker, actions_),
       edges_(store_, uplink_, config_.catch_ups_on_demand),
@@ -16,11 +18,8 @@ LearnerCore::LearnerCore(LearnerConfig config)
       broadcasts_(config_.network.quorum),
       grants_(*config_.checker, kLearnerId) {
   topology_.policy = config_.policy;
-  if (config_.state) state_ = *config_.state;
   state_.run_id = config_.authority->run_id();
   state_.port = config_.self.port;
-  for (const auto& [id, known] : state_.known) ids_[known.key] = id;
-  ids_.erase(trust::PublicKey{});
   auto& published = state_.published;
   if (config_.resumed_at && !published.empty() && published.rbegin()->first > *config_.resumed_at) {
     ++state_.epoch;
@@ -41,7 +40,7 @@ void LearnerCore::start(TimePoint now) {
   ECHO_CHECK(certificate.has_value(), "{}", certificate ? "" : certificate.error().message());
   actions_.push_back(act::UseCertificate{std::move(*certificate), config_.authority->certificate()});
   beat_at_ = now + config_.heartbeat;
-  issue_ahead_ = std::max(state_.issue_reserved, unix_ms(now)) - unix_ms(now);
+  identities_.start(unix_ms(now));
   issue_time(now);  // reserves those that follow, and so saves
 }
 
@@ -60,7 +59,7 @@ void LearnerCore::send_message(WorkerId id, Slice bytes, TimePoint now) {
 
 void LearnerCore::expel(WorkerId id, const std::string& reason, TimePoint now) {
   if (!workers_.contains(id) && !away_.contains(id)) return;
-  revoke(id, now);
+  identities_.revoke(id, unix_s(now));
   save(now);
   lose(id, reason, true, now);
   gone(id, reason);
@@ -116,6 +115,7 @@ LearnerStats LearnerCore::stats() const {
 
 void LearnerCore::check() const {
   broadcasts_.check();
+  identities_.check();
   ECHO_CHECK(control_.size() <= workers_.size());
   std::size_t assembling = 0;
   for (const auto& [id, worker] : workers_) {
@@ -153,7 +153,7 @@ void LearnerCore::on_connected(ConnId conn, TimePoint now) {
 void LearnerCore::on_closed(ConnId conn, const std::string& reason, TimePoint now) {
   excuse_pause(now);
   strangers_.erase(conn);
-  std::erase_if(enrolling_, [&](const auto& e) { return e.conn == conn; });
+  identities_.drop(conn);
   edges_.close(conn);
   if (const auto it = dial_backs_.find(conn); it != dial_backs_.end()) {
     const WorkerId id = it->second;
@@ -230,13 +230,15 @@ void LearnerCore::on_stranger(ConnId conn, const Stranger& stranger, const Frame
   auto message = decode_control(frame.body.bytes());
   if (!message) return refuse(conn, message.error().message(), now);
   if (stranger.peer.identity.kind == Kind::kNobody) {
-    if (const auto* back = std::get_if<Return>(&*message)) return come_back(conn, *back, now);
+    const auto* back = std::get_if<Return>(&*message);
     const auto* wish = std::get_if<Enrol>(&*message);
-    if (!wish) return refuse(conn, "a machine without a certificate may only enrol, with a join token", now);
-    return enrol(conn, *wish, now);
+    if (!wish && !back) return refuse(conn, "a machine without a certificate may only enrol, with a join token", now);
+    const auto why =
+        back ? identities_.come_back(conn, *back, unix_s(now)) : identities_.enrol(conn, *wish, unix_s(now));
+    return why ? refuse(conn, *why, now) : save(now);
   }
   if (stranger.peer.identity.kind != Kind::kWorker) return refuse(conn, "it has the learner's certificate", now);
-  if (state_.revoked.contains(stranger.peer.identity.worker))
+  if (identities_.revoked(stranger.peer.identity.worker))
     return refuse(conn, "the certificate of this worker was revoked", now);
   if (auto* have = std::get_if<Have>(&*message); have && stranger.hello) {
     const WorkerId who = stranger.peer.identity.worker;
@@ -257,7 +259,7 @@ void LearnerCore::renew(Worker& worker, const Renew& wish, TimePoint now) {
   if (wish.key != worker.key)
     return log::warn("worker {} asks for a certificate for another key than its own: refused", worker.view.info.id);
   const WorkerId id = worker.view.info.id;
-  auto certificate = issue(id, wish.key, now);
+  auto certificate = identities_.issue(id, wish.key, unix_s(now));
   if (!certificate) return log::error("renewal of worker {}: {}", id, certificate.error().message());
   send_control(worker.control, Renewed{std::move(*certificate)}, now);
 }
@@ -275,7 +277,7 @@ void LearnerCore::admit_worker(ConnId conn, const Stranger& stranger, Hello hell
     return close(conn);
   }
   if (workers_.contains(id)) part(id, "it joined again", now);  // its old connection is dead, it knows best
-  remember(stranger.peer.identity, hello.name);
+  identities_.remember(stranger.peer.identity, hello.name);
   const Endpoint named = std::exchange(hello.data, reached_at(id, hello.data, stranger.peer.host));
   hello.name = state_.known.at(id).name;
   const MemberInfo info{id, hello.name, hello.data, hello.up, hello.down, std::move(hello.place)};
@@ -434,13 +436,18 @@ void LearnerCore::on_saved(const Status& status, TimePoint now) {
 
 void LearnerCore::after_saved(TimePoint now) {
   stands_ = true;
-  for (PendingEnrolment& e : std::exchange(enrolling_, {})) {
+  for (Identities::Pending& e : identities_.take_pending()) {
     strangers_.erase(e.conn);
     e.answer.unix_ms = unix_ms(now);
     send_control(e.conn, e.answer, now);
     close(e.conn);
   }
   close_finished(now);
+}
+
+std::uint64_t LearnerCore::issue_time(TimePoint now) {
+  if (identities_.next_issue(unix_ms(now))) save(now);
+  return identities_.issued();
 }
 
 void LearnerCore::make_beacon(TimePoint now) {
@@ -451,7 +458,12 @@ void LearnerCore::make_beacon(TimePoint now) {
   beacon.issued_unix_ms = unix_ms(now);
   beacon.expires_unix_ms = beacon.issued_unix_ms + static_cast<std::uint64_t>(seconds(kBeaconLifetime) * 1e3);
   beacon.newest = newest();
-  beacon.revoked = revoked_workers();
+  beacon.revoked = identities_.revoked_workers([this] {
+    std::vector<WorkerId> live;
+    for (const auto* workers : {&workers_, &away_})
+      for (const auto& [id, worker] : *workers) live.push_back(id);
+    return live;
+  });
   beacon_ = sign(beacon, config_.authority->key());
 }
 
@@ -459,7 +471,8 @@ void LearnerCore::beat(TimePoint now) {
   beat_at_ = now + config_.heartbeat;
   if (store_.erase_expired(unix_ms(now), Version{~std::uint64_t{0}})) edges_.on_store_changed(now);
   ask_for_catch_up(now);
-  forget_ended(now);
+  const auto present = [this](WorkerId id) { return workers_.contains(id) || away_.contains(id); };
+  identities_.forget_ended(present, now, unix_s(now));
   make_beacon(now);
   for (auto& [id, worker] : workers_) send_control(worker.control, *beacon_, now);
   grant_anew(now);

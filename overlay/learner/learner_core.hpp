@@ -20,6 +20,7 @@
 #include "overlay/learner/conduct.hpp"
 #include "overlay/learner/help_budget.hpp"
 #include "overlay/learner/hop_monitor.hpp"
+#include "overlay/learner/identities.hpp"
 #include "overlay/saver.hpp"
 #include "overlay/settings.hpp"
 #include "overlay/state.hpp"
@@ -183,10 +184,6 @@ class LearnerCore final : public Core {
     PublicationKey key;
     std::optional<PublicationId> id;  // once it was begun
   };
-  struct PendingEnrolment {  // its id and token are being saved
-    ConnId conn;
-    Enrolled answer;
-  };
 
   // Membership (learner_core.cpp).
   void on_stranger(ConnId conn, const Stranger& stranger, const Frame& frame, TimePoint now);
@@ -205,16 +202,6 @@ class LearnerCore final : public Core {
   Status add_own(const PublicationId& id, const PublicationKey& key, const SealedChunk& chunk);
   void save(TimePoint now);
   void after_saved(TimePoint now);
-
-  // Identity (learner_identity.cpp).
-  void enrol(ConnId conn, const Enrol& enrol, TimePoint now);
-  void come_back(ConnId conn, const Return& wish, TimePoint now);
-  void certify(ConnId conn, const trust::PublicKey& key, TimePoint now);
-  Result<std::vector<std::byte>> issue(WorkerId id, const trust::PublicKey& key, TimePoint now);
-  void remember(const trust::PeerIdentity& identity, const std::string& name);
-  void revoke(WorkerId id, TimePoint now);
-  WorkerSet revoked_workers() const;
-  void forget_ended(TimePoint now);
 
   // Reachability (learner_reach.cpp).
   Endpoint reached_at(WorkerId id, const Endpoint& named, const std::string& comes_from) const;
@@ -296,6 +283,7 @@ class LearnerCore final : public Core {
 
   LearnerConfig config_;
   LearnerState state_;
+  Identities identities_;
   Conduct conduct_;
   PublicationStore store_;
   EdgeSender edges_;
@@ -312,19 +300,15 @@ class LearnerCore final : public Core {
   std::optional<Version> newest_;
   BroadcastTimes broadcasts_;
   std::vector<Closing> closing_;
-  std::vector<PendingEnrolment> enrolling_;
-  std::map<trust::PublicKey, std::pair<Enrolled, double>> answers_;  // to machines, and until when they count
-  std::map<trust::PublicKey, WorkerId> ids_;                         // of state_.known
-  GrantBook grants_;                                                 // of this learner's own children
-  std::map<std::string, TimePoint> dialled_;                         // targets, within the last second
-  std::set<std::pair<TimePoint, WorkerId>> probes_;                  // who is dialled back when
+  GrantBook grants_;                                 // of this learner's own children
+  std::map<std::string, TimePoint> dialled_;         // targets, within the last second
+  std::set<std::pair<TimePoint, WorkerId>> probes_;  // who is dialled back when
   TimePoint prune_at_{};
   std::vector<SlowHop> slow_hops_;
   std::set<std::optional<Version>> catch_ups_wanted_;  // by where they start; absent: a full snapshot
   std::optional<CatchUp> catch_up_;                    // asked for, or being made
   Saver saver_;
   std::optional<SignedBeacon> beacon_;
-  std::uint64_t issued_ = 0, issue_ahead_ = 0;  // issue_time: the last one, and by how much it is ahead of the clock
   // Its epoch and the issue times that it is about to use are on disk: before that it speaks to nobody.
   bool stands_ = false;
   TimePoint choose_at_ = kNever;
@@ -332,7 +316,6 @@ class LearnerCore final : public Core {
   TimePoint plan_not_before_{};  // trees
   Duration plan_pause_{};
   HelpBudget help_budget_;
-  TimePoint forget_at_{};
   bool stripes_lag_ = false;  // behind a slow hop: mended trees would end with these alone
   TimePoint beat_at_ = kNever, plan_at_ = kNever;
 };

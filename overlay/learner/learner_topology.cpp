@@ -223,7 +223,8 @@ void LearnerCore::set_topology(chains::Topology topology, TimePoint now) {
         const auto former = workers_.find(p.worker);
         const bool stays = std::any_of(assign.parents.begin(), assign.parents.end(),
                                        [&](const Parent& q) { return q.worker == p.worker; });
-        if (former != workers_.end() && !stays) send_control(former->second.control, Release{id, issued_ - 1}, now);
+        if (former != workers_.end() && !stays)
+          send_control(former->second.control, Release{id, identities_.issued() - 1}, now);
       }
     worker.assigned = std::move(assign);
     send_control(worker.control, *worker.assigned, now);

@@ -23,7 +23,7 @@ TIMES = "overlay/learner/broadcast_times.cpp"
 LEARNER_PUB, PRESENCE = "overlay/learner/learner_publications.cpp", "overlay/learner/learner_presence.cpp"
 TOPOLOGY, CONDUCT = "overlay/learner/learner_topology.cpp", "overlay/learner/conduct.cpp"
 LEARNER_CONDUCT, GRANT, BUDGET = "overlay/learner/learner_conduct.cpp", "overlay/wire/grant.cpp", "overlay/budget.cpp"
-LEARNER, LEARNER_IDENTITY = "overlay/learner/learner_core.cpp", "overlay/learner/learner_identity.cpp"
+LEARNER, LEARNER_IDENTITY = "overlay/learner/learner_core.cpp", "overlay/learner/identities.cpp"
 TREES, MODEL = "chains/trees.cpp", "chains/broadcast_model.cpp"
 EDGES, REACH, UPSTREAM = "overlay/member/member_edges.cpp", "overlay/learner/learner_reach.cpp", "overlay/member/upstream.hpp"
 
@@ -143,10 +143,10 @@ FAULTS = [
           "overlay_core_test"),
     # What the learner believes and does.
     Fault("the learner speaks before its state is on disk", LEARNER, "if (!stands_) return close(conn);", "", "overlay_core_test"),
-    Fault("what is issued follows the learner's clock", LEARNER, "std::max(state_.issue_reserved, unix_ms(now)) - unix_ms(now)",
+    Fault("what is issued follows the learner's clock", LEARNER_IDENTITY, "std::max(state_.issue_reserved, now_unix_ms) - now_unix_ms",
           "0", "overlay_core_test"),
-    Fault("two things are issued at once", LEARNER_IDENTITY, "std::max(issued_ + 1, unix_ms(now) + issue_ahead_)",
-          "std::max(issued_, unix_ms(now) + issue_ahead_)", "overlay_core_test"),
+    Fault("two things are issued at once", LEARNER_IDENTITY, "std::max(issued_ + 1, now_unix_ms + ahead_)",
+          "std::max(issued_, now_unix_ms + ahead_)", "overlay_core_test"),
     Fault("an acknowledgement of an earlier epoch counts", LEARNER_PUB, "if (ack.epoch != state_.epoch) return;", "",
           "overlay_core_test"),
     Fault("a version goes backwards in the learner's eyes", LEARNER_PUB,

@@ -1,0 +1,167 @@
+#include "overlay/learner/identities.hpp"
+
+#include <algorithm>
+
+#include "base/log.hpp"
+
+namespace echoline::overlay {
+namespace {
+
+constexpr std::size_t kUsedTokensMax = 100'000;
+constexpr std::size_t kKnownMax = 100'000;
+constexpr std::size_t kAnswersKept = 4096;
+constexpr double kReturnMax_s = 24 * 3600;  // after its certificate has ended, a machine may still come back
+constexpr Duration kForgetPause = std::chrono::minutes(1);
+constexpr std::uint64_t kIssueReserved = 3'600'000;  // an hour ahead
+
+}  // namespace
+
+Identities::Identities(LearnerState& state, std::shared_ptr<const trust::Authority> authority)
+    : state_(state), authority_(std::move(authority)) {
+  for (const auto& [id, known] : state_.known) ids_[known.key] = id;
+  ids_.erase(trust::PublicKey{});
+}
+
+void Identities::start(std::uint64_t now_unix_ms) {
+  ahead_ = std::max(state_.issue_reserved, now_unix_ms) - now_unix_ms;
+}
+
+Identities::Refusal Identities::enrol(ConnId conn, const Enrol& wish, double now_unix_s) {
+  const auto token = trust::check_token(trust::Secret(std::string(wish.token)), *authority_, now_unix_s, wish.instance);
+  if (!token) return token.error().message();
+  if (!trust::verify(wish.key, "enrol 2", std::as_bytes(std::span(wish.token)), wish.proof))
+    return "it does not hold the key it shows";
+  if (ids_.contains(wish.key)) return certify(conn, wish.key, now_unix_s);  // the token has been used, or need not be
+  std::erase_if(state_.used_tokens, [&](const auto& t) { return static_cast<double>(t.second) < now_unix_s - 60; });
+  if (state_.used_tokens.size() >= kUsedTokensMax) return "too many tokens were used just now";
+  if (!state_.used_tokens.emplace(token->nonce, token->expires_unix_s).second)
+    return fmt::format("the join token for '{}' was used before: issue another one", token->instance);
+  const WorkerId id{state_.next_worker++};
+  state_.known[id] = {wish.instance, wish.key, 0, token->host};
+  ids_[wish.key] = id;
+  return certify(conn, wish.key, now_unix_s);
+}
+
+Identities::Refusal Identities::come_back(ConnId conn, const Return& wish, double now_unix_s) {
+  if (!trust::verify(wish.key, "return 4", authority_->fingerprint(), wish.proof))
+    return "it does not hold the key it shows";
+  if (!ids_.contains(wish.key))
+    return "it has not enrolled in this run, or has been away for too long: a join token is needed";
+  return certify(conn, wish.key, now_unix_s);
+}
+
+// An answer to a machine that is known. One that was just given is given again: it may have been lost on its way.
+Identities::Refusal Identities::certify(ConnId conn, const trust::PublicKey& key, double now_unix_s) {
+  const WorkerId id = ids_.at(key);
+  if (state_.revoked.contains(id)) return "the certificate of this worker was revoked";
+  const double half = seconds(trust::kWorkerLifetimeMax) / 2;
+  auto answer = answers_.find(key);
+  if (answer == answers_.end() || answer->second.second < now_unix_s + half) {
+    auto certificate = issue(id, key, now_unix_s);
+    if (!certificate) return certificate.error().message();
+    if (answers_.size() >= kAnswersKept) answers_.erase(answers_.begin());
+    const Enrolled enrolled{id, std::move(*certificate), authority_->certificate(), 0};
+    answer =
+        answers_.insert_or_assign(key, std::pair(enrolled, static_cast<double>(state_.known[id].until_unix_s))).first;
+  }
+  pending_.push_back({conn, answer->second.first});
+  return std::nullopt;
+}
+
+void Identities::drop(ConnId conn) {
+  std::erase_if(pending_, [&](const Pending& p) { return p.conn == conn; });
+}
+
+Result<std::vector<std::byte>> Identities::issue(WorkerId id, const trust::PublicKey& key, double now_unix_s) {
+  trust::CertificateRequest request;
+  request.subject = key;
+  request.kind = trust::PeerIdentity::Kind::kWorker;
+  request.worker = id;
+  request.serial = state_.next_serial++;
+  request.now_unix_s = now_unix_s;
+  ECHO_ASSIGN(auto certificate, authority_->issue(request));
+  const double until = now_unix_s + seconds(request.lifetime);
+  if (const auto known = state_.known.find(id); known != state_.known.end())
+    known->second.until_unix_s = static_cast<std::uint64_t>(until);
+  return certificate;
+}
+
+void Identities::remember(const trust::PeerIdentity& identity, const std::string& name) {
+  const auto [it, added] = state_.known.try_emplace(identity.worker);
+  KnownWorker& known = it->second;
+  if (added) known.name = name;
+  known.until_unix_s = std::max(known.until_unix_s, static_cast<std::uint64_t>(std::max(0.0, identity.expires_unix_s)));
+  if (known.key == identity.key || identity.key == trust::PublicKey{}) return;
+  if (const auto old = ids_.find(known.key); old != ids_.end() && old->second == identity.worker) ids_.erase(old);
+  known.key = identity.key;
+  ids_[identity.key] = identity.worker;
+}
+
+void Identities::revoke(WorkerId id, double now_unix_s) {
+  const double least = now_unix_s + seconds(trust::kWorkerLifetimeMax);
+  const auto known = state_.known.find(id);
+  const double last = known == state_.known.end() ? 0 : static_cast<double>(known->second.until_unix_s);
+  state_.revoked[id] = static_cast<std::uint64_t>(std::max(least, last) + seconds(trust::kClockTolerance));
+}
+
+WorkerSet Identities::revoked_workers(const std::function<std::vector<WorkerId>()>& live) const {
+  WorkerSet set;
+  for (const auto& [id, until] : state_.revoked) set.append(id.value, id.value);
+  if (set.ranges().size() <= kRevokedMax) return set;
+  std::vector<WorkerId> spared = live();
+  std::sort(spared.begin(), spared.end());
+  set.widen(kRevokedMax, spared);
+  if (set.ranges().size() <= kRevokedMax) return set;
+  log::error("{} ranges of workers are revoked, workers hear of the first {}: keep the others out by a new run",
+             set.ranges().size(), kRevokedMax);
+  WorkerSet first;
+  for (std::size_t i = 0; i < kRevokedMax; ++i) first.append(set.ranges()[i].first, set.ranges()[i].last);
+  return first;
+}
+
+void Identities::forget(WorkerId id) {
+  const auto known = state_.known.find(id);
+  if (known == state_.known.end()) return;
+  if (const auto by_key = ids_.find(known->second.key); by_key != ids_.end() && by_key->second == id)
+    ids_.erase(by_key);
+  state_.known.erase(known);
+}
+
+void Identities::forget_ended(const std::function<bool(WorkerId)>& present, TimePoint now, double now_unix_s) {
+  if (now < forget_at_) return;
+  forget_at_ = now + kForgetPause;
+  std::vector<WorkerId> ended;
+  for (const auto& [id, until] : state_.revoked)
+    if (static_cast<double>(until) < now_unix_s) ended.push_back(id);
+  for (const WorkerId id : ended) {
+    state_.revoked.erase(id);
+    forget(id);
+  }
+  std::vector<std::pair<std::uint64_t, WorkerId>> absent;
+  for (const auto& [id, known] : state_.known)
+    if (!present(id) && !state_.revoked.contains(id)) absent.emplace_back(known.until_unix_s, id);
+  std::sort(absent.begin(), absent.end());
+  std::size_t too_many = state_.known.size() - std::min(state_.known.size(), kKnownMax);
+  for (const auto& [until, id] : absent) {
+    const bool late = static_cast<double>(until) + kReturnMax_s < now_unix_s;
+    if (!late && too_many == 0) break;
+    too_many -= too_many > 0;
+    forget(id);
+  }
+}
+
+// What comes is reserved on disk long before it is used.
+bool Identities::next_issue(std::uint64_t now_unix_ms) {
+  issued_ = std::max(issued_ + 1, now_unix_ms + ahead_);
+  if (issued_ + kIssueReserved / 2 < state_.issue_reserved) return false;
+  state_.issue_reserved = issued_ + kIssueReserved;
+  return true;
+}
+
+void Identities::check() const {
+  ECHO_CHECK(issued_ < state_.issue_reserved || issued_ == 0, "issued {} and reserved {}", issued_,
+             state_.issue_reserved);
+  ECHO_CHECK(ids_.size() <= state_.known.size() && answers_.size() <= kAnswersKept);
+}
+
+}  // namespace echoline::overlay
