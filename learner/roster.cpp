@@ -90,6 +90,7 @@ void Roster::accepted(WorkerId id, std::uint64_t rollouts, double held_s) {
 
 void Roster::turned_away(WorkerId id) {
   const std::lock_guard lock(mutex_);
+  workers_.try_emplace(id);
   meters_[id].turned_away();
 }
 
