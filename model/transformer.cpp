@@ -1,5 +1,6 @@
 #include "model/transformer.hpp"
 
+#include <c10/core/CPUAllocator.h>
 #include <dlfcn.h>
 #include <torch/cuda.h>
 #include <torch/version.h>
@@ -41,8 +42,9 @@ Tensor weight_memory(const std::vector<std::int64_t>& shape, const torch::Tensor
   constexpr std::size_t kHugePage = 2u << 20;
   if (!options.device().is_cpu() || bytes < kHugePage) return torch::empty(shape, options);
   const auto memory = std::make_shared<delta::RawVector<std::byte>>(bytes);
+  c10::profiledCPUMemoryReporter().New(memory->data(), bytes);  // libtorch counts it as its own
   return torch::from_blob(
-      memory->data(), shape, [memory](void*) {}, options);
+      memory->data(), shape, [memory](void* at) { c10::profiledCPUMemoryReporter().Delete(at); }, options);
 }
 
 // What all layers share in one pass.
