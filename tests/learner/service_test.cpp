@@ -7,6 +7,7 @@
 
 #include <cstring>
 #include <fstream>
+#include <mutex>
 #include <thread>
 
 #include "base/files.hpp"
@@ -86,7 +87,8 @@ struct Threads {
     std::atomic<bool> stop = false;
     std::thread thread;
   };
-  bool do_work = true;  // false: machines never join
+  bool do_work = true;             // false: machines never join
+  std::function<void()> stopping;  // called when a machine is asked to end; may be empty
   std::map<std::string, std::unique_ptr<Machine>> machines;
   std::uint64_t started = 0;
 };
@@ -106,6 +108,7 @@ class ThreadsProvider final : public provisioner::Provider {
     events_.push_back(provisioner::Started{ticket, {id}, 0.5});
   }
   void stop(provisioner::Ticket ticket, const provisioner::InstanceId& instance, Duration) override {
+    if (threads_.stopping) threads_.stopping();
     const auto it = threads_.machines.find(instance.text);
     ASSERT_NE(it, threads_.machines.end()) << instance.text;
     it->second->stop = true;
@@ -176,18 +179,30 @@ class BitFlips final : public PolicySource {
   const std::map<std::string, double> accuracy_;
 };
 
-// Goes `factor` times as fast as the system's.
+// Goes `factor` times as fast as the system's, until it is told to go like it.
 class FastClock final : public Clock {
  public:
   explicit FastClock(int factor) : factor_(factor) {}
-  TimePoint now() const override { return begin_ + factor_ * (system_.now() - begin_); }
+  TimePoint now() const override {
+    const std::lock_guard lock(mutex_);
+    return shown_ + factor_ * (system_.now() - since_);
+  }
   double unix_seconds() const override { return unix_begin_ + seconds(now() - begin_); }
+  void slow_down() {
+    const std::lock_guard lock(mutex_);
+    const TimePoint now = system_.now();
+    shown_ += factor_ * (now - since_);
+    since_ = now;
+    factor_ = 1;
+  }
 
  private:
-  const int factor_;
   const SystemClock system_;
   const TimePoint begin_ = system_.now();
   const double unix_begin_ = system_.unix_seconds();
+  mutable std::mutex mutex_;
+  int factor_;                                 // guarded by mutex_
+  TimePoint since_ = begin_, shown_ = begin_;  // guarded by mutex_
 };
 
 class ServiceTest : public testing::Test {
@@ -274,7 +289,9 @@ TEST_F(ServiceTest, AskedToStopItKeepsWhatItHasAndGivesTheFleetBack) {
 
 TEST_F(ServiceTest, MachinesThatNeverJoinEndTheRunAndAreGivenBack) {
   threads_.do_work = false;
-  clock_ = std::make_unique<FastClock>(100);
+  auto clock = std::make_unique<FastClock>(100);
+  threads_.stopping = [clock = clock.get()] { clock->slow_down(); };  // the fleet has seconds to give machines back
+  clock_ = std::move(clock);
   const auto outcome = run(config());
   ASSERT_FALSE(outcome);
   EXPECT_EQ(outcome.error().code, Code::kUnavailable);
