@@ -148,51 +148,49 @@ std::string reference_schema(std::span<const ConfigKey> keys) {
   Schema root = empty_section();
   root["$schema"] = "https://json-schema.org/draft/2020-12/schema";
   root["title"] = "A run file of echoline";
-  const auto put = [](Schema& top, const std::string& path, const ConfigKey& key) {
+  const auto put = [](Schema& top, std::string_view path, const ConfigKey& key) {
     const std::size_t dot = path.rfind('.');
-    const bool list = key.type == "list", section = key.type == "section";
-    if (list || section) {
-      section_at(top, path + (list ? "[]" : ""));
-      Schema& parent = section_at(top, dot == std::string::npos ? "" : std::string_view(path).substr(0, dot));
-      parent["properties"][path.substr(dot == std::string::npos ? 0 : dot + 1)]["description"] = key.meaning;
+    const std::string_view section = dot == std::string_view::npos ? "" : path.substr(0, dot);
+    const std::string name(path.substr(dot + 1));  // all of it where there is no dot: npos + 1 is 0
+    if (is_section(key)) {
+      section_at(top, std::string(path) + (key.type == "list" ? "[]" : ""));
+      section_at(top, section)["properties"][name]["description"] = key.meaning;
       return;
     }
-    Schema& parent = section_at(top, dot == std::string::npos ? "" : std::string_view(path).substr(0, dot));
+    Schema& parent = section_at(top, section);
     Schema schema = schema_of_type(key, key.type);
-    std::string description = key.meaning;
-    if (!key.fallback.empty()) description += fmt::format(" (default: {})", key.fallback);
-    schema["description"] = description;
-    const std::string name = path.substr(dot == std::string::npos ? 0 : dot + 1);
+    schema["description"] =
+        key.fallback.empty() ? key.meaning : fmt::format("{} (default: {})", key.meaning, key.fallback);
     if (key.required)
       parent["required"].push_back(name);
     else
       allow_null(schema);
     parent["properties"][name] = std::move(schema);
   };
-  // By condition: the section that `when` is about, and what is in it then.
-  std::vector<std::pair<std::string, Schema>> conditional;
+  // What a section has besides, with a value of one of its keys. Keys of one condition stand together.
+  struct Conditional {
+    std::string section, when;
+    Schema then{{"properties", Schema::object()}};  // without `additionalProperties`: other keys are not said again
+  };
+  std::vector<Conditional> conditionals;
   for (const ConfigKey& key : keys) {
     if (key.when.empty()) {
       put(root, key.path, key);
       continue;
     }
-    const std::string_view path = key.path;
-    const std::string section(path.substr(0, path.find('.')));
-    if (conditional.empty() || conditional.back().first != section + "." + key.when) {
-      conditional.emplace_back(section + "." + key.when, empty_section());
-      conditional.back().second.erase("additionalProperties");  // the other keys of the section are not said again
-      conditional.back().second.erase("type");
-    }
-    put(conditional.back().second, key.path.substr(section.size() + 1), key);
+    const std::string section = key.path.substr(0, key.path.find('.'));
+    if (conditionals.empty() || conditionals.back().section != section || conditionals.back().when != key.when)
+      conditionals.push_back({section, key.when});
+    put(conditionals.back().then, key.path.substr(section.size() + 1), key);
   }
-  for (auto& [condition, then] : conditional) {
-    const std::size_t dot = condition.find('.'), colon = condition.find(": ");
-    Schema& section = section_at(root, std::string_view(condition).substr(0, dot));
-    for (const auto& [name, ignored] : then["properties"].items())
+  for (Conditional& c : conditionals) {
+    Schema& section = section_at(root, c.section);
+    for (const auto& [name, ignored] : c.then["properties"].items())
       section["properties"].emplace(name, Schema::object());
-    const std::string key = condition.substr(dot + 1, colon - dot - 1), value = condition.substr(colon + 2);
+    const std::size_t colon = c.when.find(": ");
+    const std::string key = c.when.substr(0, colon), value = c.when.substr(colon + 2);
     section["allOf"].push_back(
-        {{"if", {{"properties", {{key, {{"const", value}}}}}, {"required", {key}}}}, {"then", std::move(then)}});
+        {{"if", {{"properties", {{key, {{"const", value}}}}}, {"required", {key}}}}, {"then", std::move(c.then)}});
   }
   return root.dump(2) + "\n";
 }

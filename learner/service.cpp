@@ -1,7 +1,5 @@
 #include "learner/service.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <map>
 #include <mutex>
