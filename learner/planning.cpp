@@ -15,8 +15,6 @@ namespace {
 // everybody's way; for narrower, workers forward a little more than they would have to.
 constexpr BitRate kLearnerUnstated{1e9}, kWorkerUnstated{1e10};
 
-BitRate capped(BitRate rate, const std::optional<BitRate>& cap) { return cap ? std::min(rate, *cap) : rate; }
-
 }  // namespace
 
 Result<model::ModelConfig> run_model_config(const RunConfig& config) {
@@ -35,11 +33,11 @@ Result<model::Phrasing> run_phrasing(const RunConfig& config, const model::Model
 BitRate learner_up(const RunConfig& config) { return config.network.uplink.value_or(kLearnerUnstated); }
 
 BitRate worker_up(const RunConfig& config, const provisioner::Offer& offer) {
-  return capped(offer.up.value_or(config.fleet.assume.up.value_or(kWorkerUnstated)), config.paths.worker_rate);
+  return config.paths.capped(offer.up.value_or(config.fleet.assume.up.value_or(kWorkerUnstated)));
 }
 
 BitRate worker_down(const RunConfig& config, const provisioner::Offer& offer) {
-  return capped(offer.down.value_or(config.fleet.assume.down.value_or(kWorkerUnstated)), config.paths.worker_rate);
+  return config.paths.capped(offer.down.value_or(config.fleet.assume.down.value_or(kWorkerUnstated)));
 }
 
 Bytes gpu_memory_needed(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens) {

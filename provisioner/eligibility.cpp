@@ -13,7 +13,7 @@ std::optional<T> either(const std::optional<T>& stated, const std::optional<T>& 
 }
 
 std::optional<BitRate> capped(const PlanRequest& r, const std::optional<BitRate>& rate) {
-  return rate && r.paths.worker_rate ? std::min(*rate, *r.paths.worker_rate) : rate;
+  return rate ? std::optional(r.paths.capped(*rate)) : std::nullopt;
 }
 
 double days(Duration d) { return seconds(d) / 86400; }

@@ -1,6 +1,7 @@
 // The section `fleet` of a run file, and the keys of section `network` that say where machines stand. The planner, the
 // fleet's core and its driver take these structs as they were read.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -59,6 +60,7 @@ struct PathSettings {
   std::optional<BitRate> worker_rate;  // b, the most that a worker sends, and receives; absent: its offer's own links
   Duration delay_expected{};           // one way where the regions do not say it, for planning only
   RegionMap regions;
+  BitRate capped(BitRate rate) const { return worker_rate ? std::min(rate, *worker_rate) : rate; }
 };
 
 void read(ConfigSection network, PathSettings& settings);

@@ -91,8 +91,7 @@ Result<Plan> plan_by_price(const RunScenario& s, const std::vector<Offer>& offer
 
 Receiver receiver_of(const RunScenario& s, const RunOffer& o, WorkerId id) {
   const auto link = [&](std::optional<BitRate> stated, std::optional<BitRate> assumed) {
-    const BitRate rate = stated ? *stated : assumed.value_or(s.request.learner_up);
-    return s.request.paths.worker_rate ? std::min(rate, *s.request.paths.worker_rate) : rate;
+    return s.request.paths.capped(stated ? *stated : assumed.value_or(s.request.learner_up));
   };
   return {id, link(o.offer.up, s.request.fleet.assume.up), link(o.offer.down, s.request.fleet.assume.down),
           s.request.paths.regions.of(o.offer.place), o.offer.reliability.value_or(1)};
