@@ -45,16 +45,36 @@ if(ECHOLINE_TORCH AND "model" IN_LIST ECHOLINE_CONFIGURED)
     find_package(Torch REQUIRED)
   endif()
   add_library(echoline_torch INTERFACE)
-  target_include_directories(echoline_torch SYSTEM INTERFACE ${TORCH_INCLUDE_DIRS})
+  # PyTorch's Python package has headers of its own copies of protobuf and fmt among its own, which are of other versions
+  # than the libraries that are linked here: links to the right ones come first.
+  set(before_torch "")
+  list(GET TORCH_INCLUDE_DIRS 0 torch_headers)
+  get_target_property(fmt_headers fmt::fmt INTERFACE_INCLUDE_DIRECTORIES)
+  foreach(header IN ITEMS "${Protobuf_INCLUDE_DIRS}/google" "${fmt_headers}/fmt")
+    get_filename_component(name ${header} NAME)
+    if(EXISTS ${torch_headers}/${name} AND EXISTS ${header})
+      set(before_torch ${CMAKE_BINARY_DIR}/before_torch)
+      file(MAKE_DIRECTORY ${before_torch})
+      file(CREATE_LINK ${header} ${before_torch}/${name} SYMBOLIC)
+    endif()
+  endforeach()
+  target_include_directories(echoline_torch SYSTEM INTERFACE ${before_torch} ${TORCH_INCLUDE_DIRS})
+  # The Python package's libtorch.so also exports parts of an old libstdc++ (its std::filesystem::remove_all jumps to
+  # address 0): the system's libstdc++ is the first library in which a program looks for a function.
+  target_link_options(echoline_torch INTERFACE
+    "$<$<CXX_COMPILER_ID:GNU>:LINKER:--push-state,--no-as-needed;-l:libstdc++.so.6;LINKER:--pop-state>")
   target_link_libraries(echoline_torch INTERFACE ${TORCH_LIBRARIES})
   target_link_options(echoline_torch INTERFACE $<$<CXX_COMPILER_ID:GNU>:-fopenmp>)  # threads of model/parallel.cpp
   # What the compiler does anyway; said once more, it keeps files from using the precompiled headers of all others.
   get_target_property(options torch INTERFACE_COMPILE_OPTIONS)
+  if(NOT options)
+    set(options "")  # "options-NOTFOUND" where PyTorch has none
+  endif()
   if("-D_GLIBCXX_USE_CXX11_ABI=0" IN_LIST options)
     message(FATAL_ERROR "${TORCH_LIBRARY} was built for the C++ ABI of before 2015, and nothing else here is: take PyTorch 2.6 or "
       "newer, or a libtorch archive that says cxx11-abi")
   endif()
-  list(REMOVE_ITEM options -D_GLIBCXX_USE_CXX11_ABI=1)
+  list(REMOVE_ITEM options -D_GLIBCXX_USE_CXX11_ABI=1 "")
   set_target_properties(torch PROPERTIES INTERFACE_COMPILE_OPTIONS "${options}")
   # One with CUDA chooses for all device code what GPUs it is for; ours is for those that EcholineCuda or the user has chosen.
   unset(CMAKE_CUDA_ARCHITECTURES)

@@ -45,14 +45,14 @@ KernelSets available_kernels() {
 }
 
 const Kernels& kernels() {
-  static const Kernels& chosen = [&]() -> const Kernels& {
+  static const Kernels* const chosen = [] {
     const KernelSets sets = available_kernels();
     if (const char* wanted = std::getenv("ECHOLINE_KERNELS"))
       for (int i = 0; i < sets.count; ++i)
-        if (std::string_view(wanted) == sets.of[i]->name) return *sets.of[i];
-    return *sets.of[0];
+        if (std::string_view(wanted) == sets.of[i]->name) return sets.of[i];
+    return sets.of[0];
   }();
-  return chosen;
+  return *chosen;
 }
 
 }  // namespace echoline::model
