@@ -2,10 +2,18 @@
 #pragma once
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
 #include <cstddef>
+#include <deque>
 #include <exception>
+#include <functional>
+#include <mutex>
+#include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
+
+#include "base/result.hpp"
 
 namespace echoline::delta {
 
@@ -32,5 +40,95 @@ void for_each_parallel(std::size_t count, unsigned threads, F&& work) {
   for (const std::exception_ptr& failure : failures)
     if (failure) std::rethrow_exception(failure);
 }
+
+// Tasks that threads do, in any order, while their owner goes on. One thread owns this and is one of the threads: it
+// does a task itself when too many wait, and in finish(). With one thread, add() has done the task when it returns.
+class Tasks {
+ public:
+  using Task = std::function<Status(unsigned self)>;  // `self` < threads(): a number of the thread's own
+
+  explicit Tasks(unsigned threads) : threads_(std::clamp(threads, 1u, 256u)), waiting_max_(2 * threads_) {}
+  ~Tasks() {
+    {
+      const std::lock_guard lock(mutex_);
+      waiting_.clear();
+      ended_ = true;
+    }
+    changed_.notify_all();
+  }
+  Tasks(const Tasks&) = delete;
+  Tasks& operator=(const Tasks&) = delete;
+
+  unsigned threads() const { return threads_; }
+  // The first error of any task that was added, after which no more are done. An exception of a task is thrown here or
+  // by finish().
+  Status add(Task task) {
+    std::unique_lock lock(mutex_);
+    if (threads_ == 1) {
+      waiting_.push_back(std::move(task));
+      do_one(0, lock);
+      return status();
+    }
+    if (waiting_.size() == waiting_max_) do_one(0, lock);
+    ECHO_TRY(status());
+    waiting_.push_back(std::move(task));
+    if (idle_ < waiting_.size() && helpers_.size() + 1 < threads_)
+      helpers_.emplace_back([this, self = static_cast<unsigned>(helpers_.size() + 1)] { help(self); });
+    changed_.notify_one();
+    return ok();
+  }
+  // Waits until all are done. The first error.
+  Status finish() {
+    std::unique_lock lock(mutex_);
+    while (!waiting_.empty()) do_one(0, lock);
+    done_.wait(lock, [this] { return under_way_ == 0; });
+    return status();
+  }
+
+ private:
+  void help(unsigned self) {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      ++idle_;
+      changed_.wait(lock, [this] { return ended_ || !waiting_.empty(); });
+      --idle_;
+      if (ended_) return;
+      do_one(self, lock);
+    }
+  }
+  void do_one(unsigned self, std::unique_lock<std::mutex>& lock) {
+    const Task task = std::move(waiting_.front());
+    waiting_.pop_front();
+    if (failed_ || thrown_) return;
+    ++under_way_;
+    lock.unlock();
+    Status done;
+    std::exception_ptr thrown;
+    try {
+      done = task(self);
+    } catch (...) {
+      thrown = std::current_exception();
+    }
+    lock.lock();
+    if (!done && !failed_) failed_ = std::move(done).error();
+    if (thrown) thrown_ = thrown;
+    if (--under_way_ == 0) done_.notify_all();
+  }
+  Status status() const {
+    if (thrown_) std::rethrow_exception(thrown_);
+    return failed_ ? Status(*failed_) : ok();
+  }
+
+  const unsigned threads_;
+  const std::size_t waiting_max_;
+  std::mutex mutex_;  // guards all below
+  std::condition_variable changed_, done_;
+  std::deque<Task> waiting_;
+  std::size_t idle_ = 0, under_way_ = 0;
+  bool ended_ = false;
+  std::optional<Error> failed_;
+  std::exception_ptr thrown_;
+  std::vector<std::jthread> helpers_;  // last: they use all of the above
+};
 
 }  // namespace echoline::delta

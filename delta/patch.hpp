@@ -127,9 +127,10 @@ Result<PatchInfo> resolve_delta(std::span<const std::byte> patch, const StateVie
 // writing to `state` through spans of mutable_bytes() meanwhile.
 Status apply_delta(std::span<const std::byte> patch, OwnedState& state, const DecodeOptions& options = {});
 
-// A delta that is resolved while it arrives: each part of it as soon as all of that part is there, so that little is
-// left to do once the last byte has come. Holds what apply_delta() would, and of the bytes no more than one segment.
-// One thread.
+// A delta that is resolved while it arrives: each segment as soon as all of it is there, so that little is left to do
+// once the last byte has come. With options.threads above 1, that many threads decode beside the caller, and add() only
+// hands segments over, unless two for each thread wait already. Holds what apply_delta() would, and of the bytes the
+// segments that wait. Called by one thread.
 class IncomingDelta {
  public:
   // `state` must not change until this is done; it lives longer.
@@ -141,7 +142,7 @@ class IncomingDelta {
   IncomingDelta& operator=(IncomingDelta&&) noexcept;
 
   // The next bytes of the patch, in order, however they are cut. After an error this is of no more use: kInvalid when
-  // it is a snapshot or of another model, kCorrupt, kExhausted.
+  // it is a snapshot or of another model, kCorrupt, kExhausted. A later call or apply() reports what threads find.
   Status add(std::span<const std::byte> bytes);
   std::uint64_t bytes() const;           // added so far
   std::optional<Digest> result() const;  // of the state afterwards, as the patch says at its end
@@ -156,7 +157,8 @@ class IncomingDelta {
   std::unique_ptr<Impl> impl_;
 };
 
-// A snapshot that is decoded while it arrives. Holds the state, and of the bytes no more than one segment. One thread.
+// A snapshot that is decoded while it arrives, with threads as of IncomingDelta. Holds the state, and of the bytes the
+// segments that wait. Called by one thread.
 class IncomingSnapshot {
  public:
   explicit IncomingSnapshot(const DecodeOptions& options = {});

@@ -1,4 +1,6 @@
 // Decoding: every segment is resolved on its own, by several threads; nothing is written before all of it is proven.
+#include <deque>
+#include <memory>
 #include <mutex>
 
 #include "delta/digest.hpp"
@@ -38,44 +40,71 @@ Error stale(const Digest& found, const Digest& expected) {
               expected.hex());
 }
 
-// Decodes segments that lie in `segments` on top of `state`, and gives what they become to `sink`, one thread at a
-// time.
+// A segment whose payloads are its own.
+struct OwnSegment {
+  explicit OwnSegment(const Segment& from) : segment(from) {
+    for (Layer& layer : segment.layers)
+      layer.payload = payloads.emplace_back(layer.payload.begin(), layer.payload.end());
+  }
+  Segment segment;
+  std::deque<ByteVector> payloads;
+};
+
+// Hands segments that came in `bytes` of the patch, which are gone soon, to `tasks`: work(self, segment).
+template <class Work>
+Status add_all(Tasks& tasks, const std::vector<Segment>& segments, Work&& work) {
+  for (const Segment& segment : segments) {
+    if (tasks.threads() == 1)
+      ECHO_TRY(tasks.add([&](unsigned self) { return work(self, segment); }));
+    else
+      ECHO_TRY(tasks.add([work, own = std::make_shared<const OwnSegment>(segment)](unsigned self) {
+        return work(self, own->segment);
+      }));
+  }
+  return ok();
+}
+
+// Decodes segments on top of `state` on several threads, and gives what they become to `sink`, one thread at a time.
 class Resolver {
  public:
-  Resolver(unsigned threads, Ticker* ticker) : ticker_(ticker), decoders_(std::clamp(threads, 1u, 256u)) {}
+  // `leaves` are those of `state`, and become those of the result.
+  Resolver(unsigned threads, Ticker& ticker, const StateView& state, std::vector<std::vector<Digest>>& leaves,
+           WriteSink sink)
+      : ticker_(ticker), state_(state), leaves_(leaves), sink_(std::move(sink)), tasks_(threads) {
+    workers_.resize(tasks_.threads());
+  }
 
-  Status resolve(const std::vector<Segment>& segments, const StateView& state, std::vector<std::vector<Digest>>& leaves,
-                 const WriteSink& sink) {
-    std::mutex mutex;
-    std::optional<Error> failed;
-    for_each_parallel(segments.size(), static_cast<unsigned>(decoders_.size()), [&](unsigned self, std::size_t i) {
-      {
-        const std::lock_guard lock(mutex);
-        if (failed) return;
-      }
-      if (!decoders_[self]) decoders_[self] = std::make_unique<Worker>();
-      std::vector<TensorWrite> writes;
-      std::uint64_t bytes = 0;
-      Status status = segments[i].tensors > 1
-                          ? decode_group(segments[i], state, leaves, *decoders_[self], writes, bytes)
-                          : decode(segments[i], state, leaves, *decoders_[self], writes, bytes);
-      {
-        const std::lock_guard lock(mutex);
-        for (TensorWrite& write : writes)
-          if (status) status = sink(std::move(write));
-        if (!status && !failed) failed = std::move(status).error();
-      }
-      ticker_->add(bytes);
-    });
-    if (failed) return *failed;
+  // The payloads are needed no longer than this call.
+  Status add(const std::vector<Segment>& segments) {
+    return add_all(tasks_, segments, [this](unsigned self, const Segment& segment) { return resolve(self, segment); });
+  }
+  // The payloads are needed until finish().
+  Status add_views(const std::vector<Segment>& segments) {
+    for (const Segment& segment : segments)
+      ECHO_TRY(tasks_.add([this, &segment](unsigned self) { return resolve(self, segment); }));
     return ok();
   }
+  Status finish() { return tasks_.finish(); }
 
  private:
   struct Worker {
     SegmentDecoder decoder;
     RawVector<std::byte> side_by_side;  // the tensors of a group
   };
+
+  Status resolve(unsigned self, const Segment& segment) {
+    if (!workers_[self]) workers_[self] = std::make_unique<Worker>();
+    std::vector<TensorWrite> writes;
+    std::uint64_t bytes = 0;
+    ECHO_TRY(segment.tensors > 1 ? decode_group(segment, state_, leaves_, *workers_[self], writes, bytes)
+                                 : decode(segment, state_, leaves_, *workers_[self], writes, bytes));
+    {
+      const std::lock_guard lock(mutex_);
+      for (TensorWrite& write : writes) ECHO_TRY(sink_(std::move(write)));
+    }
+    ticker_.add(bytes);
+    return ok();
+  }
 
   // Adds what is to be written, and how many bytes the segment has.
   static Status decode(const Segment& segment, const StateView& state, std::vector<std::vector<Digest>>& leaves,
@@ -129,8 +158,13 @@ class Resolver {
     return ok();
   }
 
-  Ticker* ticker_;
-  std::vector<std::unique_ptr<Worker>> decoders_;
+  Ticker& ticker_;
+  const StateView& state_;
+  std::vector<std::vector<Digest>>& leaves_;
+  const WriteSink sink_;
+  std::mutex mutex_;  // for `sink_`
+  std::vector<std::unique_ptr<Worker>> workers_;
+  Tasks tasks_;  // last: its threads use all of the above
 };
 
 std::uint64_t bytes_of(const StateView& state) {
@@ -170,7 +204,9 @@ Result<Resolved> resolve(ByteSpan patch, const StateView& state, std::vector<std
   if (const Digest found = combine_leaves(state, leaves); found != *info.base) return stale(found, *info.base);
 
   Ticker ticker(options.progress, info.state_bytes);
-  ECHO_TRY(Resolver(options.threads, &ticker).resolve(parsed.segments, state, leaves, sink));
+  Resolver resolver(options.threads, ticker, state, leaves, sink);
+  ECHO_TRY(resolver.add_views(parsed.segments));
+  ECHO_TRY(resolver.finish());
   ECHO_TRY(check_result(state, leaves, info));
   return Resolved{std::move(parsed.info), std::move(leaves)};
 }
@@ -282,15 +318,15 @@ struct IncomingDelta::Impl {
         options(o),
         incoming(o),
         ticker(options.progress, bytes_of(view)),
-        resolver(o.threads, &ticker) {}
+        resolver(o.threads, ticker, view, leaves, [this](TensorWrite&& write) {
+          writes.push_back(std::move(write));
+          return ok();
+        }) {}
 
   Status add(ByteSpan bytes) {
     return incoming.add(bytes, [this](const std::vector<Segment>& segments) -> Status {
       if (!std::exchange(begun, true)) ECHO_TRY(begin());
-      return resolver.resolve(segments, view, leaves, [this](TensorWrite&& write) {
-        writes.push_back(std::move(write));
-        return ok();
-      });
+      return resolver.add(segments);
     });
   }
 
@@ -303,6 +339,7 @@ struct IncomingDelta::Impl {
   }
 
   Result<std::vector<TensorWrite>> apply() {
+    ECHO_TRY(resolver.finish());
     ECHO_TRY(incoming.end());
     if (base != *incoming.info().base) return stale(base, *incoming.info().base);
     ECHO_TRY(check_result(view, leaves, incoming.info()));
@@ -315,11 +352,11 @@ struct IncomingDelta::Impl {
   const DecodeOptions options;
   Incoming incoming;
   Ticker ticker;
-  Resolver resolver;
   bool begun = false;
   std::vector<std::vector<Digest>> leaves;
   Digest base;
   std::vector<TensorWrite> writes;
+  Resolver resolver;  // last: its threads use all of the above
 };
 
 IncomingDelta::IncomingDelta(OwnedState& state, const DecodeOptions& options)
@@ -340,12 +377,12 @@ Result<std::vector<TensorWrite>> IncomingDelta::apply() {
 }
 
 struct IncomingSnapshot::Impl {
-  explicit Impl(const DecodeOptions& o) : options(o), incoming(o) {}
+  explicit Impl(const DecodeOptions& o) : options(o), incoming(o), tasks(o.threads) {}
 
   Status add(ByteSpan bytes) {
     return incoming.add(bytes, [this](const std::vector<Segment>& segments) -> Status {
       if (!state) ECHO_TRY(begin());
-      return resolve(segments);
+      return add_all(tasks, segments, [this](unsigned, const Segment& segment) { return resolve(segment); });
     });
   }
 
@@ -361,28 +398,19 @@ struct IncomingSnapshot::Impl {
     return ok();
   }
 
-  Status resolve(const std::vector<Segment>& segments) {
-    std::mutex mutex;
-    std::optional<Error> failed;
-    for_each_parallel(segments.size(), options.threads, [&](unsigned, std::size_t i) {
-      const auto t = static_cast<std::size_t>(segments[i].tensor);
-      const std::span<std::byte> tensor = StateWriter::memory(*state, t);
-      const auto [first, count] = segment_range(tensor.size(), segments[i].index);
-      const std::span<std::byte> part = tensor.subspan(first, count);
-      Status status = decode_dense(segments[i].layers.front().payload, incoming.info().tensors[t].dtype, part);
-      if (status) {
-        digest_leaves(part, leaves[t].data() + first / kLeafBytes);
-      } else {
-        const std::lock_guard lock(mutex);
-        if (!failed) failed = std::move(status).error();
-      }
-      ticker->add(count);
-    });
-    if (failed) return *failed;
+  Status resolve(const Segment& segment) {
+    const auto t = static_cast<std::size_t>(segment.tensor);
+    const std::span<std::byte> tensor = StateWriter::memory(*state, t);
+    const auto [first, count] = segment_range(tensor.size(), segment.index);
+    const std::span<std::byte> part = tensor.subspan(first, count);
+    ECHO_TRY(decode_dense(segment.layers.front().payload, incoming.info().tensors[t].dtype, part));
+    digest_leaves(part, leaves[t].data() + first / kLeafBytes);
+    ticker->add(count);
     return ok();
   }
 
   Result<OwnedState> finish() {
+    ECHO_TRY(tasks.finish());
     ECHO_TRY(incoming.end());
     const PatchInfo& info = incoming.info();
     if (info.changed != info.elements)
@@ -399,6 +427,7 @@ struct IncomingSnapshot::Impl {
   std::optional<OwnedState> state;  // once the patch has begun
   std::vector<std::vector<Digest>> leaves;
   std::optional<Ticker> ticker;
+  Tasks tasks;  // last: its threads use all of the above
 };
 
 IncomingSnapshot::IncomingSnapshot(const DecodeOptions& options) : impl_(std::make_unique<Impl>(options)) {}

@@ -37,7 +37,9 @@ void try_patch(std::span<const std::byte> patch) {
   require(!applied || (info && *digest_state(state.view()) == info->result));
   require(applied || *digest_state(state.view()) == before);
   OwnedState arriving = base_state();
-  IncomingDelta incoming(arriving, kLimits);
+  DecodeOptions limits = kLimits;
+  limits.threads = patch.size() % 8 == 0 ? 3 : 1;
+  IncomingDelta incoming(arriving, limits);
   Status added = ok();
   for (std::size_t at = 0, size = 1; added && at < patch.size(); at += size, size = size * 3 % 61 + 1)
     added = incoming.add(patch.subspan(at, std::min(size, patch.size() - at)));
@@ -46,7 +48,7 @@ void try_patch(std::span<const std::byte> patch) {
   require(*digest_state(arriving.view()) == *digest_state(state.view()));
   const auto decoded = decode_snapshot(patch, kLimits);
   require(!decoded || (info && *digest_state(decoded->view()) == info->result));
-  IncomingSnapshot snapshot(kLimits);
+  IncomingSnapshot snapshot(limits);
   added = ok();
   for (std::size_t at = 0, size = 1; added && at < patch.size(); at += size, size = size * 5 % 67 + 1)
     added = snapshot.add(patch.subspan(at, std::min(size, patch.size() - at)));

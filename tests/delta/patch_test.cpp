@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <future>
 
 #include "delta/patch_format.hpp"
 #include "delta_test_util.hpp"
@@ -121,6 +122,46 @@ TEST(Patch, WhatArrivesIsResolvedBeforeTheRestIsThere) {
   EXPECT_EQ(writes->size(), whole);
   EXPECT_FALSE(incoming.apply()) << "once";
   EXPECT_FALSE(incoming.add(bytes.first(1))) << "nothing comes after the trailer";
+}
+
+// With several threads, add() hands segments over and returns: whoever receives is not held up by decoding.
+TEST(Patch, SegmentsAreDecodedWhileOthersArrive) {
+  Random random(6);
+  const std::int64_t elements = 3 * (1 << 22);
+  OwnedState prev = zeros({spec("a", DType::kBF16, {elements}), spec("b", DType::kBF16, {elements})});
+  OwnedState cur = copy(prev.view());
+  flip_elements(cur, 0.001, random);
+  std::promise<void> all_added;
+  std::shared_future<void> added = all_added.get_future().share();
+  std::atomic<bool> waited_in_vain = false;
+  std::uint64_t resolved = 0;
+  const DecodeOptions options{.threads = 3, .progress = [&](std::uint64_t done, std::uint64_t) {
+                                resolved = done;
+                                if (added.wait_for(std::chrono::seconds(30)) != std::future_status::ready)
+                                  waited_in_vain = true;
+                              }};
+  for (const bool snapshot : {false, true}) {
+    const Blob patch = snapshot ? snapshot_of(cur) : delta_of(prev, cur);
+    OwnedState state = copy(prev.view());
+    IncomingDelta delta(state, options);
+    IncomingSnapshot whole(options);
+    const std::span<const std::byte> bytes(patch);
+    for (std::size_t at = 0; at < bytes.size(); at += 100'000) {
+      const Blob part(bytes.begin() + static_cast<std::ptrdiff_t>(at),
+                      bytes.begin() + static_cast<std::ptrdiff_t>(std::min(at + 100'000, bytes.size())));
+      ASSERT_TRUE(snapshot ? whole.add(part) : delta.add(part));  // `part` is gone when it is decoded
+    }
+    all_added.set_value();
+    if (snapshot)
+      state = whole.finish().value();
+    else
+      ASSERT_TRUE(delta.apply());
+    EXPECT_FALSE(waited_in_vain);
+    EXPECT_EQ(resolved, prev.total_bytes());
+    EXPECT_TRUE(same_bytes(state.view(), cur.view()));
+    all_added = {};
+    added = all_added.get_future().share();
+  }
 }
 
 TEST(Patch, RoundTripsTensorsOfSeveralSegments) {
