@@ -34,7 +34,7 @@ add_compile_options("$<$<COMPILE_LANG_AND_ID:CXX,GNU>:SHELL:--param ggc-min-expa
 
 # Settings of our own code only; generated code and dependencies are not held to them.
 add_library(echoline_flags INTERFACE)
-target_compile_options(echoline_flags INTERFACE -Wall -Wextra -Wpedantic -Werror)
+target_compile_options(echoline_flags INTERFACE -Wall -Wextra -Wpedantic $<$<BOOL:${ECHOLINE_WERROR}>:-Werror>)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # False positives of GCC 12 and 14 on std::string, std::variant, std::optional and Boost.Graph (GCC bugs 105651, 105562).
   target_compile_options(echoline_flags INTERFACE -Wno-restrict -Wno-maybe-uninitialized)
