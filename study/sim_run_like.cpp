@@ -132,12 +132,13 @@ Result<LikeRun> like_run(const std::filesystem::path& folder) {
   };
   const auto time = [](double s) { return fmt::format("{:.6f} s", std::max(s, 1e-6)); };
   set("parameters", fmt::format("{:.0f}", parameters));
-  set("bytes_per_change", "1");
+  constexpr double kBytesPerValue = 2;  // of a bf16 policy, and so the most that a delta takes for one
+  set("bytes_per_change", fmt::format("{}", kBytesPerValue));
   set("wire_overhead", fmt::format("{}", overlay::kWireOverhead));
   std::string densities;
   for (const auto& [version, bytes] : deltas)
-    densities +=
-        fmt::format("{}{:.9f}", densities.empty() ? "" : ", ", std::clamp(bytes.get<double>() / parameters, 0.0, 1.0));
+    densities += fmt::format("{}{:.9f}", densities.empty() ? "" : ", ",
+                             std::clamp(bytes.get<double>() / (parameters * kBytesPerValue), 0.0, 1.0));
   set("densities", "[" + densities + "]");
   set("step_time", time(median(measured.step_seconds)));
   std::string steps;
