@@ -2,17 +2,14 @@
 
 #include <algorithm>
 #include <boost/graph/adjacency_list.hpp>
-#include <boost/graph/breadth_first_search.hpp>
 #include <boost/graph/graphviz.hpp>
 #include <map>
-#include <set>
 #include <sstream>
 
 namespace echoline::chains {
 namespace {
 
 constexpr std::string_view kOperation = "validate topology";
-using Graph = boost::adjacency_list<boost::vecS, boost::vecS, boost::bidirectionalS>;
 
 std::string name_of(WorkerId id) { return id == kLearnerId ? "the learner" : fmt::format("worker {}", id); }
 
@@ -31,60 +28,43 @@ std::vector<Edge> edges_of(const Topology& topology, std::size_t stripe) {
   return edges;
 }
 
-Status validate_tree(std::span<const Edge> edges, std::span<const WorkerId> workers) {
-  std::map<WorkerId, std::size_t> vertex_of{{kLearnerId, 0}};
-  for (const WorkerId id : workers)
-    if (!vertex_of.emplace(id, vertex_of.size()).second)
-      return fail(Code::kInternal, kOperation, "{} is listed twice", name_of(id));
-
-  Graph graph(vertex_of.size());
-  for (const Edge& edge : edges) {
-    const auto from = vertex_of.find(edge.from);
-    const auto to = vertex_of.find(edge.to);
-    if (from == vertex_of.end() || to == vertex_of.end())
-      return fail(Code::kInternal, kOperation, "{} is not a worker of this fleet",
-                  name_of(from == vertex_of.end() ? edge.from : edge.to));
-    boost::add_edge(from->second, to->second, graph);
-  }
-  // With one parent each and none for the learner, being reachable excludes cycles.
-  for (const auto& [id, vertex] : vertex_of) {
-    const std::size_t parents = boost::in_degree(vertex, graph);
-    if (id == kLearnerId && parents != 0)
-      return fail(Code::kInternal, kOperation, "the learner must not receive from a worker");
-    if (id != kLearnerId && parents == 0) return fail(Code::kInternal, kOperation, "{} has no parent", name_of(id));
-    if (parents > 1) return fail(Code::kInternal, kOperation, "{} has {} parents, expected one", name_of(id), parents);
-  }
-  std::vector<boost::default_color_type> color(vertex_of.size(), boost::white_color);
-  boost::breadth_first_search(
-      graph, 0, boost::color_map(boost::make_iterator_property_map(color.begin(), get(boost::vertex_index, graph))));
-  for (const auto& [id, vertex] : vertex_of)
-    if (color[vertex] == boost::white_color)
-      return fail(Code::kInternal, kOperation, "{} is on or behind a cycle, cut off from the learner", name_of(id));
-  return ok();
-}
-
 Status validate(const Topology& topology, std::span<const WorkerId> workers) {
+  std::vector<WorkerId> all(workers.begin(), workers.end());
+  std::sort(all.begin(), all.end());
+  if (const auto twice = std::adjacent_find(all.begin(), all.end()); twice != all.end())
+    return fail(Code::kInternal, kOperation, "{} is listed twice", name_of(*twice));
+  const auto index_of = [&](WorkerId id) {
+    const auto it = std::lower_bound(all.begin(), all.end(), id);
+    return it == all.end() || *it != id ? all.size() : static_cast<std::size_t>(it - all.begin());
+  };
   for (std::size_t s = 0; s < topology.stripes(); ++s) {
-    std::set<WorkerId> placed{kLearnerId};
+    std::vector<bool> placed(all.size()), feeds(all.size());
     for (const auto& chain : topology.stripe(s)) {
       if (chain.empty()) return fail(Code::kInternal, kOperation, "a chain is empty");
-      if (const WorkerId root = topology.root_of(s, chain.front()); !placed.contains(root))
+      const WorkerId root = topology.root_of(s, chain.front());
+      std::size_t from = root == kLearnerId ? all.size() : index_of(root);
+      if (root != kLearnerId && (from == all.size() || !placed[from]))
         return fail(Code::kInternal, kOperation, "the chain of {} hangs on {}, who does not stand before it",
                     name_of(chain.front()), name_of(root));
-      placed.insert(chain.begin(), chain.end());
+      for (const WorkerId id : chain) {
+        const std::size_t at = index_of(id);
+        if (at == all.size()) return fail(Code::kInternal, kOperation, "{} is not a worker of this fleet", name_of(id));
+        if (placed[at]) return fail(Code::kInternal, kOperation, "{} has 2 parents, expected one", name_of(id));
+        placed[at] = true;
+        if (const std::size_t parent = std::exchange(from, at); parent != all.size()) {
+          if (topology.policy != TopologyPolicy::kTrees && feeds[parent])
+            return fail(Code::kInternal, kOperation, "{} has two children in one stripe", name_of(all[parent]));
+          if (!feeds[parent] &&
+              std::binary_search(topology.leaves_only.begin(), topology.leaves_only.end(), all[parent]))
+            return fail(Code::kInternal, kOperation, "{} may not forward but feeds {}", name_of(all[parent]),
+                        name_of(id));
+          feeds[parent] = true;
+        }
+      }
     }
-    const std::vector<Edge> edges = edges_of(topology, s);
-    ECHO_TRY(validate_tree(edges, workers));
-    if (topology.policy != TopologyPolicy::kTrees) {
-      std::set<WorkerId> feeding;
-      for (const Edge& edge : edges)
-        if (edge.from != kLearnerId && !feeding.insert(edge.from).second)
-          return fail(Code::kInternal, kOperation, "{} has two children in one stripe", name_of(edge.from));
-    }
-    for (const Edge& edge : edges)
-      if (std::binary_search(topology.leaves_only.begin(), topology.leaves_only.end(), edge.from))
-        return fail(Code::kInternal, kOperation, "{} may not forward but feeds {}", name_of(edge.from),
-                    name_of(edge.to));
+    if (const auto missing = std::find(placed.begin(), placed.end(), false); missing != placed.end())
+      return fail(Code::kInternal, kOperation, "{} has no parent",
+                  name_of(all[static_cast<std::size_t>(missing - placed.begin())]));
   }
   return ok();
 }

@@ -18,12 +18,10 @@ struct Edge {
 // parent -> child for every worker, chain by chain, of one stripe.
 std::vector<Edge> edges_of(const Topology& topology, std::size_t stripe = 0);
 
-// Holds iff the edges form a tree rooted at the learner that spans exactly `workers`: nobody feeds the learner, every
-// worker has one parent, no cycle, every worker reachable. kInternal otherwise, naming the worker and the defect.
-Status validate_tree(std::span<const Edge> edges, std::span<const WorkerId> workers);
-
-// validate_tree() over the edges of every stripe, and: no empty chain, no worker of `leaves_only` with a child; only
-// under trees a worker with two children in one stripe, and there every chain stands behind the one it hangs on.
+// Holds iff every stripe is a tree rooted at the learner that spans exactly `workers`: each worker stands in one chain,
+// and each chain behind the worker it hangs on, so no worker has two parents or stands on a cycle. And: no empty chain,
+// no worker of `leaves_only` with a child; only under trees a worker with two children in one stripe. kInternal
+// otherwise, naming the worker and the defect.
 Status validate(const Topology& topology, std::span<const WorkerId> workers);
 
 // For Graphviz: an arrow for everybody who sends to somebody, with how many of the stripes where there are several;

@@ -1,40 +1,22 @@
 // What is rented, watched and let go: the fleet of one run as a pure core. Events and times in, actions out; it has no
 // clock, thread, ledger or provider. provisioner/fleet_driver carries its actions out, sim/market tries to break it.
 #pragma once
-#include <array>
+#include <algorithm>
 #include <deque>
-#include <functional>
-#include <map>
 #include <optional>
 #include <set>
 #include <string>
-#include <string_view>
 #include <variant>
 #include <vector>
 
-#include "base/clock.hpp"
-#include "base/ids.hpp"
-#include "base/units.hpp"
 #include "provisioner/capacity.hpp"
+#include "provisioner/fleet_machines.hpp"
+#include "provisioner/offer_book.hpp"
 #include "provisioner/offers.hpp"
-#include "provisioner/provider.hpp"
+#include "provisioner/run_pace.hpp"
 #include "provisioner/settings.hpp"
 
 namespace echoline::provisioner {
-
-// An offer as the core needs it.
-struct FleetOffer {
-  std::string id;
-  std::string provider;
-  std::string host;                 // the machine; "" when not stated
-  double rollouts_per_s = 0;        // as promised
-  double usd_per_hour = 0;          // the rent
-  double traffic_usd_per_hour = 0;  // what sending and receiving policies will cost beside it, as planned
-  std::string owner = {};           // of the machine; "" when not stated
-  std::uint64_t gpus = ~0ull;       // which of the machine's: offers that share one are never rented together
-  double upload_usd_per_gb = 0, download_usd_per_gb = 0;
-  double all_usd_per_hour() const { return usd_per_hour + traffic_usd_per_hour; }
-};
 
 struct FleetRules {
   LearnerPace pace;           // as planned; T until it has been measured
@@ -61,8 +43,6 @@ inline constexpr Duration kWaitWindow = std::chrono::minutes(1);  // in which wa
 inline constexpr Duration kAnswer = std::chrono::seconds(60);     // of a provider, before it is asked again
 inline constexpr Duration kRetryMin = std::chrono::seconds(5), kRetryMax = std::chrono::minutes(1);
 inline constexpr std::size_t kRentalsPerMinute = 4;  // or a quarter of machines_max, whichever is more
-inline constexpr std::size_t kPaceSamples = 15;      // the median of so many measured T and T_b counts
-inline constexpr std::size_t kPaceSamplesMin = 5;
 inline constexpr double kLied = 0.7;  // who does less than this of what was promised is taken at what it did
 inline constexpr std::uint64_t kArrivalParts =
     8;  // of a snapshot: a newcomer that has received another one is not stalled
@@ -74,12 +54,6 @@ inline constexpr Duration kReserve = std::chrono::minutes(3);  // of the total b
 inline constexpr Duration kStepMax =
     std::chrono::seconds(5);  // more time than this between two ticks was not lived through
 }  // namespace rules
-
-// asked: the ledger is to book it; starting: the provider was asked; booting: it runs, its worker has not joined;
-// working; draining: it gets no more work and hands in what it has; stopping: asked to end; doubtful: nobody knows
-// whether it exists.
-enum class MachineState { kAsked, kStarting, kBooting, kWorking, kDraining, kStopping, kDoubtful };
-std::string_view to_string(MachineState state);
 
 // --- events ---
 
@@ -260,42 +234,6 @@ struct FleetNumbers {
 
 class FleetCore {
  public:
-  struct Machine {
-    std::uint64_t key = 0;  // of machines()
-    FleetOffer offer;
-    Ticket ticket = 0;
-    InstanceId instance;
-    MachineState state = MachineState::kAsked;
-    double share = 1;             // of what its offer promises that its host has kept before
-    TimePoint since;              // of the state
-    TimePoint asked;              // when it was wanted
-    TimePoint next_try = kNever;  // of what it waits for
-    int tries = 0;
-    bool answered = true;   // the provider has said what came of starting it
-    bool adopt = false;     // of an earlier process: it is used if it is there
-    bool unwanted = false;  // to be stopped as soon as that can be asked for
-    std::optional<WorkerId> worker;
-    std::string why;  // it is stopped
-    struct Sample {
-      TimePoint at;
-      double rollouts = 0, busy_s = 0;
-    };
-    std::deque<Sample> samples;
-    std::optional<double> measured;  // rollouts/s, of them
-    double unfinished_s = 0;         // worked on what it has not handed in yet
-    // Of the whole fleet, when it last handed in something, or was seen to receive its first policy, or to ask for work
-    // that nobody could be given.
-    double rollouts_then = 0;
-    Duration worked_then{};
-    Bytes received_then{};  // of that policy
-    struct Traffic {
-      TimePoint at;
-      Bytes received, forwarded;
-    };
-    std::deque<Traffic> traffic;                 // from its first rollouts on: what it took to join is over by then
-    std::optional<double> traffic_usd_per_hour;  // of it
-  };
-
   // `offers`: the market. `wanted`: what the plan chose, rented first, whatever the measured target is.
   FleetCore(FleetRules rules, const std::vector<FleetOffer>& offers, std::vector<std::string> wanted);
 
@@ -308,23 +246,58 @@ class FleetCore {
   std::vector<FleetAction> close(const std::string& why, TimePoint now);
 
   FleetNumbers numbers() const;
-  bool empty() const { return machines_.empty(); }
-  // By an offer that is rented, asked for or being let go; null otherwise.
-  const Machine* machine_of(const std::string& offer) const;
-  const Machine* machine_of(Ticket ticket) const;
-  std::optional<Ticket> ticket_of(WorkerId worker) const;
-  const std::map<std::uint64_t, Machine>& machines() const { return machines_; }
+  const FleetMachines& machines() const { return machines_; }
   const FleetRules& rules() const { return rules_; }
+  // What holds between two calls; a bug otherwise.
+  void check() const;
 
  private:
-  struct Entry {  // of the book of offers
-    FleetOffer offer;
-    TimePoint not_before{};  // it failed
-    int failures = 0;
-    bool refused = false;  // it is not to be had, until it is offered again
+  using Machine = FleetMachine;
+  enum class Phase {
+    kOpen,
+    kMoneySpent,  // the total budget is used up: everything is given back
+    kClosed,      // the run has ended
+  };
+  // Time that was lived through, on a timeline of its own.
+  struct Lived {
+    std::optional<TimePoint> told;  // the latest time that was told
+    TimePoint now{};
+    void pass(TimePoint told_now) {
+      if (told) now += std::clamp(told_now - *told, Duration{}, rules::kStepMax);
+      told = told_now;
+    }
+  };
+  // What all workers together have handed in.
+  struct Output {
+    double rollouts = 0;
+    Duration worked{};  // time in which somebody handed in something
+    TimePoint last_at{};
+  };
+  // What is missing, and what is done about it.
+  struct Shortfall {
+    std::optional<TimePoint> since;
+    bool loss_to_replace = false;
+    bool exhausted = false;         // there was nothing to rent
+    TimePoint look_again{};         // then
+    std::deque<TimePoint> rentals;  // of the last minute
+    std::size_t rented_lately(TimePoint now) {
+      while (!rentals.empty() && now - rentals.front() >= std::chrono::minutes(1)) rentals.pop_front();
+      return rentals.size();
+    }
+  };
+  struct Spending {
+    double usd = 0;
+    TimePoint at{};
+  };
+  struct Counts {
+    std::uint64_t started = 0, lost = 0, replaced = 0;
+  };
+  // Actions to be carried out, and what has been said once already.
+  struct Outbox {
+    std::vector<FleetAction> actions;
+    std::set<std::pair<std::string, std::string>> noted;
   };
 
-  void pass(TimePoint now);
   void on(const fleet::Booked& e);
   void on(const fleet::BookingFailed& e);
   void on(const fleet::Recovered& e);
@@ -348,13 +321,10 @@ class FleetCore {
   void on(const fleet::Spent& e);
   void on(const fleet::OffersRefreshed& e);
 
-  Machine* of(Ticket ticket);
-  Machine* of(WorkerId worker);
-  Machine* rented_as(const std::string& offer);
-  Machine& add(const FleetOffer& offer);
-  void erase(const Machine& machine);
-  // The one that costs most per rollout of those that may be meant; null: none.
-  Machine* dearest(const std::function<bool(const Machine&)>& meant);
+  template <class Action>
+  void act(Action action) {
+    out_.actions.emplace_back(std::move(action));
+  }
   void move(Machine& machine, MachineState to);
   void stop(Machine& machine, const std::string& why);
   void ask_to_stop(Machine& machine);
@@ -370,7 +340,7 @@ class FleetCore {
   void demote(const Machine& machine, double share);
   void note(std::string what, std::string offer, std::string why, Ticket ticket = 0);
   void unsay(const std::string& what) {
-    std::erase_if(noted_, [&](const auto& said) { return said.first == what; });
+    std::erase_if(out_.noted, [&](const auto& said) { return said.first == what; });
   }
   void note_once(const std::string& what, const std::string& key, const std::string& why);
 
@@ -382,61 +352,35 @@ class FleetCore {
   void mind_shortfall();
   void mind_surplus();
   void rent(const std::string& offer, const std::string& what, const std::string& why, bool replaces);
-  std::vector<std::string> choose(double missing) const;
+  std::vector<std::string> choose(double missing);
   bool affordable(double usd_per_hour) const;  // of all that would be rented then
-  std::size_t rentals_allowed() const;
-  double rate_of(const Machine& machine) const;
-  bool counts(const Machine& machine) const;
-  double expected() const;
-  double working() const;  // rollouts/s of those that work
-  double share_of(const FleetOffer& offer) const;
+  std::size_t rentals_allowed();
+  const FleetMachines::Totals& totals() const { return machines_.totals(traffic_scale()); }
   Duration step_time() const, broadcast_time() const;  // as planned until enough were measured
   Bytes payload() const;
   double traffic_scale() const;                    // what traffic costs, as measured, against the plan
   double price_of(const FleetOffer& offer) const;  // an hour, traffic included
-  double price_of(const Machine& machine) const { return price_of(machine, traffic_scale()); }
-  static double price_of(const Machine& machine, double traffic_scale);
-  double usd_per_hour() const;
   double spent() const;
   double idle() const;
   std::string numbers_text() const;
-  bool available(const Entry& entry) const;
-  static std::string host_of(const FleetOffer& offer) {
-    return offer.host.empty() ? offer.provider + "/offer " + offer.id : offer.provider + "/" + offer.host;
-  }
 
   FleetRules rules_;
-  std::map<std::string, Entry, std::less<>> book_;
-  std::map<std::string, double> shares_;  // by host_of(): what it keeps of its promises
+  OfferBook book_;
+  FleetMachines machines_;
   std::vector<std::string> wanted_;
-  std::map<std::uint64_t, Machine> machines_;                 // by a number of their own, which grows
-  std::set<std::pair<std::string, std::uint64_t>> by_offer_;  // the offers' ids
-  std::map<Ticket, std::uint64_t> by_ticket_;
-  std::map<WorkerId, std::uint64_t> by_worker_;
-  std::uint64_t next_ = 1;
-  std::vector<FleetAction> actions_;
-
-  std::optional<TimePoint> told_;  // the latest time that was told
-  TimePoint now_{};                // lived through, on a timeline of its own
-  std::deque<Duration> steps_, broadcasts_;
-  std::deque<Bytes> payloads_;
+  Phase phase_ = Phase::kOpen;
+  Lived time_;
+  Outbox out_;
+  LateMedian<Duration> step_times_, broadcast_times_;
+  LateMedian<Bytes> payloads_;
+  IdleMeter waiting_;
   CapacityTarget target_;
-  struct Stretch {
-    TimePoint from, to;
-    bool waiting = false;
-  };
-  std::deque<Stretch> stretches_;
-  double spent_usd_ = 0;
-  TimePoint spent_at_{};
-  double rollouts_ = 0;  // of the whole fleet
-  Duration worked_{};    // time in which somebody handed in something
-  TimePoint last_rollouts_at_{};
-  std::deque<TimePoint> rentals_;
-  std::optional<TimePoint> below_since_, above_since_;
-  TimePoint look_again_{};  // there was nothing to rent
-  bool loss_to_replace_ = false, closed_ = false, money_spent_ = false, exhausted_ = false;
-  std::set<std::pair<std::string, std::string>> noted_;
-  std::uint64_t started_ = 0, lost_ = 0, replaced_ = 0;
+  Spending spending_;
+  Output output_;
+  Duration stalled_from_{};  // of Output::worked: no worker counts as stalled before
+  Shortfall shortfall_;
+  std::optional<TimePoint> above_since_;
+  Counts counts_;
 };
 
 }  // namespace echoline::provisioner

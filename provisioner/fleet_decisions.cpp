@@ -15,14 +15,6 @@ constexpr Duration kLookAgain = std::chrono::seconds(1);  // in a book of offers
 constexpr double kGroupsBeforeStalled = 8;                // that it should have made, and made none
 constexpr double kStalledShare = 0.1;                     // what a host is taken for whose worker stalled
 
-template <class T>
-T median(const std::deque<T>& samples) {
-  std::vector<T> sorted(samples.begin(), samples.end());
-  const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2);
-  std::nth_element(sorted.begin(), middle, sorted.end());
-  return *middle;
-}
-
 // What is rented, found by what keeps others from being rented beside it. Offers are added for as long as it lives.
 class Beside {
  public:
@@ -62,45 +54,11 @@ class Beside {
 
 // ---- what is there, and what should be ----
 
-// Who says nothing for a while, or is away, counts with what it last did: whoever hears of it judges its silence.
-double FleetCore::rate_of(const Machine& machine) const {
-  return machine.measured.value_or(machine.share * machine.offer.rollouts_per_s);
-}
+Duration FleetCore::step_time() const { return step_times_.or_planned(rules_.pace.step_time); }
 
-bool FleetCore::counts(const Machine& machine) const {
-  return !machine.unwanted && machine.state != MachineState::kStopping && machine.state != MachineState::kDraining;
-}
+Duration FleetCore::broadcast_time() const { return broadcast_times_.or_planned(rules_.broadcast_time); }
 
-double FleetCore::expected() const {
-  double total = 0;
-  for (const auto& [key, machine] : machines_)
-    if (counts(machine)) total += rate_of(machine);
-  return total;
-}
-
-double FleetCore::working() const {
-  double total = 0;
-  for (const auto& [key, machine] : machines_)
-    if (machine.state == MachineState::kWorking) total += rate_of(machine);
-  return total;
-}
-
-double FleetCore::share_of(const FleetOffer& offer) const {
-  const auto it = shares_.find(host_of(offer));
-  return it == shares_.end() ? 1 : it->second;
-}
-
-Duration FleetCore::step_time() const {
-  return steps_.size() >= rules::kPaceSamplesMin ? median(steps_) : rules_.pace.step_time;
-}
-
-Duration FleetCore::broadcast_time() const {
-  return broadcasts_.size() >= rules::kPaceSamplesMin ? median(broadcasts_) : rules_.broadcast_time;
-}
-
-Bytes FleetCore::payload() const {
-  return payloads_.size() >= rules::kPaceSamplesMin ? median(payloads_) : rules_.payload;
-}
+Bytes FleetCore::payload() const { return payloads_.or_planned(rules_.payload); }
 
 double FleetCore::traffic_scale() const {
   if (rules_.payload == Bytes{}) return 1;
@@ -112,30 +70,13 @@ double FleetCore::price_of(const FleetOffer& offer) const {
   return offer.usd_per_hour + offer.traffic_usd_per_hour * traffic_scale();
 }
 
-double FleetCore::price_of(const Machine& machine, double traffic_scale) {
-  return machine.offer.usd_per_hour +
-         machine.traffic_usd_per_hour.value_or(machine.offer.traffic_usd_per_hour * traffic_scale);
+double FleetCore::spent() const {
+  return spending_.usd + totals().usd_per_hour * seconds(time_.now - spending_.at) / 3600;
 }
-
-double FleetCore::usd_per_hour() const {
-  const double scale = traffic_scale();
-  double total = 0;
-  for (const auto& [key, machine] : machines_) total += price_of(machine, scale);
-  return total;
-}
-
-double FleetCore::spent() const { return spent_usd_ + usd_per_hour() * seconds(now_ - spent_at_) / 3600; }
 
 double FleetCore::idle() const {
-  if (stretches_.empty()) return 0;
-  const Duration step = steps_.empty() ? rules_.pace.step_time : median(steps_);
-  const Duration window = std::clamp<Duration>(3 * step, rules::kWaitWindow, std::chrono::hours(2));
-  const TimePoint begin = now_ - window;
-  Duration waiting{};
-  for (const Stretch& s : stretches_)
-    if (s.waiting && s.to > begin) waiting += std::min(s.to, now_) - std::max(s.from, begin);
-  const Duration seen = std::max<Duration>(std::min(window, now_ - stretches_.front().from), rules::kSustained);
-  return seconds(waiting) / seconds(seen);
+  const Duration step = step_times_.of_any_or(rules_.pace.step_time);
+  return waiting_.idle(std::max<Duration>(3 * step, rules::kWaitWindow), rules::kSustained, time_.now);
 }
 
 std::string FleetCore::numbers_text() const {
@@ -152,26 +93,33 @@ FleetNumbers FleetCore::numbers() const {
   FleetNumbers n;
   n.required_rollouts_per_s = target_.required_rollouts_per_s;
   n.target_rollouts_per_s = target_.provisioned_rollouts_per_s;
-  n.expected_rollouts_per_s = expected();
-  n.usd_per_hour = usd_per_hour();
+  const FleetMachines::Totals& totals = this->totals();
+  n.expected_rollouts_per_s = totals.expected_rollouts_per_s;
+  n.working_rollouts_per_s = totals.working_rollouts_per_s;
+  n.usd_per_hour = totals.usd_per_hour;
+  n.working = totals.working;
+  n.joining = totals.joining;
+  n.stopping = totals.stopping;
   n.usd = spent();
   n.idle_fraction = idle();
   n.step_time = step_time();
   n.broadcast_time = broadcast_time();
   n.payload = payload();
-  n.working_rollouts_per_s = working();
-  for (const auto& [key, machine] : machines_) {
-    const bool works = machine.state == MachineState::kWorking;
-    n.working += works ? 1 : 0;
-    n.joining += !works && counts(machine) ? 1 : 0;
-    n.stopping += counts(machine) ? 0 : 1;
-  }
-  n.started = started_;
-  n.lost = lost_;
-  n.replaced = replaced_;
-  n.money_spent = money_spent_;
-  n.exhausted = exhausted_;
+  n.started = counts_.started;
+  n.lost = counts_.lost;
+  n.replaced = counts_.replaced;
+  n.money_spent = phase_ == Phase::kMoneySpent;
+  n.exhausted = shortfall_.exhausted;
   return n;
+}
+
+void FleetCore::check() const {
+  machines_.check();
+  ECHO_CHECK(phase_ != Phase::kClosed || wanted_.empty());
+  ECHO_CHECK(out_.actions.empty(), "{} actions were not handed over", out_.actions.size());
+  for (const auto& [key, machine] : machines_.all())
+    ECHO_CHECK(machine.state != MachineState::kWorking || machine.worked_then + rules_.fleet.away_max >= stalled_from_,
+               "{} may count as stalled too late", machine.offer.id);
 }
 
 // M* from what was measured. More than was planned is asked for only where the user has said what an hour may cost.
@@ -201,12 +149,10 @@ void FleetCore::retarget() {
 // ---- decisions ----
 
 void FleetCore::mind_time_limits() {
-  std::vector<std::uint64_t> keys;
-  for (const auto& [key, machine] : machines_)
-    if (machine.state != MachineState::kWorking) keys.push_back(key);
+  const std::vector<std::uint64_t> keys(machines_.not_working().begin(), machines_.not_working().end());
   for (const std::uint64_t key : keys) {
     Machine& machine = machines_.at(key);
-    const Duration waited = now_ - machine.asked;
+    const Duration waited = time_.now - machine.asked;
     const bool late = waited >= std::max<Duration>(rules_.fleet.join_timeout, rules::kStepMax);
     switch (machine.state) {
       case MachineState::kBooting:
@@ -228,13 +174,13 @@ void FleetCore::mind_time_limits() {
         doubt(machine);
         break;
       case MachineState::kDraining:
-        if (now_ >= machine.next_try) stop(machine, machine.why);
+        if (time_.now >= machine.next_try) stop(machine, machine.why);
         break;
       case MachineState::kStopping:
-        if (now_ >= machine.next_try) ask_to_stop(machine);
+        if (time_.now >= machine.next_try) ask_to_stop(machine);
         break;
       case MachineState::kDoubtful:
-        if (now_ >= machine.next_try) look(machine);
+        if (time_.now >= machine.next_try) look(machine);
         break;
       case MachineState::kAsked:
       case MachineState::kWorking:
@@ -244,16 +190,20 @@ void FleetCore::mind_time_limits() {
 }
 
 void FleetCore::mind_stalled() {
-  const double working = this->working();
-  for (auto& [key, machine] : machines_) {
-    if (machine.state != MachineState::kWorking || worked_ - machine.worked_then < rules_.fleet.away_max) continue;
-    const double rate = rate_of(machine), others = working - rate;
+  if (output_.worked < stalled_from_) return;
+  stalled_from_ = Duration::max();
+  const double working = totals().working_rollouts_per_s;
+  for (auto& [key, machine] : machines_.all()) {
+    if (machine.state != MachineState::kWorking) continue;
+    stalled_from_ = std::min(stalled_from_, machine.worked_then + rules_.fleet.away_max);
+    if (output_.worked - machine.worked_then < rules_.fleet.away_max) continue;
+    const double rate = machine.rate(), others = working - rate;
     if (others <= 0) continue;
-    const double due = (rollouts_ - machine.rollouts_then) * rate / others;
+    const double due = (output_.rollouts - machine.rollouts_then) * rate / others;
     if (due < kGroupsBeforeStalled * rules_.group_size) continue;
     const std::string why =
         fmt::format("others have handed in for {}, of which {:.4g} rollouts would be its share, and it nothing",
-                    to_text(worked_ - machine.worked_then), due);
+                    to_text(output_.worked - machine.worked_then), due);
     lose(machine, "lost", why);
     demote(machine, kStalledShare);
     blame(machine, false);
@@ -262,22 +212,20 @@ void FleetCore::mind_stalled() {
 }
 
 void FleetCore::mind_budgets() {
-  const double reserve = usd_per_hour() * seconds(rules::kReserve) / 3600;
+  const double reserve = totals().usd_per_hour * seconds(rules::kReserve) / 3600;
   if (rules_.fleet.usd_max && spent() + reserve >= *rules_.fleet.usd_max) {
-    money_spent_ = closed_ = true;
+    phase_ = Phase::kMoneySpent;
     note("budget", "",
          fmt::format("${:.4g} of ${:.4g} are spent, and giving everything back may take {} more: the fleet is returned",
                      spent(), *rules_.fleet.usd_max, to_text(rules::kReserve)));
-    for (auto& [key, machine] : machines_) stop(machine, "the run's budget is spent");
+    for (auto& [key, machine] : machines_.all()) stop(machine, "the run's budget is spent");
     return;
   }
   while (rules_.fleet.usd_per_hour_max) {
-    const double scale = traffic_scale();
-    double total = 0;
-    for (const auto& [key, machine] : machines_)
-      if (counts(machine)) total += price_of(machine, scale);
-    Machine* const dearest = this->dearest([&](const Machine& machine) { return counts(machine); });
-    if (dearest == nullptr || total <= *rules_.fleet.usd_per_hour_max * (1 + 1e-9)) break;
+    const double total = totals().counted_usd_per_hour;
+    if (total <= *rules_.fleet.usd_per_hour_max * (1 + 1e-9)) break;
+    Machine* const dearest = machines_.dearest(traffic_scale(), [](const Machine& m) { return m.counts(); });
+    if (dearest == nullptr) break;
     note("released", dearest->offer.id,
          fmt::format("${:.4g} an hour are more than the ${:.4g} allowed; {}", total, *rules_.fleet.usd_per_hour_max,
                      numbers_text()),
@@ -293,80 +241,74 @@ bool FleetCore::affordable(double per_hour) const {
   return !rules_.fleet.usd_max || spent() + per_hour * seconds(least) / 3600 < *rules_.fleet.usd_max;
 }
 
-bool FleetCore::available(const Entry& entry) const {
-  return !entry.refused && now_ >= entry.not_before && entry.offer.rollouts_per_s > 0;
-}
-
-std::size_t FleetCore::rentals_allowed() const {
+std::size_t FleetCore::rentals_allowed() {
   const std::size_t most = std::max<std::size_t>(rules::kRentalsPerMinute, rules_.fleet.workers_max / 4);
-  const auto lately = static_cast<std::size_t>(std::count_if(
-      rentals_.begin(), rentals_.end(), [&](TimePoint at) { return now_ - at < std::chrono::minutes(1); }));
-  return lately >= most ? 0 : most - lately;
+  return most - std::min(most, shortfall_.rented_lately(time_.now));
 }
 
 void FleetCore::rent(const std::string& offer, const std::string& what, const std::string& why, bool replaces) {
-  const FleetOffer& chosen = book_.find(offer)->second.offer;
-  Machine& machine = add(chosen);
-  machine.share = share_of(chosen);
-  machine.since = machine.asked = now_;
-  replaced_ += replaces ? 1 : 0;
+  const FleetOffer& chosen = book_.find(offer)->offer;
+  machines_.add(chosen, book_.share_of(chosen), MachineState::kAsked, time_.now);
+  counts_.replaced += replaces ? 1 : 0;
   note(what, offer, why);
-  actions_.push_back(fleet::Book{offer});
+  act(fleet::Book{offer});
 }
 
 // What the plan chose comes first. Where an earlier process left machines that are used, only what they lack.
 void FleetCore::rent_wanted() {
   if (wanted_.empty()) return;
-  const bool adopted = std::any_of(machines_.begin(), machines_.end(), [](const auto& m) { return m.second.adopt; });
+  const bool adopted =
+      std::any_of(machines_.all().begin(), machines_.all().end(), [](const auto& m) { return m.second.adopt; });
   std::vector<std::string> later;
   for (const std::string& id : std::exchange(wanted_, {})) {
-    const Machine* machine = rented_as(id);
+    const Machine* machine = machines_.of(id);
     const bool looked_for_in_vain = machine != nullptr && machine->adopt && machine->unwanted;
     if (machine != nullptr && machine->state == MachineState::kDoubtful && !looked_for_in_vain) {
       later.push_back(id);
       continue;
     }
-    const auto entry = book_.find(id);
-    if (machine == nullptr && entry == book_.end()) {
+    const OfferBook::Entry* const entry = book_.find(id);
+    if (machine == nullptr && entry == nullptr) {
       note("failed", id, "it was planned, and is not offered any more");
-      loss_to_replace_ = true;
+      shortfall_.loss_to_replace = true;
     }
-    if (machine != nullptr || entry == book_.end()) continue;
-    if (adopted && expected() >= target_.provisioned_rollouts_per_s * (1 - rules::kDeadband)) continue;
-    const double price = price_of(entry->second.offer);
-    if (machines_.size() >= rules_.fleet.workers_max || !affordable(usd_per_hour() + price)) {
+    if (machine != nullptr || entry == nullptr) continue;
+    if (adopted && totals().expected_rollouts_per_s >= target_.provisioned_rollouts_per_s * (1 - rules::kDeadband))
+      continue;
+    const double price = price_of(entry->offer);
+    if (machines_.size() >= rules_.fleet.workers_max || !affordable(totals().usd_per_hour + price)) {
       note_once("budget", id,
                 fmt::format("it was planned, and ${:.4g} an hour more are not allowed; {}", price, numbers_text()));
       continue;
     }
     rent(id, "planned",
-         fmt::format("the plan chose it: {:.4g} rollouts/s for ${:.4g} an hour", entry->second.offer.rollouts_per_s,
-                     price),
+         fmt::format("the plan chose it: {:.4g} rollouts/s for ${:.4g} an hour", entry->offer.rollouts_per_s, price),
          false);
   }
   wanted_ = std::move(later);
 }
 
 // The cheapest of what can be had that fills the gap.
-std::vector<std::string> FleetCore::choose(double missing) const {
+std::vector<std::string> FleetCore::choose(double missing) {
   Beside rented(rules_.fleet.per_host_max);
-  for (const auto& [key, machine] : machines_) rented.add(machine.offer);
-  const double per_hour = usd_per_hour();
+  for (const auto& [key, machine] : machines_.all()) rented.add(machine.offer);
+  const double per_hour = totals().usd_per_hour;
   struct Choice {
     const FleetOffer* offer;
     Candidate candidate;
   };
   std::vector<Choice> choices;
   std::map<std::string, std::uint32_t> machines;
-  for (const auto& [id, entry] : book_) {
+  for (const auto& [id, entry] : book_.all()) {
     const FleetOffer& offer = entry.offer;
-    if (!available(entry) || !affordable(per_hour + price_of(offer)) || !rented.fits(offer)) continue;
+    if (!entry.available(time_.now) || !affordable(per_hour + price_of(offer)) || !rented.fits(offer)) continue;
     Candidate c;
-    c.rollouts_per_s = offer.rollouts_per_s * share_of(offer);
+    c.rollouts_per_s = offer.rollouts_per_s * book_.share_of(offer);
     // Every time it failed makes it twice as dear: what has not been tried comes first.
     c.usd_per_hour = price_of(offer) * (1 << std::min(entry.failures, 6));
     if (!offer.host.empty())
-      c.machine = machines.try_emplace(host_of(offer), static_cast<std::uint32_t>(machines.size()) + 1).first->second;
+      c.machine = machines.try_emplace(OfferBook::host_of(offer), static_cast<std::uint32_t>(machines.size()) + 1)
+                      .first->second;
     c.gpus = offer.gpus;
     choices.push_back({&offer, c});
   }
@@ -403,50 +345,49 @@ std::vector<std::string> FleetCore::choose(double missing) const {
 }
 
 void FleetCore::mind_shortfall() {
-  while (!rentals_.empty() && now_ - rentals_.front() >= std::chrono::minutes(1)) rentals_.pop_front();
-  const double target = target_.provisioned_rollouts_per_s, there = expected();
+  const double target = target_.provisioned_rollouts_per_s, there = totals().expected_rollouts_per_s;
   if (there >= target * (1 - rules::kDeadband)) {
-    below_since_.reset();
-    loss_to_replace_ = exhausted_ = false;
+    shortfall_.since.reset();
+    shortfall_.loss_to_replace = shortfall_.exhausted = false;
     unsay("short");
     return;
   }
   if (!wanted_.empty()) return;  // an earlier process may have rented what is missing
-  const bool at_once = rules_.fleet.replace_lost && loss_to_replace_;
-  const bool felt = loss_to_replace_ || idle() >= rules::kFeltIdle;
+  const bool at_once = rules_.fleet.replace_lost && shortfall_.loss_to_replace;
+  const bool felt = shortfall_.loss_to_replace || idle() >= rules::kFeltIdle;
   if (!at_once) {
-    if (!felt) below_since_.reset();
-    if (felt && !below_since_) below_since_ = now_;
-    if (!below_since_ || now_ - *below_since_ < rules::kSustained) return;
+    if (!felt) shortfall_.since.reset();
+    if (felt && !shortfall_.since) shortfall_.since = time_.now;
+    if (!shortfall_.since || time_.now - *shortfall_.since < rules::kSustained) return;
   }
-  if (rentals_allowed() == 0 || now_ < look_again_) return;
+  if (rentals_allowed() == 0 || time_.now < shortfall_.look_again) return;
   const std::vector<std::string> chosen = choose(target - there);
-  exhausted_ = chosen.empty();
-  if (exhausted_) look_again_ = now_ + kLookAgain;
-  if (exhausted_) return note_once("short", "", "nothing that may be rented is left; " + numbers_text());
+  shortfall_.exhausted = chosen.empty();
+  if (shortfall_.exhausted) shortfall_.look_again = time_.now + kLookAgain;
+  if (shortfall_.exhausted) return note_once("short", "", "nothing that may be rented is left; " + numbers_text());
   const std::string why = fmt::format("{}: {}", at_once ? "a machine was lost" : "below the target", numbers_text());
   double missing = target - there;
   for (const std::string& id : chosen) {
     if (missing <= 0) break;
-    rentals_.push_back(now_);
+    shortfall_.rentals.push_back(time_.now);
     rent(id, at_once ? "replaced" : "added", why, at_once);
-    missing -= rate_of(*rented_as(id));
+    missing -= machines_.of(id)->rate();
   }
-  below_since_.reset();
+  shortfall_.since.reset();
 }
 
 void FleetCore::mind_surplus() {
   const double target = target_.provisioned_rollouts_per_s;
-  const double working = this->working();
+  const double working = totals().working_rollouts_per_s;
   if (working < target * (1 + rules::kReleaseMargin)) {
     above_since_.reset();
     return;
   }
-  if (!above_since_) above_since_ = now_;
-  if (now_ - *above_since_ < rules::kSurplus) return;
-  above_since_ = now_;  // one at a time
-  Machine* const dearest = this->dearest([&](const Machine& machine) {
-    return machine.state == MachineState::kWorking && working - rate_of(machine) >= target;
+  if (!above_since_) above_since_ = time_.now;
+  if (time_.now - *above_since_ < rules::kSurplus) return;
+  above_since_ = time_.now;  // one at a time
+  Machine* const dearest = machines_.dearest(traffic_scale(), [&](const Machine& machine) {
+    return machine.state == MachineState::kWorking && working - machine.rate() >= target;
   });
   if (dearest == nullptr) return;
   note("released", dearest->offer.id, "there are enough without it: " + numbers_text(), dearest->ticket);

@@ -159,14 +159,14 @@ void FleetDriver::close_all() {
     book_signs();
     carry_out(core_->close("the run has ended", clock_.now()));
     bool remote = false;
-    for (const auto& [key, machine] : core_->machines()) remote = remote || !is_here(machine.offer.provider);
+    for (const auto& [key, machine] : core_->machines().all()) remote = remote || !is_here(machine.offer.provider);
     const TimePoint deadline = clock_.now() + (remote ? kCloseRemote : kCloseHere);
-    while (!core_->empty() && clock_.now() < deadline) {
+    while (!core_->machines().empty() && clock_.now() < deadline) {
       poll_providers();
       carry_out(core_->tick(clock_.now()));
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
-    for (const auto& [key, machine] : core_->machines())
+    for (const auto& [key, machine] : core_->machines().all())
       log::error("{} ({}) may still be rented; `echoline down` releases it", labels_[machine.ticket],
                  machine.instance.text);
     book_ends();
@@ -206,7 +206,7 @@ void FleetDriver::act(const fleet::Start& a) {
 }
 
 void FleetDriver::act(const fleet::Stop& a) {
-  const auto* machine = core_->machine_of(a.ticket);
+  const auto* machine = core_->machines().of(a.ticket);
   ECHO_CHECK(machine != nullptr);
   const auto provider = provider_of(machine->offer.provider);
   if (!provider) return hear(fleet::StopFailed{a.ticket, provider.error().message()});
@@ -215,7 +215,7 @@ void FleetDriver::act(const fleet::Stop& a) {
 }
 
 void FleetDriver::act(const fleet::Look& a) {
-  const auto* machine = core_->machine_of(a.ticket);
+  const auto* machine = core_->machines().of(a.ticket);
   ECHO_CHECK(machine != nullptr);
   if (const auto provider = provider_of(machine->offer.provider)) (*provider)->list(a.ticket, labels_[a.ticket]);
 }
@@ -280,7 +280,7 @@ void FleetDriver::poll_providers() {
 }
 
 void FleetDriver::on(const std::string&, const Started& e) {
-  const auto* machine = core_->machine_of(e.ticket);
+  const auto* machine = core_->machines().of(e.ticket);
   accounts_[e.ticket].runs = true;
   warn(ledger_->running(e.ticket, e.instance.text, clock_.unix_seconds()));
   if (e.usd_per_hour && machine != nullptr && *e.usd_per_hour != machine->offer.usd_per_hour)
@@ -300,7 +300,7 @@ void FleetDriver::on(const std::string&, const StopFailed& e) { hear(fleet::Stop
 
 void FleetDriver::on(const std::string&, const Exited& e) {
   auto ticket = ticket_of(e.instance);
-  for (const auto& [key, machine] : core_->machines())
+  for (const auto& [key, machine] : core_->machines().all())
     if (!ticket && machine.instance.text.empty() && labels_[machine.ticket] == e.label) ticket = machine.ticket;
   if (ticket) hear(fleet::Exited{*ticket, e.why, e.outbid, e.still_rented});
 }
@@ -320,7 +320,7 @@ void FleetDriver::on(const std::string& provider, const Listed& e) {
   if (e.error) log::warn("{}", e.error->message());
   if (e.ticket == 0) {  // all that carry a label of this run
     for (const InstanceInfo& info : e.instances) {
-      const bool known = std::any_of(core_->machines().begin(), core_->machines().end(),
+      const bool known = std::any_of(core_->machines().all().begin(), core_->machines().all().end(),
                                      [&](const auto& entry) { return labels_[entry.second.ticket] == info.label; });
       if (known) continue;  // somebody looks for it
       const auto row =
@@ -336,7 +336,7 @@ void FleetDriver::on(const std::string& provider, const Listed& e) {
   }
   for (const InstanceInfo& info : e.instances) {
     if (info.label != labels_[e.ticket]) continue;
-    const auto* machine = core_->machine_of(e.ticket);
+    const auto* machine = core_->machines().of(e.ticket);
     if (machine != nullptr && !accounts_[e.ticket].runs) {
       accounts_[e.ticket].runs = true;
       if (machine->instance.text.empty()) warn(ledger_->running(e.ticket, info.instance.text, clock_.unix_seconds()));
@@ -349,10 +349,10 @@ void FleetDriver::on(const std::string& provider, const Listed& e) {
 // ---- accounts ----
 
 void FleetDriver::count(const Traffic& traffic) {
-  const auto ticket = core_->ticket_of(traffic.worker);
-  if (!ticket) return;
+  const FleetMachine* machine = core_->machines().of(traffic.worker);
+  if (machine == nullptr) return;
+  Account& account = accounts_[machine->ticket];
   hear(fleet::Moved{traffic.worker, traffic.received, traffic.forwarded});
-  Account& account = accounts_[*ticket];
   // What it counts starts anew with the worker's process.
   const auto since = [](Bytes now, Bytes before) { return Bytes{now.count - (now < before ? 0 : before.count)}; };
   account.received_unbooked += since(traffic.received, account.received);
@@ -369,7 +369,7 @@ void FleetDriver::book_signs() {
     if (!account.runs) continue;
     signs.push_back(
         {ticket, std::exchange(account.forwarded_unbooked, {}), std::exchange(account.received_unbooked, {})});
-    const auto* machine = core_->machine_of(ticket);
+    const auto* machine = core_->machines().of(ticket);
     const auto measured = machine != nullptr && machine->measured ? machine->measured : account.measured;
     if (measured == account.measured && account.up.best() == account.up_booked &&
         account.down.best() == account.down_booked)
@@ -429,7 +429,7 @@ Result<Provider*> FleetDriver::provider_of(const std::string& name) {
 }
 
 std::optional<Ticket> FleetDriver::ticket_of(const InstanceId& instance) const {
-  for (const auto& [key, machine] : core_->machines())
+  for (const auto& [key, machine] : core_->machines().all())
     if (machine.instance == instance) return machine.ticket;
   return std::nullopt;
 }

@@ -483,7 +483,7 @@ class Market {
     return usd;
   }
   bool counted(const Instance& instance) const {
-    const auto* machine = core_->machine_of(instance.ticket);
+    const auto* machine = core_->machines().of(instance.ticket);
     return machine != nullptr && !machine->unwanted && machine->state != MachineState::kStopping &&
            machine->state != MachineState::kDraining;
   }
@@ -494,7 +494,7 @@ class Market {
     for (const auto& [ticket, instance] : instances_)
       if (!instance.dead && !instance.stop_asked && instance.hung_since == Duration::max() &&
           instance.boots_at != Duration::max() && counted(instance)) {
-        const auto* machine = core_->machine_of(ticket);  // a host with a past has to show that it is better
+        const auto* machine = core_->machines().of(ticket);  // a host with a past has to show that it is better
         const double believed = machine->measured.value_or(machine->share * machine->offer.rollouts_per_s);
         there += machine->share < 1 ? std::min(rate(instance), believed) : rate(instance);
       }
@@ -524,6 +524,7 @@ class Market {
       violate("budget", fmt::format("${:.4f} of ${:.4f} are spent", spent_, *rules_.fleet.usd_max));
     }
     if (!up_) return;
+    core_->check();
     const FleetNumbers n = core_->numbers();
     result_.closed = n.money_spent;
     if (rules_.fleet.usd_per_hour_max && rented_usd_per_hour() > *rules_.fleet.usd_per_hour_max * (1 + 1e-6) &&
@@ -579,13 +580,13 @@ class Market {
     if (!up_) begin();
     tell("the run ends");
     if (up_) carry_out(core_->close("the run has ended", clock()));
-    for (const Duration end = now_ + kEnd; now_ < end && !(core_->empty() && instances_.empty() && creates_.empty());
-         now_ += kStep) {
+    for (const Duration end = now_ + kEnd;
+         now_ < end && !(core_->machines().empty() && instances_.empty() && creates_.empty()); now_ += kStep) {
       provide();
       carry_out(core_->tick(clock()));
       check();
     }
-    if (!core_->empty()) violate("returned", "machines are left in the table");
+    if (!core_->machines().empty()) violate("returned", "machines are left in the table");
     for (const auto& [ticket, instance] : instances_)
       if (!instance.dead) violate("returned", fmt::format("{} is still rented", ticket));
     for (const auto& [ticket, row] : rows_)

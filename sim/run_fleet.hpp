@@ -26,7 +26,7 @@ class RunFleet {
   void hear(const provisioner::FleetEvent& event, double now);
   void close(const std::string& why, double now);
   provisioner::FleetNumbers numbers() const { return core_->numbers(); }
-  bool empty() const { return core_->empty(); }
+  bool empty() const { return core_->machines().empty(); }
   // What it has cost, all of it.
   double usd(double now) const;
   double usd_per_hour() const { return rent_per_hour_; }

@@ -10,44 +10,49 @@ namespace {
 using testing::HasSubstr;
 
 WorkerId id(std::uint64_t v) { return WorkerId{v}; }
-Edge edge(std::uint64_t from, std::uint64_t to) { return {id(from), id(to)}; }
 
-std::string defect(const std::vector<Edge>& edges, std::vector<WorkerId> workers) {
-  const Status status = validate_tree(edges, workers);
+std::string defect(const Topology& t, std::vector<WorkerId> workers) {
+  const Status status = validate(t, workers);
   return status ? "" : status.error().detail;
 }
 
-TEST(ValidateTree, AcceptsTreesAndTheEmptyFleet) {
+TEST(Validate, AcceptsTreesAndTheEmptyFleet) {
   EXPECT_EQ(defect({}, {}), "");
-  EXPECT_EQ(defect({edge(0, 1), edge(1, 2), edge(0, 3)}, {id(1), id(2), id(3)}), "");
-  EXPECT_EQ(defect({edge(1, 2), edge(0, 1), edge(1, 3)}, {id(3), id(2), id(1)}), "");  // two children are a tree too
+  Topology t;
+  t.chains = {{id(1), id(2)}, {id(3)}};
+  EXPECT_EQ(defect(t, {id(3), id(2), id(1)}), "");
+  t.policy = TopologyPolicy::kTrees;
+  t.grafts = {{{id(3), id(1)}}};  // two children are a tree too
+  EXPECT_EQ(defect(t, {id(1), id(2), id(3)}), "");
 }
 
-TEST(ValidateTree, NamesEveryDefect) {
-  EXPECT_THAT(defect({edge(0, 1)}, {id(1), id(2)}), HasSubstr("worker 2 has no parent"));
-  EXPECT_THAT(defect({edge(0, 1), edge(0, 2), edge(1, 2)}, {id(1), id(2)}), HasSubstr("worker 2 has 2 parents"));
-  EXPECT_THAT(defect({edge(0, 1), edge(2, 3), edge(3, 2)}, {id(1), id(2), id(3)}),
-              HasSubstr("worker 2 is on or behind a cycle"));
-  EXPECT_THAT(defect({edge(0, 1), edge(2, 2)}, {id(1), id(2)}), HasSubstr("worker 2 is on or behind a cycle"));
-  EXPECT_THAT(defect({edge(0, 1), edge(1, 0)}, {id(1)}), HasSubstr("the learner must not receive"));
-  EXPECT_THAT(defect({edge(0, 1), edge(1, 9)}, {id(1)}), HasSubstr("worker 9 is not a worker"));
-  EXPECT_THAT(defect({edge(0, 1)}, {id(1), id(1)}), HasSubstr("listed twice"));
-}
-
-TEST(Validate, ChecksChainsLeavesAndMembers) {
+TEST(Validate, NamesEveryDefect) {
   Topology t;
   t.chains = {{id(1), id(2)}, {id(3)}};
   const std::vector<WorkerId> all{id(1), id(2), id(3)};
-  EXPECT_TRUE(validate(t, all));
+  EXPECT_THAT(defect(t, {id(1), id(2), id(3), id(4)}), HasSubstr("worker 4 has no parent"));
+  EXPECT_THAT(defect(t, {id(1), id(2)}), HasSubstr("worker 3 is not a worker"));
+  EXPECT_THAT(defect(t, {id(1), id(2), id(3), id(3)}), HasSubstr("listed twice"));
   t.leaves_only = {id(2)};
-  EXPECT_TRUE(validate(t, all));
+  EXPECT_EQ(defect(t, all), "");
   t.leaves_only = {id(1)};
-  EXPECT_THAT(validate(t, all).error().detail, HasSubstr("may not forward"));
+  EXPECT_THAT(defect(t, all), HasSubstr("may not forward but feeds worker 2"));
   t.leaves_only = {};
-  t.chains.push_back({});
-  EXPECT_THAT(validate(t, all).error().detail, HasSubstr("empty"));
+  t.grafts = {{{id(3), id(1)}}};
+  EXPECT_THAT(defect(t, all), HasSubstr("worker 1 has two children"));
+  t.grafts = {{{id(1), id(3)}, {id(3), id(2)}}};  // a cycle
+  EXPECT_THAT(defect(t, all), HasSubstr("the chain of worker 1 hangs on worker 3, who does not stand before it"));
+  t.grafts = {{{id(1), id(9)}}};
+  EXPECT_THAT(defect(t, all), HasSubstr("hangs on worker 9"));
+  t.grafts = {};
+  t.chains = {{id(1), id(0)}};
+  EXPECT_THAT(defect(t, {id(1)}), HasSubstr("the learner is not a worker"));
+  t.chains = {{id(1)}, {}};
+  EXPECT_THAT(defect(t, {id(1)}), HasSubstr("empty"));
   t.chains = {{id(1), id(2)}, {id(2)}};
-  EXPECT_THAT(validate(t, std::vector{id(1), id(2)}).error().detail, HasSubstr("2 parents"));
+  EXPECT_THAT(defect(t, {id(1), id(2)}), HasSubstr("worker 2 has 2 parents"));
+  t.chains = {{id(1), id(1)}};
+  EXPECT_THAT(defect(t, {id(1)}), HasSubstr("worker 1 has 2 parents"));
 }
 
 TEST(ToDot, DrawsWhoSendsToWhom) {

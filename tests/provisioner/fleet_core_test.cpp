@@ -32,7 +32,10 @@ class Fleet : public testing::Test {
     core.emplace(rules, std::move(offers), std::move(wanted));
     return *core;
   }
-  void tell(const FleetEvent& event) { carry_out(core->handle(event, clock.now())); }
+  void tell(const FleetEvent& event) {
+    carry_out(core->handle(event, clock.now()));
+    core->check();
+  }
   void carry_out(const std::vector<FleetAction>& actions) {
     for (const FleetAction& action : actions) {
       if (const auto* book = std::get_if<fleet::Book>(&action)) {
@@ -78,7 +81,7 @@ class Fleet : public testing::Test {
       if (note.what == what) offers.push_back(note.offer);
     return offers;
   }
-  MachineState state(const std::string& offer) const { return core->machine_of(offer)->state; }
+  MachineState state(const std::string& offer) const { return core->machines().of(offer)->state; }
 
   ManualClock clock;
   FleetRules rules;
@@ -107,7 +110,7 @@ TEST_F(Fleet, WhatThePlanChoseIsRentedOnceAndKept) {
 TEST_F(Fleet, APromiseDoesNotFlatterForEver) {
   rules.group_size = 8;
   make({offer("a", 1, 0.1), offer("b", 200, 0.1)}, {"a", "b"});
-  const auto measured = [&] { return core->machine_of("a")->measured.value(); };
+  const auto measured = [&] { return core->machines().of("a")->measured.value(); };
   pass(seconds(10));
   beat("a", 8, 10);
   EXPECT_GT(measured(), 0.85);
@@ -159,7 +162,7 @@ TEST_F(Fleet, SlowWorkersThatWorkAreNotRentedAgain) {
   });
   EXPECT_THAT(rented, ElementsAre("o0", "o1"));
   EXPECT_THAT(asked_to_stop, IsEmpty());
-  EXPECT_NEAR(core->machine_of("o0")->measured.value(), 0.05, 0.02);
+  EXPECT_NEAR(core->machines().of("o0")->measured.value(), 0.05, 0.02);
 }
 
 // "3690 of 3692": six of the quickstart's machines do a little less than they promise.
@@ -261,7 +264,7 @@ TEST_F(Fleet, WhatIsAboutToEndIsReplacedAtOnceAndDrained) {
   beat("a", 4, 1);
   tell(fleet::Drained{worker("a")});
   EXPECT_THAT(asked_to_stop, ElementsAre(tickets["a"]));
-  EXPECT_EQ(core->machine_of("a"), nullptr);
+  EXPECT_EQ(core->machines().of("a"), nullptr);
   EXPECT_EQ(core->numbers().lost, 1u);
   // A worker that was told to end by whoever runs its machine says so itself, and goes.
   tell(fleet::Leaving{worker("b")});
@@ -283,7 +286,7 @@ TEST_F(Fleet, DrainingEndsAfterAWhileOrWithTheMachine) {
   tell(fleet::Ending{tickets["b"], "preempted"});
   pass(seconds(10));
   tell(fleet::Exited{tickets["a"], "it is gone"});
-  EXPECT_EQ(core->machine_of("a"), nullptr);
+  EXPECT_EQ(core->machines().of("a"), nullptr);
   EXPECT_THAT(ended, ElementsAre(tickets["a"]));
   tell(fleet::Joined{worker("b"), "b"});  // it was away, and is told anew
   EXPECT_EQ(told_to_drain.size(), 3u);
@@ -305,15 +308,15 @@ TEST_F(Fleet, MeasuredBytesMoveThePriceOfTraffic) {
   make(offers, {"a"});
   pass(seconds(1));
   EXPECT_NEAR(core->numbers().usd_per_hour, 0.11, 1e-9);
-  for (std::size_t i = 0; i < rules::kPaceSamplesMin; ++i) {
+  for (std::size_t i = 0; i < LateMedian<Duration>::kSamplesMin; ++i) {
     EXPECT_NEAR(core->numbers().usd_per_hour, 0.11, 1e-9);
     tell(fleet::BroadcastMeasured{seconds(1), Bytes{4'000'000}});
   }
   EXPECT_NEAR(core->numbers().usd_per_hour, 0.1 + 4 * 0.01, 1e-9);
   EXPECT_EQ(core->numbers().payload.count, 4'000'000u);
-  for (std::size_t i = 0; i < rules::kPaceSamplesMin; ++i) tell(fleet::StepMeasured{seconds(20)});
+  for (std::size_t i = 0; i < LateMedian<Duration>::kSamplesMin; ++i) tell(fleet::StepMeasured{seconds(20)});
   EXPECT_NEAR(core->numbers().usd_per_hour, 0.1 + 2 * 0.01, 1e-9);  // half as many publications an hour
-  for (std::size_t i = 0; i < rules::kPaceSamples; ++i) tell(fleet::StepMeasured{seconds(10)});
+  for (std::size_t i = 0; i < LateMedian<Duration>::kSamplesMax; ++i) tell(fleet::StepMeasured{seconds(10)});
   // Of one that works, what it has really received and forwarded counts: 1 MB and 2 MB a second.
   std::uint64_t mb = 1000;  // what it took to join is none of it
   pass(minutes(3), [&](int) {
@@ -381,10 +384,10 @@ TEST_F(Fleet, ThreeOfEightLieOneDiesOneIsOutbidAndTheLearnerSoonWaitsNoMore) {
   double stock = 0, usd = 0, usd_most = 0, waited = 0, waited_late = 0;
   int busy = 0, recovered = 0;
   pass(minutes(40), [&](int s) {
-    for (const auto& [key, machine] : core->machines()) usd += machine.offer.usd_per_hour / 3600;
+    for (const auto& [key, machine] : core->machines().all()) usd += machine.offer.usd_per_hour / 3600;
     usd_most = std::max(usd_most, core->numbers().usd_per_hour);
     for (const std::string& name : rented) {
-      const auto* machine = core->machine_of(name);
+      const auto* machine = core->machines().of(name);
       if (machine == nullptr || machine->instance.text.empty()) continue;
       if (s - booted.try_emplace(name, s).first->second == 40) join(name);  // 40 s to boot
       if (machine->state != MachineState::kWorking || stock > 2000) continue;
@@ -651,7 +654,7 @@ TEST_F(Fleet, TheTotalBudgetIsNeverPassedAndEverythingIsGivenBack) {
   EXPECT_THAT(rented, ElementsAre("a", "b"));
   pass(minutes(20));
   EXPECT_TRUE(core->numbers().money_spent);
-  EXPECT_TRUE(core->empty());
+  EXPECT_TRUE(core->machines().empty());
   EXPECT_THAT(noted("budget"), testing::SizeIs(1));
   // $6 an hour: $1 is 10 minutes, and 3 are kept for giving back.
   EXPECT_LE(core->numbers().usd, 0.75);
@@ -706,13 +709,13 @@ TEST_F(Fleet, NothingIsRentedThatCouldNotBeBooked) {
   books = false;
   pass(seconds(1));
   tell(fleet::BookingFailed{"a", "disk full"});
-  EXPECT_EQ(core->machine_of("a"), nullptr);
+  EXPECT_EQ(core->machines().of("a"), nullptr);
   pass(seconds(1));
   EXPECT_THAT(rented, ElementsAre("a", "b"));
   carry_out(core->close("the run has ended", clock.now()));
   tell(fleet::Booked{"b", tickets["b"]});  // too late: it is not asked for
   EXPECT_THAT(ended, ElementsAre(tickets["b"]));
-  EXPECT_TRUE(core->empty());
+  EXPECT_TRUE(core->machines().empty());
 }
 
 TEST_F(Fleet, ClosingGivesEverythingBackWhateverStateItIsIn) {
@@ -728,7 +731,7 @@ TEST_F(Fleet, ClosingGivesEverythingBackWhateverStateItIsIn) {
   EXPECT_THAT(asked_to_stop, UnorderedElementsAre(tickets["a"], tickets["b"]));
   tell(fleet::Found{50, InstanceId{"x"}});
   EXPECT_THAT(asked_to_stop, testing::Contains(50));
-  EXPECT_TRUE(core->empty());
+  EXPECT_TRUE(core->machines().empty());
   pass(minutes(30));
   EXPECT_EQ(rented.size(), 3u);
 }

@@ -1,0 +1,146 @@
+// The machines of a fleet: those that are rented, asked for or being let go, found by key, offer, ticket and worker,
+// and what they come to. Private to provisioner/. Pure.
+#pragma once
+#include <deque>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+#include "base/clock.hpp"
+#include "base/ids.hpp"
+#include "base/units.hpp"
+#include "provisioner/provider.hpp"
+
+namespace echoline::provisioner {
+
+// An offer as the core needs it.
+struct FleetOffer {
+  std::string id;
+  std::string provider;
+  std::string host;                 // the machine; "" when not stated
+  double rollouts_per_s = 0;        // as promised
+  double usd_per_hour = 0;          // the rent
+  double traffic_usd_per_hour = 0;  // what sending and receiving policies will cost beside it, as planned
+  std::string owner = {};           // of the machine; "" when not stated
+  std::uint64_t gpus = ~0ull;       // which of the machine's: offers that share one are never rented together
+  double upload_usd_per_gb = 0, download_usd_per_gb = 0;
+  double all_usd_per_hour() const { return usd_per_hour + traffic_usd_per_hour; }
+};
+
+// asked: the ledger is to book it; starting: the provider was asked; booting: it runs, its worker has not joined;
+// working; draining: it gets no more work and hands in what it has; stopping: asked to end; doubtful: nobody knows
+// whether it exists.
+enum class MachineState { kAsked, kStarting, kBooting, kWorking, kDraining, kStopping, kDoubtful };
+std::string_view to_string(MachineState state);
+
+struct FleetMachine {
+  std::uint64_t key = 0;  // of FleetMachines::all()
+  FleetOffer offer;
+  Ticket ticket = 0;
+  InstanceId instance;
+  MachineState state = MachineState::kAsked;
+  double share = 1;             // of what its offer promises that its host has kept before
+  TimePoint since;              // of the state
+  TimePoint asked;              // when it was wanted
+  TimePoint next_try = kNever;  // of what it waits for
+  int tries = 0;
+  bool answered = true;   // the provider has said what came of starting it
+  bool adopt = false;     // of an earlier process: it is used if it is there
+  bool unwanted = false;  // to be stopped as soon as that can be asked for
+  std::optional<WorkerId> worker;
+  std::string why;  // it is stopped
+  struct Sample {
+    TimePoint at;
+    double rollouts = 0, busy_s = 0;
+  };
+  std::deque<Sample> samples;
+  std::optional<double> measured;  // rollouts/s, of them
+  double unfinished_s = 0;         // worked on what it has not handed in yet
+  // Of the whole fleet, when it last handed in something, or was seen to receive its first policy, or to ask for work
+  // that nobody could be given.
+  double rollouts_then = 0;
+  Duration worked_then{};
+  Bytes received_then{};  // of that policy
+  struct Traffic {
+    TimePoint at;
+    Bytes received, forwarded;
+  };
+  std::deque<Traffic> traffic;                 // from its first rollouts on: what it took to join is over by then
+  std::optional<double> traffic_usd_per_hour;  // of it
+
+  // Rollouts/s, measured or promised. Who says nothing for a while, or is away, counts with what it last did: whoever
+  // hears of it judges its silence.
+  double rate() const { return measured.value_or(share * offer.rollouts_per_s); }
+  // $ an hour, traffic included, which costs so many times what was planned until it has been measured.
+  double price(double traffic_scale) const {
+    return offer.usd_per_hour + traffic_usd_per_hour.value_or(offer.traffic_usd_per_hour * traffic_scale);
+  }
+  // Whether it works, or may come to work.
+  bool counts() const { return !unwanted && state != MachineState::kStopping && state != MachineState::kDraining; }
+};
+
+class FleetMachines {
+ public:
+  struct Totals {
+    double expected_rollouts_per_s = 0;  // of those that count
+    double working_rollouts_per_s = 0;
+    double usd_per_hour = 0, counted_usd_per_hour = 0;  // of all; of those that count
+    std::size_t working = 0, joining = 0, stopping = 0;
+    friend bool operator==(const Totals&, const Totals&) = default;
+  };
+
+  // A machine that is wanted, or (`state` kDoubtful) may be there.
+  FleetMachine& add(const FleetOffer& offer, double share, MachineState state, TimePoint now);
+  void book(FleetMachine& machine, Ticket ticket);
+  void join(FleetMachine& machine, WorkerId worker);
+  void leave(WorkerId worker);
+  // To another state that may follow; everything else is a bug.
+  void move(FleetMachine& machine, MachineState to, TimePoint now);
+  void erase(const FleetMachine& machine);
+  // What a machine contributes to the totals is not what it was: its rate, its price, or whether it counts.
+  void changed() { totals_.reset(); }
+
+  // Null: there is none. Of several with one offer, the oldest.
+  FleetMachine* of(Ticket ticket) { return found(by_ticket_, ticket); }
+  FleetMachine* of(WorkerId worker) { return found(by_worker_, worker); }
+  FleetMachine* of(const std::string& offer) { return const_cast<FleetMachine*>(std::as_const(*this).of(offer)); }
+  const FleetMachine* of(Ticket ticket) const { return found(by_ticket_, ticket); }
+  const FleetMachine* of(WorkerId worker) const { return found(by_worker_, worker); }
+  const FleetMachine* of(const std::string& offer) const;
+  FleetMachine& at(std::uint64_t key) { return machines_.at(key); }
+  // The one that costs most per rollout of those that may be meant; null: none.
+  FleetMachine* dearest(double traffic_scale, const std::function<bool(const FleetMachine&)>& meant);
+
+  const std::map<std::uint64_t, FleetMachine>& all() const { return machines_; }
+  std::map<std::uint64_t, FleetMachine>& all() { return machines_; }
+  const std::set<std::uint64_t>& not_working() const { return not_working_; }
+  bool empty() const { return machines_.empty(); }
+  std::size_t size() const { return machines_.size(); }
+  // Worked out once for each change: a fleet of ten thousand is asked several times a tick.
+  const Totals& totals(double traffic_scale) const;
+  // The indexes and the totals are those of the machines.
+  void check() const;
+
+ private:
+  template <class Index, class Key>
+  static FleetMachine* found(const Index& index, Key key) {
+    const auto it = index.find(key);
+    return it == index.end() ? nullptr : it->second;
+  }
+  static void count(Totals& totals, const FleetMachine& machine, double traffic_scale);
+  Totals sum(double traffic_scale) const;
+
+  std::map<std::uint64_t, FleetMachine> machines_;            // by a number of their own, which grows
+  std::set<std::pair<std::string, std::uint64_t>> by_offer_;  // the offers' ids
+  std::unordered_map<Ticket, FleetMachine*> by_ticket_;
+  std::unordered_map<WorkerId, FleetMachine*> by_worker_;
+  std::set<std::uint64_t> not_working_;
+  std::uint64_t next_ = 1;
+  mutable std::optional<std::pair<double, Totals>> totals_;  // with the scale of traffic
+};
+
+}  // namespace echoline::provisioner
