@@ -113,7 +113,9 @@ Result<std::string> Phrasing::prompt_text(const Told& problem) const {
 
 Result<std::vector<Token>> Phrasing::prompt(const Told& problem) const {
   ECHO_ASSIGN(const std::string text, prompt_text(problem));
-  return tokenizer_.encode(text);
+  ECHO_ASSIGN(std::vector<Token> tokens, tokenizer_.encode(text));
+  if (!template_) tokens.insert(tokens.begin(), tokenizer_.prompt_prefix().begin(), tokenizer_.prompt_prefix().end());
+  return tokens;
 }
 
 Result<std::vector<Token>> Phrasing::follow_up(std::span<const Token> response, const Told& observation) const {

@@ -20,6 +20,7 @@ using nlohmann::json;
 constexpr std::string_view kWhat = "tokenizer.json";
 constexpr Token kIdMax = 1 << 24;
 constexpr std::size_t kTextBytesMax = 1u << 30;
+constexpr std::size_t kSplitsMax = 16;
 // What ByteLevel splits by when it is asked to: the rule of GPT-2.
 constexpr const char* kByteLevelRegex = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
@@ -120,7 +121,11 @@ struct Tokenizer::State {
   };
   std::unordered_map<std::uint64_t, Merge> merges;  // by pair()
   std::array<std::vector<Added>, 256> added;        // by first byte, longest first
-  std::unique_ptr<pcre2_code, FreeCode> split;      // null: the text is one piece
+  std::vector<std::unique_ptr<pcre2_code, FreeCode>> splits;  // each takes the pieces of the one before apart
+  std::vector<Token> prefix;                                  // of every text that is a prompt of its own
+  std::optional<Token> unknown;  // stands for a byte without a token; absent: such a byte is left out
+  bool fuse_unknown = false;     // one for several in a row
+  bool whole_words = false;      // a piece that is in the vocabulary is that token, whatever merges say
   bool nfc = false;
 
   static std::uint64_t pair(Token left, Token right) {
@@ -133,10 +138,14 @@ struct Tokenizer::State {
   Status read_added(const json& root);
   Status read_normalizer(const json& root);
   Status read_pre_tokenizer(const json& root);
+  Status read_post_processor(const json& step, bool in_sequence);
   Status compile(const std::string& regex);
 
+  std::optional<Token> id_of(std::string_view text) const;
   const Added* added_at(std::string_view text) const;
   Status encode_ordinary(std::string_view text, pcre2_match_data* match, std::vector<Token>& out) const;
+  // A piece that the first `done` splits have made.
+  Status encode_split(std::string_view piece, std::size_t done, pcre2_match_data* match, std::vector<Token>& out) const;
   Status encode_piece(std::string_view piece, std::vector<Token>& out) const;
 };
 
@@ -239,8 +248,9 @@ Status Tokenizer::State::read_normalizer(const json& root) {
 }
 
 Status Tokenizer::State::read_pre_tokenizer(const json& root) {
+  constexpr std::string_view kExpected = "ByteLevel, optionally after Split and Digits";
   const json* pre = member(root, "pre_tokenizer");
-  if (!pre || !pre->is_object()) return bad("'pre_tokenizer' is missing, expected ByteLevel, optionally after a Split");
+  if (!pre || !pre->is_object()) return bad("'pre_tokenizer' is missing, expected {}", kExpected);
   const json* list = is_type(*pre, "Sequence") ? member(*pre, "pretokenizers") : nullptr;
   const json steps = list ? *list : json::array({*pre});
   bool byte_level = false;
@@ -254,21 +264,44 @@ Status Tokenizer::State::read_pre_tokenizer(const json& root) {
       if (!behavior || *behavior != "Isolated" || is_true(step, "invert")) {
         return bad("'pre_tokenizer' Split is {}, expected behavior Isolated, not inverted", shown(step));
       }
-      if (split) return bad("'pre_tokenizer' has two Splits, expected at most one");
       ECHO_TRY(compile(regex->get<std::string>()));
+    } else if (is_type(step, "Digits")) {
+      ECHO_TRY(compile(is_true(step, "individual_digits") ? R"(\p{N})" : R"(\p{N}+)"));
     } else if (is_type(step, "ByteLevel")) {
       byte_level = true;
       if (is_true(step, "add_prefix_space", true))
         return bad("'pre_tokenizer' ByteLevel sets 'add_prefix_space', which is not implemented");
-      if (is_true(step, "use_regex", true)) {
-        if (split) return bad("'pre_tokenizer' splits twice: by Split and by ByteLevel's use_regex");
-        ECHO_TRY(compile(kByteLevelRegex));
-      }
+      if (is_true(step, "use_regex", true)) ECHO_TRY(compile(kByteLevelRegex));
     } else {
-      return bad("'pre_tokenizer' has {}, expected Split or ByteLevel", shown(step));
+      return bad("'pre_tokenizer' has {}, expected Split, Digits or ByteLevel", shown(step));
     }
+    if (splits.size() > kSplitsMax) return bad("'pre_tokenizer' has more than {} steps", kSplitsMax);
   }
-  if (!byte_level) return bad("'pre_tokenizer' is {}, expected ByteLevel, optionally after a Split", shown(*pre));
+  if (!byte_level) return bad("'pre_tokenizer' is {}, expected {}", shown(*pre), kExpected);
+  return ok();
+}
+
+// ByteLevel there only moves offsets, which are not used here. TemplateProcessing says which tokens stand before a text.
+Status Tokenizer::State::read_post_processor(const json& step, bool in_sequence) {
+  if (is_type(step, "ByteLevel")) return ok();
+  if (const json* list = is_type(step, "Sequence") && !in_sequence ? member(step, "processors") : nullptr;
+      list && list->is_array()) {
+    for (const json& one : *list) ECHO_TRY(read_post_processor(one, true));
+    return ok();
+  }
+  if (!is_type(step, "TemplateProcessing"))
+    return bad("'post_processor' is {}, expected ByteLevel or TemplateProcessing", shown(step));
+  const json* single = member(step, "single");
+  if (!single || !single->is_array()) return bad("'post_processor' TemplateProcessing has no list 'single'");
+  for (const json& part : *single) {
+    if (part.is_object() && part.contains("Sequence")) return ok();  // what follows ends a text, and a prompt goes on
+    const json* special = part.is_object() ? member(part, "SpecialToken") : nullptr;
+    const json* name = special && special->is_object() ? member(*special, "id") : nullptr;
+    const std::optional<Token> token =
+        name && name->is_string() ? id_of(name->get_ref<const std::string&>()) : std::nullopt;
+    if (!token) return bad("'post_processor' TemplateProcessing names {}, expected a token or a Sequence", shown(part));
+    prefix.push_back(*token);
+  }
   return ok();
 }
 
@@ -308,14 +341,14 @@ Status Tokenizer::State::compile(const std::string& published) {
   const std::string regex = with_white_space(published);
   int code = 0;
   PCRE2_SIZE offset = 0;
-  split.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(regex.data()), regex.size(), PCRE2_UTF | PCRE2_UCP, &code,
-                            &offset, nullptr));
-  if (!split) {
+  splits.emplace_back(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(regex.data()), regex.size(), PCRE2_UTF | PCRE2_UCP,
+                                    &code, &offset, nullptr));
+  if (!splits.back()) {
     std::array<PCRE2_UCHAR, 256> text{};
     pcre2_get_error_message(code, text.data(), text.size());
     return bad("'pre_tokenizer' regex is wrong at offset {}: {}", offset, reinterpret_cast<const char*>(text.data()));
   }
-  pcre2_jit_compile(split.get(), PCRE2_JIT_COMPLETE);  // where there is no JIT, the interpreter matches
+  pcre2_jit_compile(splits.back().get(), PCRE2_JIT_COMPLETE);  // where there is no JIT, the interpreter matches
   return ok();
 }
 
@@ -334,48 +367,66 @@ Status Tokenizer::State::encode_ordinary(std::string_view text, pcre2_match_data
     normalized = to_nfc(text);
     text = normalized;
   }
-  if (!split) return encode_piece(text, out);
+  return encode_split(text, 0, match, out);
+}
+
+Status Tokenizer::State::encode_split(std::string_view text, std::size_t done, pcre2_match_data* match,
+                                      std::vector<Token>& out) const {
+  if (done == splits.size()) return encode_piece(text, out);
+  const pcre2_code* const split = splits[done].get();
   std::size_t begin = 0;
   while (begin < text.size()) {
     const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
     const std::uint32_t options = PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY;
-    int found = pcre2_match(split.get(), subject, text.size(), begin, options, match, nullptr);
+    int found = pcre2_match(split, subject, text.size(), begin, options, match, nullptr);
     if (found == PCRE2_ERROR_JIT_STACKLIMIT) {
-      found = pcre2_match(split.get(), subject, text.size(), begin, options | PCRE2_NO_JIT, match, nullptr);
+      found = pcre2_match(split, subject, text.size(), begin, options | PCRE2_NO_JIT, match, nullptr);
     }
-    if (found == PCRE2_ERROR_NOMATCH) return encode_piece(text.substr(begin), out);
+    if (found == PCRE2_ERROR_NOMATCH) return encode_split(text.substr(begin), done + 1, match, out);
     if (found < 0) {
       return fail(Code::kExhausted, "tokenize", "the split regex gives up after byte {} (PCRE2 error {})", begin,
                   found);
     }
-    const PCRE2_SIZE* range = pcre2_get_ovector_pointer(match);
-    if (range[1] <= begin || range[0] < begin || range[1] < range[0]) {  // a regex that moves the match start
+    const PCRE2_SIZE* const range = pcre2_get_ovector_pointer(match);
+    const std::size_t first = range[0], end = range[1];  // the pieces use `match` as well
+    if (end <= begin || first < begin || end < first) {  // a regex that moves the match start
       return fail(Code::kInvalid, "tokenize", "the split regex of tokenizer.json matches backwards at byte {}", begin);
     }
-    if (range[0] > begin) ECHO_TRY(encode_piece(text.substr(begin, range[0] - begin), out));
-    ECHO_TRY(encode_piece(text.substr(range[0], range[1] - range[0]), out));
-    begin = range[1];
+    if (first > begin) ECHO_TRY(encode_split(text.substr(begin, first - begin), done + 1, match, out));
+    ECHO_TRY(encode_split(text.substr(first, end - first), done + 1, match, out));
+    begin = end;
   }
   return ok();
 }
 
 // Joins the pair of lowest rank, leftmost first, until no pair can be joined.
 Status Tokenizer::State::encode_piece(std::string_view piece, std::vector<Token>& out) const {
+  if (whole_words) {
+    if (const auto word = vocabulary.find(piece); word != vocabulary.end()) {
+      out.push_back(word->second);
+      return ok();
+    }
+  }
   struct Symbol {
     Token id;
     std::ptrdiff_t previous, next;  // -1: none
   };
   std::vector<Symbol> symbols;
   symbols.reserve(piece.size());
+  bool after_unknown = false;
   for (const char c : piece) {
-    const auto token = byte_token[static_cast<unsigned char>(c)];
-    if (!token) {
+    const std::optional<Token> known = byte_token[static_cast<unsigned char>(c)], token = known ? known : unknown;
+    if (!token && merges.empty()) {  // an alphabet, not a vocabulary made from texts: the text does not fit the model
       return fail(Code::kInvalid, "tokenize", "the vocabulary has no token for byte 0x{:02x} in {}",
                   static_cast<unsigned char>(c), shown(std::string(piece)));
     }
+    const bool fused = fuse_unknown && !known && after_unknown;
+    after_unknown = !known;
+    if (!token || fused) continue;
     const std::ptrdiff_t at = std::ssize(symbols);
     symbols.push_back({*token, at - 1, at + 1});
   }
+  if (symbols.empty()) return ok();
   symbols.back().next = -1;
   const auto at = [&](std::ptrdiff_t i) -> Symbol& { return symbols[static_cast<std::size_t>(i)]; };
 
@@ -417,24 +468,27 @@ Result<Tokenizer> Tokenizer::from_json(std::string text) try {
   if (!model || !model->is_object()) return bad("'model' is missing, expected an object of type BPE");
   const json* type = member(*model, "type");
   if (type && *type != "BPE") return bad("'model.type' is {}, expected \"BPE\"", shown(*type));
-  for (const char* flag : {"byte_fallback", "ignore_merges"}) {
-    if (is_true(*model, flag)) return bad("'model.{}' is set, which is not implemented", flag);
-  }
+  if (is_true(*model, "byte_fallback")) return bad("'model.byte_fallback' is set, which is not implemented");
   for (const char* affix : {"continuing_subword_prefix", "end_of_word_suffix"}) {
     if (const json* value = member(*model, affix); value && *value != "") {
       return bad("'model.{}' is {}, expected none", affix, shown(*value));
     }
   }
-  for (const char* name : {"decoder", "post_processor"}) {
-    const json* value = member(root, name);
-    if (value && !is_type(*value, "ByteLevel")) return bad("'{}' is {}, expected ByteLevel", name, shown(*value));
-  }
+  if (const json* decoder = member(root, "decoder"); decoder && !is_type(*decoder, "ByteLevel"))
+    return bad("'decoder' is {}, expected ByteLevel", shown(*decoder));
   auto state = std::make_shared<State>();
   ECHO_TRY(state->read_vocabulary(*model));
   ECHO_TRY(state->read_merges(*model));
   ECHO_TRY(state->read_added(root));
   ECHO_TRY(state->read_normalizer(root));
   ECHO_TRY(state->read_pre_tokenizer(root));
+  if (const json* post = member(root, "post_processor")) ECHO_TRY(state->read_post_processor(*post, false));
+  state->whole_words = is_true(*model, "ignore_merges");
+  state->fuse_unknown = is_true(*model, "fuse_unk");
+  if (const json* unknown = member(*model, "unk_token")) {
+    state->unknown = unknown->is_string() ? state->id_of(unknown->get_ref<const std::string&>()) : std::nullopt;
+    if (!state->unknown) return bad("'model.unk_token' is {}, expected a token of the vocabulary", shown(*unknown));
+  }
   if (state->bytes.empty()) return bad("there are no tokens");
   state->source = std::move(text);
   return Tokenizer(std::move(state));
@@ -521,9 +575,9 @@ Result<std::vector<Token>> Tokenizer::encode(std::string_view text) const try {
     return fail(Code::kInvalid, "tokenize", "byte {} of the text (0x{:02x}) is not UTF-8", *offset,
                 static_cast<unsigned char>(text[*offset]));
   }
-  const std::unique_ptr<pcre2_match_data, FreeMatch> match(
-      state_->split ? pcre2_match_data_create_from_pattern(state_->split.get(), nullptr) : nullptr);
-  if (state_->split && !match) return fail(Code::kExhausted, "tokenize", "out of memory");
+  // Only the whole match is looked at, whichever split it is of.
+  const std::unique_ptr<pcre2_match_data, FreeMatch> match(pcre2_match_data_create(1, nullptr));
+  if (!match) return fail(Code::kExhausted, "tokenize", "out of memory");
   std::vector<Token> out;
   std::size_t begin = 0;
   for (std::size_t i = 0; i < text.size();) {
@@ -551,14 +605,17 @@ std::string Tokenizer::decode(std::span<const Token> tokens, bool skip_special) 
   return out;
 }
 
-std::optional<Token> Tokenizer::id(std::string_view text) const {
+std::optional<Token> Tokenizer::State::id_of(std::string_view text) const {
   if (text.empty()) return std::nullopt;
-  for (const Added& token : state_->added[static_cast<unsigned char>(text.front())]) {
+  for (const Added& token : added[static_cast<unsigned char>(text.front())]) {
     if (token.content == text) return token.id;
   }
-  const auto it = state_->vocabulary.find(text);
-  return it == state_->vocabulary.end() ? std::nullopt : std::optional(it->second);
+  const auto it = vocabulary.find(text);
+  return it == vocabulary.end() ? std::nullopt : std::optional(it->second);
 }
+
+std::optional<Token> Tokenizer::id(std::string_view text) const { return state_->id_of(text); }
+const std::vector<Token>& Tokenizer::prompt_prefix() const { return state_->prefix; }
 
 bool Tokenizer::is_special(Token token) const {
   return token >= 0 && token < size() && state_->special[static_cast<std::size_t>(token)];

@@ -1,4 +1,4 @@
-// Byte-level BPE as described by a Hugging Face tokenizer.json (Qwen family), without Python.
+// Byte-level BPE as described by a Hugging Face tokenizer.json (Qwen, Llama 3, SmolLM), without Python.
 #pragma once
 #include <filesystem>
 #include <memory>
@@ -24,8 +24,9 @@ inline constexpr std::string_view kChatEnd = "<|im_end|>";
 // Immutable and cheap to copy; all members may be called from several threads at once.
 class Tokenizer {
  public:
-  // Parses tokenizer.json: model BPE; normalizer NFC or none; pre-tokenizer ByteLevel, optionally after a regex
-  // Split; decoder ByteLevel. kInvalid names the field that is missing, malformed or not implemented.
+  // Parses tokenizer.json: model BPE; normalizer NFC or none; pre-tokenizer ByteLevel, optionally after Split by regexes
+  // and Digits; post-processor ByteLevel or TemplateProcessing; decoder ByteLevel. kInvalid names the field that is
+  // missing, malformed or not implemented.
   static Result<Tokenizer> from_json(std::string text);
   static Result<Tokenizer> from_file(const std::filesystem::path& path);
   // One token per byte of `alphabet` (distinct ASCII bytes) in its order, no merges, then the added tokens
@@ -34,7 +35,9 @@ class Tokenizer {
   // The same for all 256 bytes, in their order: any text can be written.
   static Result<Tokenizer> bytes();
 
-  // Added tokens are recognised inside `text`. kInvalid when `text` is not UTF-8 or has a byte the vocabulary lacks.
+  // Added tokens are recognised inside `text`. A byte without a token becomes the unknown token, or is left out where
+  // there is none, as Hugging Face's tokenizers do; a vocabulary without merges is an alphabet, and refuses it. kInvalid
+  // then, and when `text` is not UTF-8.
   Result<std::vector<Token>> encode(std::string_view text) const;
   // The bytes the tokens stand for; special tokens are written out unless `skip_special`. Ids outside the
   // vocabulary (padding rows of the embedding) stand for nothing.
@@ -42,6 +45,9 @@ class Tokenizer {
 
   // The token that stands for exactly `text`, added tokens first.
   std::optional<Token> id(std::string_view text) const;
+  // The tokens that a post-processor puts before a text, such as <|begin_of_text|>. encode() does not: chat templates
+  // write them out.
+  const std::vector<Token>& prompt_prefix() const;
   bool is_special(Token token) const;
   std::optional<Token> end_of_text() const { return id(kEndOfText); }
   // One more than the largest id; at most ModelConfig::vocab_size of a matching model.

@@ -313,7 +313,7 @@ TEST(Tokenizer, MalformedFilesAreRefusedByName) {
   refused(with("/model", 1), "model");
   refused(with("/model/type", "Unigram"), "model.type");
   refused(with("/model/byte_fallback", true), "byte_fallback");
-  refused(with("/model/ignore_merges", true), "ignore_merges");
+  refused(with("/model/unk_token", "<none>"), "unk_token");
   refused(with("/model/end_of_word_suffix", "</w>"), "end_of_word_suffix");
   refused(with("/model/vocab", json::array()), "model.vocab");
   refused(with("/model/vocab/a", -1), "model.vocab");
@@ -337,12 +337,15 @@ TEST(Tokenizer, MalformedFilesAreRefusedByName) {
   refused(with("/pre_tokenizer/pretokenizers/0/pattern/Regex", "(unclosed"), "regex");
   refused(with("/pre_tokenizer/pretokenizers/0/pattern", json::object()), "Regex");
   refused(with("/pre_tokenizer/pretokenizers/0/behavior", "Removed"), "Isolated");
-  refused(with("/pre_tokenizer/pretokenizers/0/type", "Metaspace"), "expected Split or ByteLevel");
+  refused(with("/pre_tokenizer/pretokenizers/0/type", "Metaspace"), "expected Split, Digits or ByteLevel");
   refused(with("/pre_tokenizer/pretokenizers", json::array()), "ByteLevel");
   refused(with("/pre_tokenizer/pretokenizers/1/add_prefix_space", true), "add_prefix_space");
-  refused(with("/pre_tokenizer/pretokenizers/1/use_regex", true), "twice");
+  refused(with("/pre_tokenizer/pretokenizers", json(20, {{"type", "Digits"}, {"individual_digits", true}})), "16");
   refused(with("/decoder/type", "Metaspace"), "decoder");
   refused(with("/post_processor", {{"type", "TemplateProcessing"}}), "post_processor");
+  refused(with("/post_processor", {{"type", "RobertaProcessing"}}), "post_processor");
+  const json unknown = {{"type", "TemplateProcessing"}, {"single", {{{"SpecialToken", {{"id", "<bos>"}}}}}}};
+  refused(with("/post_processor", unknown), "<bos>");
   EXPECT_TRUE(Tokenizer::from_json(good.dump()));
   EXPECT_EQ(Tokenizer::from_file("/nonexistent/tokenizer.json").error().code, Code::kNotFound);
   // Every prefix of a good file is an error, not a crash.
@@ -356,6 +359,50 @@ TEST(Tokenizer, ByteLevelAloneSplitsLikeGpt2) {
   const Tokenizer tokenizer = Tokenizer::from_json(j.dump()).value();
   EXPECT_EQ(tokenizer.encode("12").value(), (std::vector<Token>{257}));  // digits stay together
   EXPECT_EQ(tokenizer.encode("can't").value(), (std::vector<Token>{266, 263}));
+}
+
+// SmolLM's: digits one by one, then GPT-2's rule on what is between them.
+TEST(Tokenizer, DigitsBeforeByteLevel) {
+  json j = qwen_json(kMerges);
+  const json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", true}};
+  const auto with_digits = [&](bool one_by_one) {
+    j["pre_tokenizer"] = {
+        {"type", "Sequence"},
+        {"pretokenizers", {{{"type", "Digits"}, {"individual_digits", one_by_one}}, byte_level}}};
+    return Tokenizer::from_json(j.dump()).value();
+  };
+  EXPECT_EQ(with_digits(true).encode("can't 12").value(), (std::vector<Token>{266, 263, ' ', '1', '2'}));
+  EXPECT_EQ(with_digits(false).encode("can't 12").value(), (std::vector<Token>{266, 263, ' ', 257}));
+  EXPECT_EQ(with_digits(true).encode("\u00b2").value(), (std::vector<Token>{0xc2, 0xb2}));  // numeric, but no digit
+}
+
+// Llama 3's: a piece that is a token is that token, and a text begins with one.
+TEST(Tokenizer, WholePiecesAndATokenBeforeEveryPrompt) {
+  json j = qwen_json(kMerges);
+  j["model"]["vocab"][written("hey")] = 900;  // which no merge makes
+  EXPECT_EQ(Tokenizer::from_json(j.dump())->encode("hey").value(), (std::vector<Token>{258, 'y'}));
+  j["model"]["ignore_merges"] = true;
+  const json begin = {{"SpecialToken", {{"id", "<|im_start|>"}, {"type_id", 0}}}};
+  const json end = {{"SpecialToken", {{"id", "<|im_end|>"}, {"type_id", 0}}}};
+  const json text = {{"Sequence", {{"id", "A"}, {"type_id", 0}}}};
+  const json processor = {{"type", "TemplateProcessing"}, {"single", {begin, text, end}}};
+  j["post_processor"] = {{"type", "Sequence"}, {"processors", {{{"type", "ByteLevel"}}, processor}}};
+  const Tokenizer tokenizer = Tokenizer::from_json(j.dump()).value();
+  EXPECT_EQ(tokenizer.encode("hey hello").value(), (std::vector<Token>{900, 262}));
+  EXPECT_EQ(tokenizer.prompt_prefix(), (std::vector<Token>{1001}));
+  j["post_processor"] = {{"type", "TemplateProcessing"}, {"single", {text}}};
+  EXPECT_TRUE(Tokenizer::from_json(j.dump())->prompt_prefix().empty());
+}
+
+TEST(Tokenizer, BytesWithoutATokenAreLeftOutOrUnknown) {
+  json j = qwen_json(kMerges);
+  j["model"]["vocab"].erase(written("\x04"));
+  j["model"]["vocab"].erase(written("\x06"));
+  EXPECT_EQ(Tokenizer::from_json(j.dump())->encode("h\x04\x06" "e").value(), (std::vector<Token>{'h', 'e'}));
+  j["model"]["unk_token"] = "<tool>";
+  EXPECT_EQ(Tokenizer::from_json(j.dump())->encode("h\x04\x06").value(), (std::vector<Token>{'h', 1003, 1003}));
+  j["model"]["fuse_unk"] = true;
+  EXPECT_EQ(Tokenizer::from_json(j.dump())->encode("h\x04\x06").value(), (std::vector<Token>{'h', 1003}));
 }
 
 TEST(CharacterTokenizer, EveryCharacterIsOneToken) {
