@@ -511,6 +511,18 @@ TEST(Child, EndsWithAllThatItStarted) {
   EXPECT_TRUE(ends(b));
 }
 
+// A server below the shell has time to put its things away, although the shell ends at once.
+TEST(Child, WhatTheShellStartedEndsInItsOwnTime) {
+  TemporaryFolder folder;
+  const std::string server = fmt::format(
+      "(trap 'sleep 0.3; echo done > {0}/done; exit' TERM; echo $$ > {0}/pid; while :; do sleep 0.01; done)",
+      folder.path().string());
+  auto child = *Child::start(server + "; true", {}, {});
+  ASSERT_GT(pid_in(folder.path() / "pid"), 0);
+  child.reset();
+  EXPECT_TRUE(fs::exists(folder.path() / "done"));
+}
+
 // The worker is killed by force: its server goes, and so does what it had in memory.
 TEST(Child, DoesNotOutliveAProcessThatIsKilled) {
   TemporaryFolder folder;

@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,7 +18,7 @@ extern char** environ;
 namespace echoline::worker {
 namespace {
 
-constexpr int kAliveFd = 3, kLookMs = 50, kGraceMs = 2000;
+constexpr int kAliveFd = 3, kLookMs = 50, kGraceMs = 5000;
 constexpr int kSignalled = 128;  // exit status of the one in between, plus the signal
 
 // All that is needed after the fork, when only async-signal-safe calls are allowed.
@@ -37,7 +38,7 @@ struct Launch {
   ::_exit(127);
 }
 
-// Until the engine ends, or the other end of the pipe closes: that happens however this program ends. A byte before it
+// Until the engine ends, or the other end of the socket closes: that happens however this program ends. A byte before it
 // says that it ended in order.
 [[noreturn]] void guard(const Launch& launch) {
   ::setpgid(0, 0);
@@ -51,11 +52,18 @@ struct Launch {
   if (engine < 0) ::_exit(127);
   ::setpgid(engine, engine);
   ::dup2(launch.alive, kAliveFd);
-  ::close_range(kAliveFd + 1, ~0U, 0);  // the pipe's other end above all
+  ::close_range(kAliveFd + 1, ~0U, 0);  // the socket's other end above all
   int status = 0;
-  bool in_order = false;
+  bool in_order = false, running = true;
+  // The engine is a shell's command: when the shell has ended, its processes still have to.
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   for (int left = -1;;) {
-    if (::waitpid(engine, &status, WNOHANG) == engine) break;
+    for (int one = 0; const pid_t ended = ::waitpid(-1, &one, WNOHANG);) {
+      if (ended < 0) break;
+      if (ended == engine) running = false, status = one;
+    }
+    if (!running && ::kill(-engine, 0) != 0) break;
+    if (!running && left < 0) left = kGraceMs, ::kill(-engine, SIGTERM);
     if (left == 0) ::kill(-engine, SIGKILL);
     pollfd alive{left < 0 ? kAliveFd : -1, POLLIN, 0};
     const int ready = ::poll(&alive, 1, kLookMs);
@@ -69,7 +77,6 @@ struct Launch {
     left = kGraceMs;
     ::kill(-engine, SIGTERM);
   }
-  ::kill(-engine, SIGKILL);  // what it had started and left
   pollfd alive{kAliveFd, POLLIN, 0};
   char byte = 0;
   while (!in_order && ::poll(&alive, 1, 0) > 0) {
@@ -104,7 +111,7 @@ Result<std::unique_ptr<Child>> Child::start(const std::string& command,
   std::vector<std::string> argv{"/bin/sh", "-c", command}, remove{"/bin/rm", "-rf", "--", remove_after.string()}, envp;
   for (const auto& [name, value] : merged) envp.push_back(name + "=" + value);
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) return fail(Code::kIo, "start engine", "{}", std::strerror(errno));
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) return fail(Code::kIo, "start engine", "{}", std::strerror(errno));
   Launch launch{pointers(argv), pointers(envp), {}, ends[0], ::open("/dev/null", O_RDONLY | O_CLOEXEC)};
   if (!remove_after.empty()) launch.remove = pointers(remove);
   const pid_t pid = ::fork();
@@ -119,8 +126,8 @@ Result<std::unique_ptr<Child>> Child::start(const std::string& command,
 
 Child::~Child() {
   const char in_order = 'e';
-  [[maybe_unused]] const auto written = ::write(pipe_, &in_order, 1);
-  ::close(pipe_);
+  [[maybe_unused]] const auto sent = ::send(socket_, &in_order, 1, MSG_NOSIGNAL);
+  ::close(socket_);
   if (!ended_) ::waitpid(guard_, nullptr, 0);  // it ends the engine by force soon
 }
 

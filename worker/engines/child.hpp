@@ -11,15 +11,15 @@
 
 namespace echoline::worker {
 
-// A small process stands between: it waits for the end of either, then ends the other with its process group, politely
-// first, and where this process was the one that died, removes a folder that it left.
+// A small process stands between: it waits for the end of either, then ends the other with its process group: by SIGTERM,
+// and after five seconds by SIGKILL. Where this process was the one that died, it removes a folder that this one left.
 class Child {
  public:
   // Runs `command` by the shell, with its output on our standard error. `environment` is added to ours.
   static Result<std::unique_ptr<Child>> start(const std::string& command,
                                               const std::vector<std::pair<std::string, std::string>>& environment,
                                               const std::filesystem::path& remove_after);
-  ~Child();  // ends it; waits up to 3 s
+  ~Child();  // ends it; waits up to 6 s
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
 
@@ -27,8 +27,8 @@ class Child {
   std::optional<std::string> ended();
 
  private:
-  Child(int guard, int pipe) : guard_(guard), pipe_(pipe) {}
-  int guard_, pipe_;
+  Child(int guard, int socket) : guard_(guard), socket_(socket) {}
+  int guard_, socket_;
   std::optional<std::string> ended_;
 };
 
