@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 #include <numbers>
+#include <optional>
 #include <utility>
 
 #include "chains/fleet_graph.hpp"
@@ -138,24 +139,46 @@ Duration BroadcastTimes::of(WorkerId id) const {
 
 namespace {
 
+// Nodes by number: the learner is 0, then workers by ascending id.
+class Nodes {
+ public:
+  explicit Nodes(std::span<const WorkerLink> links) : links_(links.begin(), links.end()) {
+    std::stable_sort(links_.begin(), links_.end(), [](const auto& a, const auto& b) { return a.id < b.id; });
+  }
+  // Absent for workers without links.
+  std::optional<std::size_t> find(WorkerId id) const {
+    if (id == kLearnerId) return 0;
+    const auto it = std::upper_bound(links_.begin(), links_.end(), id, [](auto v, const auto& l) { return v < l.id; });
+    if (it == links_.begin() || (it - 1)->id != id) return std::nullopt;
+    return static_cast<std::size_t>(it - links_.begin());
+  }
+  std::size_t size() const { return links_.size() + 1; }
+  WorkerId id(std::size_t node) const { return node == 0 ? kLearnerId : links_[node - 1].id; }
+  const WorkerLink& link(std::size_t worker) const { return links_[worker - 1]; }
+  std::uint32_t region(std::size_t node, const Regions& regions) const {
+    return node == 0 ? regions.learner : link(node).region;
+  }
+
+ private:
+  std::vector<WorkerLink> links_;
+};
+
 // An edge of a stripe, as its rate is worked out.
 struct Flow {
-  Edge edge;
+  std::size_t from, to;
   double wanted;  // at most, bit/s: its receiver's share
   double rate = 0;
 };
 
 // Shares the uplinks, and then the ways between regions. What a way does not let through is left to the sender's other
 // children, in a second round; a third would change little.
-Status share_links(std::vector<Flow>& flows, BitRate learner_up, const std::map<WorkerId, WorkerLink>& link_of,
-                   const Regions& regions) {
-  std::map<WorkerId, std::vector<std::size_t>> of_sender;
+Status share_links(std::vector<Flow>& flows, BitRate learner_up, const Nodes& nodes, const Regions& regions) {
+  std::vector<std::vector<std::size_t>> of_sender(nodes.size());
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::vector<std::size_t>> of_way;
-  const auto region_of = [&](WorkerId id) { return id == kLearnerId ? regions.learner : link_of.at(id).region; };
   for (std::size_t i = 0; i < flows.size(); ++i) {
-    of_sender[flows[i].edge.from].push_back(i);
+    of_sender[flows[i].from].push_back(i);
     if (!regions.several()) continue;
-    const std::pair way{region_of(flows[i].edge.from), region_of(flows[i].edge.to)};
+    const std::pair way{nodes.region(flows[i].from, regions), nodes.region(flows[i].to, regions)};
     if (way.first != way.second && std::isfinite(regions.rate(way.first, way.second).bits_per_s))
       of_way[way].push_back(i);
   }
@@ -166,11 +189,13 @@ Status share_links(std::vector<Flow>& flows, BitRate learner_up, const std::map<
     return fair_shares(total, wants);
   };
   const auto uplinks = [&]() -> Status {
-    for (const auto& [from, edges] : of_sender) {
-      const BitRate up = from == kLearnerId ? learner_up : link_of.at(from).up;
+    for (std::size_t from = 0; from < of_sender.size(); ++from) {
+      const std::vector<std::size_t>& edges = of_sender[from];
+      if (edges.empty()) continue;
+      const BitRate up = from == 0 ? learner_up : nodes.link(from).up;
       if (!(up.bits_per_s > 0))
         return fail(Code::kInvalid, kOperation, "worker {} sends at {} bit/s: the uplink of a parent must be positive",
-                    from, up.bits_per_s);
+                    nodes.id(from), up.bits_per_s);
       const std::vector<double> shares = share(up.bits_per_s, edges, [](const Flow& f) { return f.wanted; });
       for (std::size_t k = 0; k < edges.size(); ++k) flows[edges[k]].rate = shares[k];
     }
@@ -198,13 +223,11 @@ Result<BroadcastTimes> broadcast_time(const Topology& topology, Bytes payload, B
                                       std::span<const WorkerLink> links, const Regions& regions) {
   if (chunk.count == 0) return fail(Code::kInvalid, kOperation, "the chunk size must be positive");
   if (!(learner_up.bits_per_s > 0)) return fail(Code::kInvalid, kOperation, "the learner's uplink must be positive");
-  std::map<WorkerId, WorkerLink> link_of;
-  for (const WorkerLink& link : links) {
+  for (const WorkerLink& link : links)
     if (regions.several() && link.region >= regions.ways.size())
       return fail(Code::kInvalid, kOperation, "worker {} stands in region {} of {}", link.id, link.region,
                   regions.ways.size());
-    link_of[link.id] = link;
-  }
+  const Nodes nodes(links);
 
   // A sender's uplink is shared by its edges in all stripes, and every stripe carries its share of the chunks: a
   // payload of fewer chunks than there are stripes leaves some empty.
@@ -214,39 +237,40 @@ Result<BroadcastTimes> broadcast_time(const Topology& topology, Bytes payload, B
   std::vector<std::size_t> ends;
   for (std::size_t s = 0; s < stripes; ++s) {
     for (const Edge& edge : edges_of(topology, s)) {
-      const auto link = link_of.find(edge.to);
-      if (link == link_of.end()) return fail(Code::kInvalid, kOperation, "worker {} has no link rates", edge.to);
-      if (!(link->second.down.bits_per_s > 0))
+      const auto from = nodes.find(edge.from), to = nodes.find(edge.to);
+      if (!from || !to)
+        return fail(Code::kInvalid, kOperation, "worker {} has no link rates", from ? edge.to : edge.from);
+      const double down = nodes.link(*to).down.bits_per_s;
+      if (!(down > 0))
         return fail(Code::kInvalid, kOperation, "worker {} receives at {} bit/s: its downlink must be positive",
-                    edge.to, link->second.down.bits_per_s);
-      flows.push_back({edge, link->second.down.bits_per_s / static_cast<double>(stripes)});
+                    edge.to, down);
+      flows.push_back({*from, *to, down / static_cast<double>(stripes)});
     }
     ends.push_back(flows.size());
   }
-  ECHO_TRY(share_links(flows, learner_up, link_of, regions));
+  ECHO_TRY(share_links(flows, learner_up, nodes, regions));
 
   const auto share = [&](std::size_t s) {  // chunks s, s + stripes, ..., of which the very last may be shorter
     const std::uint64_t count = chunks / stripes + (s < chunks % stripes);
     const bool has_last = chunks > 0 && s == (chunks - 1) % stripes;
     return Bytes{count * chunk.count - (has_last ? chunks * chunk.count - payload.count : 0)};
   };
-  std::map<WorkerId, Duration> last;
+  std::vector<std::optional<Duration>> last(nodes.size());
   for (std::size_t s = 0, at = 0; s < stripes; ++s) {
-    std::map<WorkerId, Way> ways{
-        {kLearnerId, Way(share(s), chunk)}};  // to everybody; a parent comes before its children
+    std::vector<Way> ways(nodes.size(), Way(share(s), chunk));  // to each; a parent comes before its children
     for (; at < ends[s]; ++at) {
-      const auto& [edge, wanted, rate] = flows[at];
-      if (!(rate > 0)) return fail(Code::kInvalid, kOperation, "nothing gets from {} to {}", edge.from, edge.to);
-      const WorkerLink& to = link_of.at(edge.to);
-      const std::uint32_t from = edge.from == kLearnerId ? regions.learner : link_of.at(edge.from).region;
-      Way way = ways.at(edge.from);
-      Duration& done = last[edge.to];
-      done = std::max(done, from_seconds(way.pass({BitRate{rate}, regions.delay(from, to.region, to.delay)})));
-      ways.emplace(edge.to, way);
+      const auto& [from, to, wanted, rate] = flows[at];
+      if (!(rate > 0))
+        return fail(Code::kInvalid, kOperation, "nothing gets from {} to {}", nodes.id(from), nodes.id(to));
+      const WorkerLink& link = nodes.link(to);
+      const Duration delay = regions.delay(nodes.region(from, regions), link.region, link.delay);
+      ways[to] = ways[from];
+      last[to] = std::max(last[to].value_or(Duration{}), from_seconds(ways[to].pass({BitRate{rate}, delay})));
     }
   }
   BroadcastTimes times;
-  for (const auto& [id, time] : last) times.workers.push_back({id, time});
+  for (std::size_t node = 1; node < nodes.size(); ++node)
+    if (last[node]) times.workers.push_back({nodes.id(node), *last[node]});
   return times;
 }
 
