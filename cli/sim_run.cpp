@@ -88,7 +88,8 @@ int run(const Arguments& a) {
     if (!result->plan_trouble.empty()) say("no plan: {}\n", result->plan_trouble);
   }
   if (result->ended == "completed") return 0;
-  say("echoline sim run: it ended after {} of {} steps: {}\n", result->steps, scenario->scenario.steps, result->ended);
+  say("echoline sim run: it ended after {} of {} steps: {}\n", result->steps, scenario->config.run.steps,
+      result->ended);
   return 1;
 }
 

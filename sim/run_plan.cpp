@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "provisioner/fleet_rules.hpp"
+#include "provisioner/offer_links.hpp"
 
 namespace echoline::sim {
 namespace {
@@ -21,7 +22,7 @@ constexpr int kRounds = 8;
 Status check(const RunScenario& s) {
   const auto invalid = [](std::string_view what) { return fail(Code::kInvalid, kOperation, "{}", what); };
   if (s.offers.empty()) return invalid("there is nothing to rent");
-  if (s.steps == 0 || s.pacing.group_size == 0 || s.pacing.groups_per_step() == 0)
+  if (s.pacing.steps_total.value_or(0) == 0 || s.pacing.group_size == 0 || s.pacing.groups_per_step() == 0)
     return invalid("steps, prompts and rollouts must be positive");
   if (s.request.full_bytes.count == 0) return invalid("the policy has no bytes");
   if (!s.token_histogram && !(s.tokens.median >= 1)) return invalid("a response has at least one token");
@@ -90,11 +91,8 @@ Result<Plan> plan_by_price(const RunScenario& s, const std::vector<Offer>& offer
 }  // namespace
 
 Receiver receiver_of(const RunScenario& s, const RunOffer& o, WorkerId id) {
-  const auto link = [&](std::optional<BitRate> stated, std::optional<BitRate> assumed) {
-    return s.request.paths.capped(stated ? *stated : assumed.value_or(s.request.learner_up));
-  };
-  return {id, link(o.offer.up, s.request.fleet.assume.up), link(o.offer.down, s.request.fleet.assume.down),
-          s.request.paths.regions.of(o.offer.place), o.offer.reliability.value_or(1)};
+  const auto [up, down] = provisioner::links_of(o.offer, s.request.fleet, s.request.paths);
+  return {id, up, down, s.request.paths.regions.of(o.offer.place), o.offer.reliability.value_or(1)};
 }
 
 double mean_tokens(const RunScenario& s) {

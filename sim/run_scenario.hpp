@@ -64,13 +64,12 @@ struct RunFaults {
 
 struct RunScenario {
   std::uint64_t seed = 1;
-  std::uint64_t steps = 100;
   // R, kappa, T, S, L, sizes, links, topology, prices, budgets: what the planner is asked. The fleet core's rules
   // follow from it.
   provisioner::PlanRequest request;
   std::vector<RunOffer> offers;
 
-  replay_buffer::Pacing pacing;
+  replay_buffer::Pacing pacing;  // steps_total is needed
   replay_buffer::LeaseLength lease;
   OnNewPolicy on_new_policy = OnNewPolicy::kContinue;
   // Tokens of a response: `tokens`, or `token_histogram` where it is given; at most lease.tokens_max.

@@ -9,14 +9,17 @@
 #include "sim/run_fleet.hpp"
 #include "sim/run_plan.hpp"
 #include "sim/run_scenario.hpp"
+#include "sim/run_workers.hpp"
 
 namespace echoline::sim {
 namespace {
 
 using namespace provisioner;
+using State = WorkerState;
 
 constexpr double kNeverS = 1e18;
 constexpr std::size_t kMachinesPerTick = 2000;  // the core is called every second, and every 5 for 10,000 machines
+constexpr std::size_t kCheckedMax = 256;  // of a fleet of so many workers every tick checks what holds between events
 constexpr double kGroupsHeldMax = 1024;
 constexpr std::size_t kTailsMax = 64;           // groups of which only the longest responses are missing, of one worker
 constexpr double kStuckAfter = 6 * 3600;        // without a worker
@@ -44,55 +47,68 @@ enum Kind : std::uint32_t {
   kSlows,
   kRecovers
 };
-enum class State { kBooting, kSyncing, kWorking, kDead };
-
-struct Work {
-  LeaseId lease;
-  Version version;
-  double granted_s = 0;
-  std::uint32_t tokens = 0, longest = 0;
-};
-
-struct Arrival {  // of the newest publication, at one worker
-  std::uint64_t version = 0;
-  double since_s = 0, left = 0, takes_s = 0;  // what was left of it then; all of it takes so long
-  bool here = true;
-  double ends_s() const { return since_s + left * takes_s; }
-};
-
-struct SimWorker {
-  Ticket ticket = 0;
-  std::size_t offer = 0;
-  double tokens_per_s = 0, promised = 0;
-  double tokens_left = 1, links_left = 1;  // of its tokens/s and links, while it is slow
-  std::uint64_t slowed_by = 0;             // of the slowdowns, from 1; 0: none
-  Arrival arrival;
-  State state = State::kBooting;
-  bool hung = false, draining = false, drained = false;
-  std::uint64_t version = 0, delivered = 0;  // installed; held
-  std::uint64_t not_before = 0;              // of publications: it was not there for older ones
-  bool of_the_first = false;                 // but for the first one, where it was
-  bool installing = false, install_waits = false, serving = false;
-  double ends_s = 0, began_s = 0;  // of what it is at
-  std::uint32_t turn = 0;          // of kServed events: others are void
-  std::deque<Work> queue;          // the first is being generated
-  std::size_t tails = 0;
-  std::map<LeaseId, Work> handing_in;
-  std::uint64_t idle_since = 0;  // place among those who wait for work; 0: it does not
-  double joined_s = 0, busy_s = 0;
-  double received = 0, forwarded = 0;
-};
-
 struct Open {             // a publication whose T_b is not known yet
   std::size_t index = 0;  // of RunResult::publications
   std::size_t targets = 0, installed = 0;
 };
 
-struct Waiting {  // a publication that waits for the learner's links
+struct Outgoing {  // a publication on its way to the learner's links
   std::uint64_t version = 0;
   double at_s = 0;
   Bytes bytes;
   bool snapshot = false;
+};
+
+// What the learner has made and not sent yet.
+struct Outbox {
+  std::deque<Outgoing> encoding;  // oldest first; one at a time
+  double encoder_free_s = 0;
+  bool links_busy = false;
+  std::optional<Outgoing> waiting;  // for the links
+  std::uint64_t newest_out = 0, deltas_made = 0;
+};
+
+enum class Learner : std::uint8_t {
+  kNotBegun,  // machines are booting
+  kWaiting,   // for a batch
+  kTraining,
+  kOver,
+};
+
+// The learner's step, and what it does instead.
+struct Steps {
+  Learner state = Learner::kNotBegun;
+  double wait_from_s = 0;
+  SimStep row;                   // the one that is trained
+  std::vector<DeskGroup> batch;  // its batch
+  bool is(Learner s) const { return state == s; }
+  bool begun() const { return state != Learner::kNotBegun; }
+  void move(Learner to) {
+    const bool follows = to == Learner::kOver || (to == Learner::kTraining && is(Learner::kWaiting)) ||
+                         (to == Learner::kWaiting && (is(Learner::kTraining) || is(Learner::kNotBegun)));
+    ECHO_CHECK(follows, "the learner: from {} to {}", static_cast<int>(state), static_cast<int>(to));
+    state = to;
+  }
+};
+
+// From too little capacity until there is enough again, once there was.
+class CapacityWatch {
+ public:
+  explicit CapacityWatch(std::vector<double>& recoveries_s) : recoveries_s_(recoveries_s) {}
+  void watch(double rate, double now) {
+    const bool enough = rate >= target * (1 - rules::kDeadband);
+    was_enough_ = was_enough_ || enough;
+    if (!was_enough_) return;
+    if (!enough && !short_since_s_) short_since_s_ = now;
+    if (enough && short_since_s_) recoveries_s_.push_back(now - *std::exchange(short_since_s_, std::nullopt));
+  }
+
+  double target = 0;  // rollouts/s
+
+ private:
+  std::vector<double>& recoveries_s_;
+  bool was_enough_ = false;
+  std::optional<double> short_since_s_;
 };
 
 class Simulation {
@@ -103,7 +119,8 @@ class Simulation {
         desk_({scenario.pacing, scenario.lease, scenario.shares == Shares::kEqual, scenario.leases == Leases::kAnyAge}),
         broadcast_(scenario),
         lengths_(scenario.seed, 31),
-        fates_(scenario.seed, 32) {}
+        fates_(scenario.seed, 32),
+        capacity_(result_.recoveries_s) {}
 
   Result<RunResult> run() {
     ECHO_ASSIGN(RunStart start, plan_simulated_run(s_));
@@ -116,7 +133,7 @@ class Simulation {
                                    [this](Ticket ticket) { returned(ticket); }, [this](WorkerId id) { drain(id); }},
                    result_);
     wanted_ = start.wanted.size();
-    target_ = start.rules_target;
+    capacity_.target = start.rules_target;
     push(0, kTick, 0);
     for (std::size_t i = 0; i < s_.churn.preemptions.size(); ++i)
       push(seconds(s_.churn.preemptions[i].at), kPreempts, 0, i);
@@ -140,8 +157,7 @@ class Simulation {
   void push(double at, Kind kind, std::size_t worker, std::uint64_t a = 0) {
     if (at < kNeverS) queue_.push(time_of(std::max(at, now_)), kind, static_cast<std::uint32_t>(worker), a, 0);
   }
-  WorkerId id_of(std::size_t w) const { return WorkerId{w + 1}; }
-  SimWorker& worker(WorkerId id) { return workers_[id.value - 1]; }
+  static WorkerId id_of(std::size_t w) { return RunWorkers::id_of(w); }
   void hear(const FleetEvent& event) { fleet_->hear(event, now_); }
   Receiver receiver(std::size_t w) const {
     Receiver r = receiver_of(s_, s_.offers[workers_[w].offer], id_of(w));
@@ -199,15 +215,17 @@ class Simulation {
 
   Status tick() {
     fleet_->tick(now_);
-    desk_.expire(now_, [this](WorkerId id) { return worker(id).state != State::kDead; });
+    desk_.expire(now_, [this](WorkerId id) { return !workers_.of(id).dead(); });
     mind_capacity();
-    if (!begun_) ECHO_TRY(perhaps_begin());
-    if (begun_) {
+    if (!steps_.begun()) ECHO_TRY(perhaps_begin());
+    if (steps_.begun()) {
       serve_idle();
       try_step();
     }
     mind_end();
-    const double every = std::clamp(static_cast<double>(working_) / kMachinesPerTick, 1.0, seconds(rules::kStepMax));
+    if (workers_.size() <= kCheckedMax) workers_.check();
+    const double every =
+        std::clamp(static_cast<double>(workers_.working()) / kMachinesPerTick, 1.0, seconds(rules::kStepMax));
     push(now_ + every, kTick, 0);
     return ok();
   }
@@ -218,15 +236,13 @@ class Simulation {
     worker.offer = offer;
     worker.promised = s_.offers[offer].offer.rollouts_per_s;
     worker.tokens_per_s = worker.promised * s_.offers[offer].rate_share * tokens_mean_;
-    workers_.push_back(std::move(worker));
-    by_ticket_[ticket] = workers_.size() - 1;
-    push(joins_s, kJoins, workers_.size() - 1);
+    push(joins_s, kJoins, workers_.add(std::move(worker)));
   }
 
   void joins(std::size_t w) {
     SimWorker& worker = workers_[w];
-    if (worker.state != State::kBooting) return;
-    worker.state = State::kSyncing;
+    if (!worker.is(State::kBooting)) return;
+    workers_.move(w, State::kSyncing);
     worker.joined_s = now_;
     broadcast_.add(receiver(w));
     fleet_->machine(worker.ticket).worker = w + 1;
@@ -238,111 +254,85 @@ class Simulation {
       push(dies_s, kDies, w);
     }
     if (s_.faults.hangs_per_hour > 0) push(now_ + fates_.exponential(3600 / s_.faults.hangs_per_hour), kHangs, w);
-    if (begun_) sync(w);
+    if (steps_.begun()) sync(w);
   }
 
   // A newcomer gets the newest policy that is out from somebody who has it.
   void sync(std::size_t w) {
     SimWorker& worker = workers_[w];
-    worker.delivered = newest_out_;
-    worker.not_before = newest_out_ + 1;
+    worker.delivered = out_.newest_out;
+    worker.not_before = out_.newest_out + 1;
     const double takes = seconds(broadcast_.from_a_neighbour(s_.request.full_bytes, receiver(w)));
     receives_first(w, takes);
-    push(now_ + takes + install_s(), kSynced, w, newest_out_);
+    push(now_ + takes + install_s(), kSynced, w, out_.newest_out);
   }
   void receives_first(std::size_t w, double takes) {
     for (std::uint64_t part = 1; part <= rules::kArrivalParts; ++part)
       push(now_ + takes * static_cast<double>(part) / static_cast<double>(rules::kArrivalParts), kArrives, w);
   }
   void arrives(std::size_t w) {
-    if (workers_[w].state != State::kDead)
+    if (!workers_[w].dead())
       moved(w, static_cast<double>(s_.request.full_bytes.count) / static_cast<double>(rules::kArrivalParts), 0);
   }
 
   void synced(std::size_t w) {
     SimWorker& worker = workers_[w];
-    if (worker.state != State::kSyncing) return;
+    if (!worker.is(State::kSyncing)) return;
     worker.version = std::max(worker.version, worker.delivered);
     starts_working(w);
   }
 
   void starts_working(std::size_t w) {
-    SimWorker& worker = workers_[w];
-    worker.state = State::kWorking;
-    ++working_;
-    working_rate_ += worker.promised * worker.tokens_left;
-    result_.workers_most = std::max(result_.workers_most, working_);
+    workers_.move(w, State::kWorking);
+    result_.workers_most = std::max(result_.workers_most, workers_.working());
     ask(w);
-  }
-
-  static bool was_there(const SimWorker& worker, std::uint64_t version) {
-    return version >= worker.not_before || (version == 0 && worker.of_the_first);
   }
 
   void leaves(std::size_t w) {
     SimWorker& worker = workers_[w];
-    if (worker.state == State::kDead) return;
-    if (worker.state == State::kWorking) {
-      --working_;
-      working_rate_ -= worker.promised * worker.tokens_left;
-      settle_busy(worker);
-    }
-    if (worker.state != State::kBooting) {
+    if (worker.dead()) return;
+    worker.settle_busy(now_);
+    if (!worker.is(State::kBooting)) {
       result_.present_s += now_ - worker.joined_s;
       result_.busy_s += worker.busy_s;
       broadcast_.remove(id_of(w));
       for (auto it = open_.begin(); it != open_.end();) {
         const std::uint64_t version = it->first;
-        const bool waited_for =
-            was_there(worker, version) && (worker.version < version || worker.state == State::kSyncing);
+        const bool waited_for = worker.was_there(version) && (worker.version < version || worker.is(State::kSyncing));
         if (waited_for && it->second.targets > 0) --it->second.targets;
         it = waited_for && quorum_reached(it->second) ? open_.erase(it) : std::next(it);
       }
     }
     fleet_->machine(worker.ticket).version = worker.version;
-    worker.state = State::kDead;
-    ++worker.turn;
-    no_longer_idle(worker);
-    worker.queue.clear();
-    worker.handing_in.clear();
-    worker.queue.shrink_to_fit();
-  }
-
-  void settle_busy(SimWorker& worker) {
-    if (!worker.serving) return;
-    worker.busy_s += std::max(0.0, std::min(now_, worker.ends_s) - worker.began_s);
-    worker.serving = false;
+    workers_.move(w, State::kDead);
   }
 
   // Its provider has ended it because it was asked to.
   void returned(Ticket ticket) {
-    const auto it = by_ticket_.find(ticket);
-    if (it == by_ticket_.end()) return;
-    const std::size_t w = it->second;
-    leaves(w);
-    desk_.release_worker(id_of(w), now_);
-    by_ticket_.erase(it);
+    const auto w = workers_.of(ticket);
+    if (!w) return;
+    leaves(*w);
+    desk_.release_worker(id_of(*w), now_);
+    workers_.forget(ticket);
   }
 
   void ending(std::size_t w) {
-    if (workers_[w].state == State::kDead || closing_) return;
+    if (workers_[w].dead() || steps_.is(Learner::kOver)) return;
     hear(fleet::Ending{workers_[w].ticket, "it will be taken back", true});
   }
   void dies(std::size_t w) {
-    if (workers_[w].state == State::kDead) return;
+    if (workers_[w].dead()) return;
     leaves(w);
     push(now_ + seconds(s_.heartbeat_timeout), kNoticed, w);
   }
   void noticed(std::size_t w) {
     desk_.release_worker(id_of(w), now_);
     fleet_->taken(workers_[w].ticket, true, now_);
-    by_ticket_.erase(workers_[w].ticket);
+    workers_.forget(workers_[w].ticket);
   }
   void hangs(std::size_t w) {
-    SimWorker& worker = workers_[w];
-    if (worker.state == State::kDead) return;
+    if (workers_[w].dead()) return;
     leaves(w);
-    worker.hung = true;
     push(now_ + seconds(s_.request.fleet.away_max), kGivenUp, w);
     desk_.release_worker(id_of(w), now_);
   }
@@ -355,7 +345,7 @@ class Simulation {
     }
   }
   bool is_there(std::size_t w, std::optional<std::uint32_t> region) const {
-    const bool there = workers_[w].state == State::kWorking || workers_[w].state == State::kSyncing;
+    const bool there = workers_[w].is(State::kWorking) || workers_[w].is(State::kSyncing);
     return there && (!region || s_.offers[workers_[w].offer].region == *region);
   }
 
@@ -371,19 +361,18 @@ class Simulation {
   // What it is at goes on at its new speed, and so does what is being sent by way of it.
   Status turns(std::size_t w, double tokens, double links, std::uint64_t slowed_by) {
     SimWorker& worker = workers_[w];
-    if (worker.state == State::kDead) return ok();
-    if (worker.state == State::kWorking) working_rate_ += worker.promised * (tokens - worker.tokens_left);
+    if (worker.dead()) return ok();
     if (worker.serving) {
       worker.ends_s = now_ + std::max(0.0, worker.ends_s - now_) * worker.tokens_left / tokens;
       push(worker.ends_s, kServed, w, ++worker.turn);
     }
-    worker.tokens_left = tokens;
+    workers_.slow(w, tokens);
     worker.slowed_by = slowed_by;
     if (std::exchange(worker.links_left, links) == links) return ok();
     ECHO_TRY(broadcast_.relink(receiver(w)));
-    for (std::size_t other = first_alive(); other < workers_.size(); ++other) {
+    for (std::size_t other = workers_.first_alive(); other < workers_.size(); ++other) {
       Arrival& arrival = workers_[other].arrival;
-      if (arrival.here || arrival.version != newest_out_) continue;
+      if (arrival.here || arrival.version != out_.newest_out) continue;
       arrival.left -= (now_ - arrival.since_s) / std::max(arrival.takes_s, 1e-9);
       arrival = {arrival.version, now_, std::max(0.0, arrival.left), seconds(broadcast_.time_of(id_of(other))), false};
       push(arrival.ends_s(), kDelivered, other, arrival.version);
@@ -392,43 +381,33 @@ class Simulation {
   }
 
   void drain(WorkerId id) {
-    SimWorker& worker = this->worker(id);
-    if (worker.state == State::kDead) return;
-    worker.draining = true;
-    no_longer_idle(worker);
-    perhaps_drained(id.value - 1);
+    const std::size_t w = id.value - 1;
+    if (workers_[w].dead()) return;
+    if (workers_[w].drain == SimWorker::Drain::kNo) workers_[w].drain = SimWorker::Drain::kAsked;
+    workers_.wait_no_longer(w);
+    perhaps_drained(w);
   }
   void perhaps_drained(std::size_t w) {
     SimWorker& worker = workers_[w];
-    if (!worker.draining || worker.drained || worker.state == State::kDead || !worker.queue.empty() ||
-        !worker.handing_in.empty())
-      return;
-    worker.drained = true;
+    if (worker.drain != SimWorker::Drain::kAsked || worker.dead() || worker.holds_work()) return;
+    worker.drain = SimWorker::Drain::kDone;
     drained_.push_back(id_of(w));
   }
 
-  // From too little capacity until there is enough again, once there was.
   void mind_capacity() {
     while (!drained_.empty()) {  // the core is not called while it speaks
       const WorkerId id = drained_.front();
       drained_.pop_front();
       hear(fleet::Drained{id});
     }
-    const bool enough = working_rate_ >= target_ * (1 - rules::kDeadband);
-    if (enough) was_enough_ = true;
-    if (!was_enough_ || closing_) return;
-    if (!enough && !short_since_s_) short_since_s_ = now_;
-    if (enough && short_since_s_) {
-      result_.recoveries_s.push_back(now_ - *short_since_s_);
-      short_since_s_.reset();
-    }
+    capacity_.watch(workers_.rate(), now_);
   }
 
   void mind_end() {
-    if (begun_ && !training_ && now_ - wait_from_s_ > std::max(kWaitMax, 100 * seconds(s_.step_time)))
+    if (steps_.is(Learner::kWaiting) && now_ - steps_.wait_from_s > std::max(kWaitMax, 100 * seconds(s_.step_time)))
       result_.ended = "the learner waited for a day";
     if (workers_.size() > kWorkersMax) result_.ended = fmt::format("{} machines were rented", workers_.size());
-    if (working_ > 0 || training_) {
+    if (workers_.working() > 0 || steps_.is(Learner::kTraining)) {
       alone_since_s_.reset();
       return;
     }
@@ -445,43 +424,43 @@ class Simulation {
     const std::size_t there = broadcast_.size();
     const bool all = there >= std::max<std::size_t>(1, wanted_);
     if (there == 0 || (!all && now_ < seconds(s_.request.fleet.join_timeout))) return ok();
-    begun_ = true;
+    steps_.move(Learner::kWaiting);
     result_.begun_s = now_;
-    wait_from_s_ = now_;
+    steps_.wait_from_s = now_;
     hear(fleet::Waiting{true});
     for (std::size_t w = 0; w < workers_.size(); ++w) workers_[w].not_before = 0;
     return publish({0, now_, s_.request.full_bytes, true});
   }
 
   Status publish_step() {
-    const std::uint64_t nth = publications_made_++;
+    const std::uint64_t nth = out_.deltas_made++;
     Bytes delta = s_.delta_bytes.empty() ? s_.request.full_bytes
                                          : s_.delta_bytes[std::min<std::size_t>(nth, s_.delta_bytes.size() - 1)];
     if (s_.publishes == Publishes::kSnapshot) delta = s_.request.full_bytes;
-    encoding_.push_back({desk_.step(), now_, delta, s_.publishes == Publishes::kSnapshot});
+    out_.encoding.push_back({desk_.step(), now_, delta, s_.publishes == Publishes::kSnapshot});
     if (s_.encode_time == Duration{}) return encoded();
-    encoder_free_s_ = std::max(encoder_free_s_, now_) + seconds(s_.encode_time);
-    push(encoder_free_s_, kEncoded, 0);
+    out_.encoder_free_s = std::max(out_.encoder_free_s, now_) + seconds(s_.encode_time);
+    push(out_.encoder_free_s, kEncoded, 0);
     return ok();
   }
 
   Status encoded() {
-    Waiting next = encoding_.front();
-    encoding_.pop_front();
-    if (!links_busy_) return publish(next);
-    if (waiting_) {  // the learner's links are behind: what waits goes out as one
+    Outgoing next = out_.encoding.front();
+    out_.encoding.pop_front();
+    if (!out_.links_busy) return publish(next);
+    if (out_.waiting) {  // the learner's links are behind: what waits goes out as one
       ++result_.publications_merged;
-      next.bytes = Bytes{std::min(next.snapshot ? next.bytes.count : waiting_->bytes.count + next.bytes.count,
+      next.bytes = Bytes{std::min(next.snapshot ? next.bytes.count : out_.waiting->bytes.count + next.bytes.count,
                                   s_.request.full_bytes.count)};
-      next.at_s = waiting_->at_s;
+      next.at_s = out_.waiting->at_s;
     }
-    waiting_ = next;
+    out_.waiting = next;
     return ok();
   }
 
-  Status publish(const Waiting& what) {
+  Status publish(const Outgoing& what) {
     ECHO_TRY(broadcast_.prepare(what.bytes));
-    newest_out_ = what.version;
+    out_.newest_out = what.version;
     result_.version = what.version;
     SimPublication row;
     row.version = what.version;
@@ -496,12 +475,13 @@ class Simulation {
     if (broadcast_.size() > 0) row.lower_bound_s = seconds(broadcast_.lower_bound());
     row.depth = broadcast_.depth();
     Open open{result_.publications.size()};
-    for (std::size_t w = first_alive(); w < workers_.size(); ++w) {
+    std::vector<std::size_t> late;
+    for (std::size_t w = workers_.first_alive(); w < workers_.size(); ++w) {
       SimWorker& worker = workers_[w];
-      const bool first = what.version == 0 && worker.state == State::kSyncing;
-      if (!first && worker.state != State::kWorking) {
+      const bool first = what.version == 0 && worker.is(State::kSyncing);
+      if (!first && !worker.is(State::kWorking)) {
         // What it is being sent is followed by this one.
-        if (worker.state == State::kSyncing) worker.not_before = what.version + 1, late_.push_back({w, what.version});
+        if (worker.is(State::kSyncing)) worker.not_before = what.version + 1, late.push_back(w);
         continue;
       }
       ++open.targets;
@@ -515,23 +495,17 @@ class Simulation {
     row.workers = open.targets;
     result_.publications.push_back(row);
     if (open.targets > 0) open_[what.version] = open;
-    for (const auto& [w, version] : std::exchange(late_, {}))
-      push(now_ + seconds(broadcast_.time_of(id_of(w))), kDelivered, w, version);
-    links_busy_ = true;
+    for (const std::size_t w : late) push(now_ + seconds(broadcast_.time_of(id_of(w))), kDelivered, w, what.version);
+    out_.links_busy = true;
     push(now_ + seconds(broadcast_.size() > 0 ? broadcast_.first() : Duration{}), kLinksFree, 0);
     return ok();
   }
 
   Status links_free() {
-    links_busy_ = false;
-    if (!waiting_) return ok();
-    const Waiting next = *std::exchange(waiting_, std::nullopt);
+    out_.links_busy = false;
+    if (!out_.waiting) return ok();
+    const Outgoing next = *std::exchange(out_.waiting, std::nullopt);
     return publish(next);
-  }
-
-  std::size_t first_alive() {
-    while (first_alive_ < workers_.size() && workers_[first_alive_].state == State::kDead) ++first_alive_;
-    return first_alive_;
   }
 
   void moved(std::size_t w, double received, double forwarded) {
@@ -545,7 +519,7 @@ class Simulation {
 
   void delivered(std::size_t w, std::uint64_t version) {
     SimWorker& worker = workers_[w];
-    if (worker.state == State::kDead) return;
+    if (worker.dead()) return;
     if (worker.arrival.version == version) {
       constexpr double kRounding = 1e-6;
       if (worker.arrival.here || now_ + kRounding < worker.arrival.ends_s())
@@ -554,7 +528,7 @@ class Simulation {
     }
     const bool newest = version >= worker.delivered;
     worker.delivered = std::max(worker.delivered, version);
-    if (worker.state == State::kSyncing) {  // what came meanwhile is installed with the first
+    if (worker.is(State::kSyncing)) {  // what came meanwhile is installed with the first
       if (version == 0) push(now_ + install_s(), kInstalled, w, worker.delivered);
       return;
     }
@@ -574,7 +548,7 @@ class Simulation {
     if (worker.installing) return;  // the newest is installed when that is done
     worker.installing = true;       // its request for work waits on, where there is one
     if (s_.on_new_policy == OnNewPolicy::kAbort) {
-      settle_busy(worker);
+      worker.settle_busy(now_);
       ++worker.turn;
       for (const Work& work : std::exchange(worker.queue, {})) desk_.give_back(id_of(w), work.lease);
       for (const auto& [lease, work] : std::exchange(worker.handing_in, {})) desk_.give_back(id_of(w), lease);
@@ -590,17 +564,17 @@ class Simulation {
 
   void installed(std::size_t w, std::uint64_t version) {
     SimWorker& worker = workers_[w];
-    if (worker.state == State::kDead) return;
+    if (worker.dead()) return;
     const std::uint64_t before = worker.version;
     worker.version = std::max(worker.version, version);
     worker.installing = false;
     for (auto it = open_.begin(); it != open_.end();) {
-      const bool counts = it->first <= worker.version && was_there(worker, it->first) &&
-                          (it->first > before || worker.state == State::kSyncing);
+      const bool counts = it->first <= worker.version && worker.was_there(it->first) &&
+                          (it->first > before || worker.is(State::kSyncing));
       it->second.installed += counts ? 1 : 0;
       it = counts && quorum_reached(it->second) ? open_.erase(it) : std::next(it);
     }
-    if (worker.state == State::kSyncing) return starts_working(w);
+    if (worker.is(State::kSyncing)) return starts_working(w);
     if (worker.delivered > worker.version) return install(w);
     serve(w);
     ask(w);
@@ -621,12 +595,6 @@ class Simulation {
 
   // ---- work ----
 
-  void no_longer_idle(SimWorker& worker) {
-    if (worker.idle_since == 0) return;
-    idle_.erase(worker.idle_since);
-    worker.idle_since = 0;
-  }
-
   std::size_t groups_held(const SimWorker& worker) const {
     const double ahead = worker.promised * seconds(s_.work_ahead) / s_.pacing.group_size;
     return std::max<std::size_t>(s_.groups_at_once, 1 + static_cast<std::size_t>(std::min(ahead, kGroupsHeldMax)));
@@ -636,13 +604,14 @@ class Simulation {
   bool ask(std::size_t w) {
     SimWorker& worker = workers_[w];
     const std::size_t most = groups_held(worker);
-    if (worker.state != State::kWorking || worker.draining || worker.installing || worker.install_waits) return false;
+    if (!worker.is(State::kWorking) || worker.drain != SimWorker::Drain::kNo) return false;
+    if (worker.installing || worker.install_waits) return false;
     if (worker.queue.size() >= most || worker.tails >= kTailsMax) return false;
     const auto leases =
-        desk_.grant(id_of(w), Version{worker.version}, most - worker.queue.size(), Version{newest_out_}, now_);
+        desk_.grant(id_of(w), Version{worker.version}, most - worker.queue.size(), Version{out_.newest_out}, now_);
     for (const replay_buffer::LiveLease& lease : leases) worker.queue.push_back(draw(lease));
-    if (!leases.empty()) no_longer_idle(worker);  // it has had its turn
-    if (worker.queue.size() < most && worker.idle_since == 0) idle_[worker.idle_since = ++idle_places_] = w;
+    if (!leases.empty()) workers_.wait_no_longer(w);  // it has had its turn
+    if (worker.queue.size() < most) workers_.wait_for_work(w);
     serve(w);
     return !leases.empty();
   }
@@ -662,16 +631,16 @@ class Simulation {
   // Who waited longest comes first.
   void serve_idle() {
     std::vector<std::size_t> order;
-    for (const auto& [since, w] : idle_) order.push_back(w);
+    for (const auto& [since, w] : workers_.idle()) order.push_back(w);
     for (const std::size_t w : order) {
-      if (desk_.closed(Version{newest_out_}, now_)) return;
+      if (desk_.closed(Version{out_.newest_out}, now_)) return;
       if (!desk_.closed(Version{workers_[w].version}, now_)) ask(w);
     }
   }
 
   void serve(std::size_t w) {
     SimWorker& worker = workers_[w];
-    if (worker.serving || worker.installing || worker.queue.empty() || worker.state != State::kWorking) return;
+    if (worker.serving || worker.installing || worker.queue.empty() || !worker.is(State::kWorking)) return;
     worker.serving = true;
     worker.began_s = now_;
     worker.ends_s = now_ + worker.queue.front().tokens / (worker.tokens_per_s * worker.tokens_left);
@@ -680,9 +649,9 @@ class Simulation {
 
   void served(std::size_t w, std::uint32_t turn) {
     SimWorker& worker = workers_[w];
-    if (worker.state != State::kWorking || turn != worker.turn) return;
+    if (!worker.is(State::kWorking) || turn != worker.turn) return;
     const double began = worker.began_s;
-    settle_busy(worker);
+    worker.settle_busy(now_);
     const Work work = worker.queue.front();
     worker.queue.pop_front();
     worker.handing_in[work.lease] = work;
@@ -725,14 +694,14 @@ class Simulation {
   // ---- the learner ----
 
   void try_step() {
-    if (!begun_ || training_ || desk_.step() >= s_.steps) return;
+    if (!steps_.is(Learner::kWaiting) || desk_.step() >= *s_.pacing.steps_total) return;
     auto batch = desk_.batch(s_.pacing.groups_per_step(), now_);
     if (!batch) return;
-    training_ = true;
+    steps_.move(Learner::kTraining);
     hear(fleet::Waiting{false});
     SimStep row;
     row.step = desk_.step() + 1;
-    row.wait_s = now_ - wait_from_s_;
+    row.wait_s = now_ - steps_.wait_from_s;
     const std::uint64_t step = desk_.step();
     for (const DeskGroup& group : *batch) {
       row.staleness[step - std::min(step, group.version.value)] += s_.pacing.group_size;
@@ -749,37 +718,38 @@ class Simulation {
     for (const auto& [age, n] : row.staleness) result_.in_queue[age] -= static_cast<double>(n);
     row.waiting = desk_.waiting() - batch->size() * s_.pacing.group_size;
     row.in_flight = desk_.in_flight();
-    step_ = std::move(row);
-    batch_ = *std::move(batch);
-    push(now_ + step_.train_s, kTrained, 0);
+    steps_.row = std::move(row);
+    steps_.batch = *std::move(batch);
+    push(now_ + steps_.row.train_s, kTrained, 0);
     serve_idle();
   }
 
   Status trained() {
-    training_ = false;
-    desk_.consume(std::exchange(batch_, {}), now_);
-    wait_from_s_ = now_;
-    hear(fleet::StepMeasured{from_seconds(step_.train_s)});
-    if (desk_.closed(Version{newest_out_}, now_))
-      for (const auto& [since, w] : idle_)
-        if (workers_[w].queue.empty() && workers_[w].handing_in.empty()) hear(fleet::Beat{id_of(w), 0, 0, true});
+    steps_.move(Learner::kWaiting);
+    desk_.consume(std::exchange(steps_.batch, {}), now_);
+    steps_.wait_from_s = now_;
+    hear(fleet::StepMeasured{from_seconds(steps_.row.train_s)});
+    if (desk_.closed(Version{out_.newest_out}, now_))
+      for (const auto& [since, w] : workers_.idle())
+        if (!workers_[w].holds_work()) hear(fleet::Beat{id_of(w), 0, 0, true});
     while (!measured_.empty()) {
       hear(fleet::BroadcastMeasured{measured_.front().first, measured_.front().second});
       measured_.pop_front();
     }
     const FleetNumbers numbers = fleet_->numbers();
-    target_ = numbers.target_rollouts_per_s;
-    step_.at_s = now_;
-    step_.working = working_;
-    step_.joining = numbers.joining;
-    step_.rollouts_per_s = working_rate_;
-    step_.target_rollouts_per_s = target_;
-    step_.usd = fleet_->usd(now_);
-    step_.usd_per_hour = fleet_->usd_per_hour() + s_.request.learner_usd_per_hour.value_or(0);
-    result_.by_step.push_back(std::exchange(step_, {}));
+    capacity_.target = numbers.target_rollouts_per_s;
+    SimStep row = std::exchange(steps_.row, {});
+    row.at_s = now_;
+    row.working = workers_.working();
+    row.joining = numbers.joining;
+    row.rollouts_per_s = workers_.rate();
+    row.target_rollouts_per_s = capacity_.target;
+    row.usd = fleet_->usd(now_);
+    row.usd_per_hour = fleet_->usd_per_hour() + s_.request.learner_usd_per_hour.value_or(0);
+    result_.by_step.push_back(std::move(row));
     result_.steps = desk_.step();
     if (progress_) progress_(result_.steps);
-    if (desk_.step() >= s_.steps) {
+    if (desk_.step() >= *s_.pacing.steps_total) {
       result_.ended = "completed";
       return ok();
     }
@@ -792,7 +762,8 @@ class Simulation {
 
   // Everything goes back.
   void finish() {
-    closing_ = true;
+    workers_.check();
+    steps_.move(Learner::kOver);
     result_.wall_s = now_;
     const FleetNumbers numbers = fleet_->numbers();
     result_.started = numbers.started;
@@ -825,25 +796,13 @@ class Simulation {
   double now_ = 0, tokens_mean_ = 1;
   std::size_t wanted_ = 0;
 
-  std::vector<SimWorker> workers_;  // by WorkerId, from 1; those that are gone too
-  std::map<Ticket, std::size_t> by_ticket_;
-  std::size_t working_ = 0, first_alive_ = 0;
-  double working_rate_ = 0, target_ = 0;
+  RunWorkers workers_;
+  Steps steps_;
+  Outbox out_;
+  CapacityWatch capacity_;
   std::deque<WorkerId> drained_;
-  std::map<std::uint64_t, std::size_t> idle_;
-  std::uint64_t idle_places_ = 0;
-
-  bool begun_ = false, training_ = false, closing_ = false, was_enough_ = false, links_busy_ = false;
-  double wait_from_s_ = 0;
-  SimStep step_;                  // the one that is trained
-  std::vector<DeskGroup> batch_;  // its batch
-  std::optional<double> short_since_s_, alone_since_s_;
-  std::uint64_t newest_out_ = 0, publications_made_ = 0;
-  std::deque<Waiting> encoding_;  // oldest first; one at a time
-  double encoder_free_s_ = 0;
-  std::optional<Waiting> waiting_;
+  std::optional<double> alone_since_s_;
   std::map<std::uint64_t, Open> open_;  // by version
-  std::vector<std::pair<std::size_t, std::uint64_t>> late_;
   std::deque<std::pair<Duration, Bytes>> measured_;
 };
 

@@ -261,7 +261,6 @@ Bytes delta_of(double parameters, double density, double bytes_per_change) {
 Status put_together(const Read& c, SimRun& run) {
   const learner::RunConfig& config = run.config;
   sim::RunScenario& s = run.scenario;
-  s.steps = config.run.steps;
   s.pacing = config.pacing();
   s.lease = config.lease_length();
   s.on_new_policy = config.rollout.on_new_policy == schema::ON_NEW_POLICY_ABORT    ? sim::OnNewPolicy::kAbort
@@ -313,7 +312,7 @@ Status put_together(const Read& c, SimRun& run) {
     s.request.delta_bytes = s.delta_bytes.front();  // else the plan is made with what is expected
   s.request.pace.step_time = config.fleet.step_time_expected +
                              from_seconds(s.step_s_per_token * tokens_mean * s.request.pace.rollouts_per_step);
-  s.request.run_time = from_seconds(static_cast<double>(s.steps) * seconds(s.request.pace.step_time));
+  s.request.run_time = from_seconds(static_cast<double>(config.run.steps) * seconds(s.request.pace.step_time));
   return ok();
 }
 

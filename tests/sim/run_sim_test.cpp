@@ -18,8 +18,7 @@ using std::chrono::seconds;
 // Machines of 2 rollouts/s for $0.20 an hour; 160 rollouts every 20 s, so five of them keep the learner busy.
 RunScenario scenario(std::size_t machines = 20) {
   RunScenario s;
-  s.steps = 40;
-  s.pacing = {{3, 1, 2}, 160, s.steps, 8};
+  s.pacing = {{3, 1, 2}, 160, 40, 8};
   s.lease.tokens_max = 4000;
   s.tokens = {500, 900};
   s.step_time = seconds(20);
@@ -63,6 +62,26 @@ RunResult simulated(const RunScenario& s) {
   auto result = simulate_run(s);
   EXPECT_TRUE(result.has_value()) << (result ? "" : result.error().message());
   return result ? std::move(*result) : RunResult{};
+}
+
+// Links that offers do not state are assumed, and all are capped: the plan's T_b is the simulated one.
+TEST(RunSim, PlanAndRunTakeTheSameLinks) {
+  RunScenario s = scenario(8);
+  for (std::size_t i = 0; i < s.offers.size(); ++i) {
+    s.offers[i].offer.up.reset();
+    if (i % 2 == 0) s.offers[i].offer.down.reset();
+  }
+  s.request.fleet.assume.up = BitRate::from_mbit_per_s(12);
+  s.request.fleet.assume.down = BitRate::from_mbit_per_s(40);
+  s.request.paths.worker_rate = BitRate::from_mbit_per_s(30);
+  s.pacing.steps_total = 4;
+  const RunResult r = simulated(s);
+  ASSERT_EQ(r.plan_trouble, "");
+  ASSERT_GE(r.publications.size(), 2u);
+  EXPECT_NEAR(r.publications[1].predicted_s + echoline::seconds(s.request.fleet.install_time_expected),
+              echoline::seconds(r.plan.broadcast_time), 0.01 * echoline::seconds(r.plan.broadcast_time));
+  for (RunOffer& o : s.offers) o.offer.up = BitRate::from_mbit_per_s(12), o.offer.down = BitRate::from_mbit_per_s(100);
+  EXPECT_EQ(simulated(s).plan.broadcast_time, r.plan.broadcast_time) << "stated or assumed";
 }
 
 // Of the steps after the first few, which wait for machines to boot.
@@ -140,7 +159,7 @@ TEST(RunSim, DoesEveryStepAndTrainsOnTheRightNumberOfRollouts) {
   const RunResult r = simulated(s);
   EXPECT_EQ(r.ended, "completed");
   EXPECT_EQ(r.plan_trouble, "");
-  ASSERT_EQ(r.by_step.size(), s.steps);
+  ASSERT_EQ(r.by_step.size(), s.pacing.steps_total);
   std::uint64_t generated = 0, trained = 0;
   for (const SimStep& step : r.by_step) {
     std::uint64_t rollouts = 0;
@@ -150,8 +169,8 @@ TEST(RunSim, DoesEveryStepAndTrainsOnTheRightNumberOfRollouts) {
   }
   for (const SimMachine& m : r.machines) generated += m.rollouts;
   EXPECT_GE(generated, trained);
-  EXPECT_EQ(r.publications.size(), s.steps);  // version 0, and after every step but the last
-  EXPECT_EQ(r.version, s.steps - 1);
+  EXPECT_EQ(r.publications.size(), s.pacing.steps_total);  // version 0, and after every step but the last
+  EXPECT_EQ(r.version, *s.pacing.steps_total - 1);
 }
 
 TEST(RunSim, TheLearnerNeverWaitsWithPlentyAndWaitsTheMoreTheLessThereIs) {
@@ -297,7 +316,7 @@ TEST(RunSim, BytesAreConserved) {
 
 TEST(RunSim, WhatIsTakenAwayIsReplacedAndCapacityComesBack) {
   RunScenario s = scenario();
-  s.steps = s.pacing.steps_total.emplace(120);
+  s.pacing.steps_total = 120;
   s.churn.per_hour = 6;
   const RunResult r = simulated(s);
   EXPECT_EQ(r.ended, "completed");
@@ -318,7 +337,7 @@ TEST(RunSim, WhatIsTakenAwayIsReplacedAndCapacityComesBack) {
 
 TEST(RunSim, LossesThatAreAnnouncedCostLessWork) {
   RunScenario s = scenario();
-  s.steps = s.pacing.steps_total.emplace(120);
+  s.pacing.steps_total = 120;
   s.churn.per_hour = 10;
   const auto lost_work = [&] {
     std::uint64_t lost = 0;
@@ -368,7 +387,7 @@ TEST(RunSim, WhoRentsAtRandomPaysMore) {
 TEST(RunSim, TheBudgetEndsTheRunAndIsKept) {
   RunScenario s = scenario();
   s.request.fleet.usd_max = 0.6;
-  s.steps = s.pacing.steps_total.emplace(100'000);
+  s.pacing.steps_total = 100'000;
   const RunResult r = simulated(s);
   EXPECT_EQ(r.ended, "the budget is spent");
   EXPECT_LE(r.usd_fleet + r.usd_learner, 0.65);
@@ -386,7 +405,7 @@ TEST(RunSim, WithoutAnythingThatWorksARunEnds) {
 
 TEST(RunSim, HungWorkersAreGivenUpAndReplaced) {
   RunScenario s = scenario();
-  s.steps = s.pacing.steps_total.emplace(150);
+  s.pacing.steps_total = 150;
   s.faults.hangs_per_hour = 3;
   s.request.fleet.away_max = minutes(2);
   const RunResult r = simulated(s);
@@ -399,7 +418,7 @@ TEST(RunSim, HungWorkersAreGivenUpAndReplaced) {
 // has done anything wrong, and nothing is rented in their place.
 TEST(RunSim, WhoFindsNothingToDoIsNotTakenForStalled) {
   RunScenario s = scenario(80);
-  s.steps = s.pacing.steps_total.emplace(80);
+  s.pacing.steps_total = 80;
   s.request.fleet.headroom = 3;
   s.request.topology = chains::TopologyPolicy::kTrees;
   s.request.fleet.workers_max = 80;
@@ -412,7 +431,7 @@ TEST(RunSim, WhoFindsNothingToDoIsNotTakenForStalled) {
   EXPECT_EQ(r.lost, 0u);
   ASSERT_GT(r.machines.size(), 2 * s.pacing.groups_per_step()) << "or it says nothing";
   for (const auto& machine : r.machines)
-    EXPECT_LT(machine.rollouts, s.pacing.group_size * s.steps / 2) << "or it says nothing";
+    EXPECT_LT(machine.rollouts, s.pacing.group_size * *s.pacing.steps_total / 2) << "or it says nothing";
 }
 
 TEST(RunSim, EveryPolicyForNewPoliciesFinishes) {
@@ -516,7 +535,7 @@ TEST(RunSim, BroadcastTimesAreThoseOfTheProtocol) {
     ASSERT_TRUE(protocol->finished) << protocol->unfinished;
 
     RunScenario s = scenario(f.workers);
-    s.steps = s.pacing.steps_total.emplace(4);
+    s.pacing.steps_total = 4;
     s.request.topology = f.topology;
     s.request.fleet.install_time_expected = {};
     s.request.chunk = real.chunk;

@@ -26,7 +26,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (s.offers.size() <= 64 && s.pacing.trajectories_per_step <= 4096) {  // the beginning of the run itself
       sim::RunScenario few = s;
       few.time_max = std::min<Duration>(few.time_max, std::chrono::minutes(12));
-      few.steps = std::min<std::uint64_t>(few.steps, 8);
+      few.pacing.steps_total = std::min<std::uint64_t>(*few.pacing.steps_total, 8);
       const auto result = sim::simulate_run(few);
       expect(result.has_value() ? !result->ended.empty() : !result.error().message().empty(), "an end");
     }

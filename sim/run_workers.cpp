@@ -1,0 +1,107 @@
+#include "sim/run_workers.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "base/result.hpp"
+
+namespace echoline::sim {
+namespace {
+
+using S = WorkerState;
+
+bool follows(S from, S to) {
+  switch (from) {
+    case S::kBooting:
+      return to == S::kSyncing || to == S::kDead;
+    case S::kSyncing:
+      return to == S::kWorking || to == S::kDead;
+    case S::kWorking:
+      return to == S::kDead;
+    case S::kDead:
+      return false;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::string_view to_string(WorkerState state) {
+  constexpr std::array<std::string_view, 4> kNames{"booting", "syncing", "working", "dead"};
+  return kNames.at(static_cast<std::size_t>(state));
+}
+
+void SimWorker::settle_busy(double now) {
+  if (!serving) return;
+  busy_s += std::max(0.0, std::min(now, ends_s) - began_s);
+  serving = false;
+}
+
+std::size_t RunWorkers::add(SimWorker worker) {
+  by_ticket_[worker.ticket] = workers_.size();
+  workers_.push_back(std::move(worker));
+  return workers_.size() - 1;
+}
+
+void RunWorkers::move(std::size_t w, S to) {
+  SimWorker& worker = workers_[w];
+  ECHO_CHECK(follows(worker.state, to), "worker {}: from {} to {}", id_of(w), to_string(worker.state), to_string(to));
+  if (to == S::kWorking) ++working_, rate_ += worker.rate();
+  if (worker.is(S::kWorking)) --working_, rate_ -= worker.rate();
+  worker.state = to;
+  if (to != S::kDead) return;
+  ++worker.turn;
+  wait_no_longer(w);
+  worker.queue.clear();
+  worker.queue.shrink_to_fit();
+  worker.handing_in.clear();
+}
+
+void RunWorkers::slow(std::size_t w, double tokens) {
+  SimWorker& worker = workers_[w];
+  if (worker.is(S::kWorking)) rate_ += worker.promised * (tokens - worker.tokens_left);
+  worker.tokens_left = tokens;
+}
+
+void RunWorkers::wait_for_work(std::size_t w) {
+  SimWorker& worker = workers_[w];
+  if (worker.idle_since == 0) idle_[worker.idle_since = ++idle_places_] = w;
+}
+
+void RunWorkers::wait_no_longer(std::size_t w) {
+  SimWorker& worker = workers_[w];
+  if (worker.idle_since != 0) idle_.erase(std::exchange(worker.idle_since, 0));
+}
+
+std::optional<std::size_t> RunWorkers::of(provisioner::Ticket ticket) const {
+  const auto it = by_ticket_.find(ticket);
+  return it == by_ticket_.end() ? std::nullopt : std::optional(it->second);
+}
+
+std::size_t RunWorkers::first_alive() {
+  while (first_alive_ < workers_.size() && workers_[first_alive_].dead()) ++first_alive_;
+  return first_alive_;
+}
+
+void RunWorkers::check() const {
+  std::size_t working = 0, idle = 0;
+  double rate = 0;
+  for (std::size_t w = 0; w < workers_.size(); ++w) {
+    const SimWorker& worker = workers_[w];
+    if (worker.is(S::kWorking)) ++working, rate += worker.rate();
+    if (worker.idle_since != 0) ++idle;
+    ECHO_CHECK(worker.idle_since == 0 || (idle_.contains(worker.idle_since) && worker.is(S::kWorking)), "worker {}",
+               id_of(w));
+    ECHO_CHECK(worker.is(S::kWorking) || (!worker.serving && !worker.holds_work()), "worker {} is {} and at work",
+               id_of(w), to_string(worker.state));
+    ECHO_CHECK(!worker.serving || !worker.queue.empty(), "worker {} generates nothing", id_of(w));
+    ECHO_CHECK(worker.drain != SimWorker::Drain::kDone || !worker.holds_work(), "worker {} is drained", id_of(w));
+    ECHO_CHECK(w >= first_alive_ || worker.dead(), "worker {} lives", id_of(w));
+  }
+  ECHO_CHECK(working == working_ && idle == idle_.size(), "{} of {} work, {} of {} wait", working_, working,
+             idle_.size(), idle);
+  ECHO_CHECK(std::abs(rate - rate_) <= 1e-6 * std::max(1.0, rate), "{} of {} rollouts/s", rate_, rate);
+}
+
+}  // namespace echoline::sim
