@@ -127,11 +127,11 @@ Status play(const Arguments& a) {
   ECHO_ASSIGN(const auto episode, adapter->begin(problem, data_plane::episode_seed(choice.seed, a.problem, 0)));
 
   const Table table(a.as_json);
-  const bool chat = choice.task.chat;
+  const bool chat = choice.prompts.chat;
   table.head(
       fmt::format("{}: problem {}, seed {}", printable(choice.label), printable(problem.id(), 128), choice.seed));
-  table.tell(chat ? Told(learner::task_messages(choice.task, problem))
-                  : model::conversation(problem.prompt(), choice.task.prompt, {}).back().content,
+  table.tell(chat ? Told(learner::task_messages(choice.prompts, problem))
+                  : model::conversation(problem.prompt(), choice.prompts.text, {}).back().content,
              chat);
   Score total;
   json turns = json::array();

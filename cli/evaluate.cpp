@@ -90,13 +90,13 @@ Result<Subject> subject(const Arguments& a) {
   }
   if (!a.api.empty() && !server)
     return fail(Code::kInvalid, "evaluate", "--api says how a server is asked: it needs --url");
-  if (!server ||
-      (a.api.empty() ? !s.config.task.chat : a.api == "completions")) {  // in the tokens and the template of the model
+  if (!server || (a.api.empty() ? !s.config.prompts.chat
+                                : a.api == "completions")) {  // in the tokens and the template of the model
     std::optional<std::filesystem::path> folder = s.config.model.path;
     if (!s.policy.empty()) folder = s.policy;
     auto files = folder ? model::ModelFiles::read(*folder) : model::ModelFiles::of_preset(*s.config.model.preset);
     if (!files) return as_mistake(std::move(files).error());
-    ECHO_ASSIGN(s.phrasing, learner::run_phrasing(s.config, *files));
+    ECHO_ASSIGN(s.phrasing, model::Phrasing::make(*files, s.config.prompts));
   }
   ECHO_ASSIGN(s.adapter,
               data_plane::make_adapter(s.config.task.adapter, s.config.task.options_json, s.config.run.seed));

@@ -42,7 +42,7 @@ struct Graders {
   std::optional<Result<model::Phrasing>> phrasing;
 };
 
-Result<std::unique_ptr<data_plane::Adapter>> made(const learner::TaskSection& task, std::uint64_t seed) {
+Result<std::unique_ptr<data_plane::Adapter>> made(const data_plane::TaskSettings& task, std::uint64_t seed) {
   auto adapter = data_plane::make_adapter(task.adapter, task.options_json, seed);
   if (!adapter) return as_mistake(std::move(adapter).error());
   return adapter;
@@ -61,7 +61,7 @@ Status choose(const Arguments& a, const std::filesystem::path& run, Graders& g) 
     g.name = fmt::format("{}, as the run has it", g.run.task.adapter);
     return ok();
   }
-  learner::TaskSection task;
+  data_plane::TaskSettings task;
   if (!a.config.empty()) {
     ECHO_ASSIGN(const auto overrides, parse_overrides(a.overrides));
     ECHO_ASSIGN(const learner::RunConfig config, learner::load_run_config(a.config, overrides));
@@ -96,7 +96,7 @@ Result<const model::Phrasing*> phrasing_of(Graders& g) {
     g.phrasing = [&]() -> Result<model::Phrasing> {
       ECHO_ASSIGN(const model::ModelFiles files, g.run.model.path ? model::ModelFiles::read(*g.run.model.path)
                                                                   : model::ModelFiles::of_preset(*g.run.model.preset));
-      return learner::run_phrasing(g.run, files);
+      return model::Phrasing::make(files, g.run.prompts);
     }();
   });
   if (!*g.phrasing) return g.phrasing->error();

@@ -93,7 +93,8 @@ Result<TaskChoice> of_file(const TaskWords& words, const fs::path& path) {
     return fail(Code::kInvalid, "", "{} names its task: what is behind -- is for `process`", path.string());
   ECHO_ASSIGN(const auto overrides, parse_overrides(words.overrides));
   ECHO_ASSIGN(const learner::RunConfig config, learner::load_run_config(path, overrides));
-  return TaskChoice{config.task, config.run.seed, fmt::format("{} of {}", config.task.adapter, path.string())};
+  return TaskChoice{config.task, config.prompts, config.run.seed,
+                    fmt::format("{} of {}", config.task.adapter, path.string())};
 }
 
 }  // namespace

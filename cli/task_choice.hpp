@@ -25,7 +25,8 @@ struct TaskWords {
 
 // What is meant.
 struct TaskChoice {
-  learner::TaskSection task;  // of an adapter named alone: with nothing around its problems
+  data_plane::TaskSettings task;
+  model::PromptStyle prompts;  // of an adapter named alone: nothing around its problems
   std::uint64_t seed = 1;
   std::string label;  // for people: "process (tasks/sums.py)"
 };

@@ -16,8 +16,8 @@ constexpr std::size_t kReasonBytesMax = 200, kReasonsMax = 16;
 
 }  // namespace
 
-std::vector<ChatMessage> task_messages(const TaskSection& task, const schema::Problem& problem) {
-  return model::conversation(data_plane::prompt_of(problem), task.prompt, task.system);
+std::vector<ChatMessage> task_messages(const model::PromptStyle& style, const schema::Problem& problem) {
+  return model::conversation(data_plane::prompt_of(problem), style.text, style.system);
 }
 
 Interval wilson_interval(double share, double trials) {
@@ -174,7 +174,7 @@ Status ask_server(TextServer& server, const RunConfig& config, const model::Phra
     question.prompt = std::move(prompt);
     if (chat != chats.end()) {
       question.messages = chat->second;
-      question.template_options_json = config.task.chat_options_json;
+      question.template_options_json = config.prompts.chat_options_json;
     }
     return server.submit(std::move(question));
   };
@@ -185,7 +185,7 @@ Status ask_server(TextServer& server, const RunConfig& config, const model::Phra
     for (; next < total && server.inside() < TextServer::kInsideMax / 64; ++next) {
       const schema::Problem& problem = problems[next / questions.samples];
       if (phrasing == nullptr) {
-        chats[next] = task_messages(config.task, problem);
+        chats[next] = task_messages(config.prompts, problem);
         ECHO_TRY(ask(next, {}));
       } else if (auto text = phrasing->prompt_text(data_plane::prompt_of(problem))) {
         ECHO_TRY(ask(next, std::move(*text)));
@@ -200,7 +200,7 @@ Status ask_server(TextServer& server, const RunConfig& config, const model::Phra
         chats.erase(ended.id);
         continue;
       }
-      const auto [text, stopped] = up_to_stop(ended.answer->text, config.rollout.stop);
+      const auto [text, stopped] = up_to_stop(ended.answer->text, config.prompts.stop);
       // How many tokens what was cut off had is not known.
       const bool whole = text.size() == ended.answer->text.size();
       ECHO_ASSIGN(std::optional<Told> told, held_out.answered(ended.id, text, ended.answer->finished || stopped,

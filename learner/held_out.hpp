@@ -19,7 +19,7 @@
 namespace echoline::learner {
 
 // A problem in the text that the run has around it, as a conversation.
-std::vector<ChatMessage> task_messages(const TaskSection& task, const schema::Problem& problem);
+std::vector<ChatMessage> task_messages(const model::PromptStyle& style, const schema::Problem& problem);
 
 struct Interval {
   double low = 0, high = 0;

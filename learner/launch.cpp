@@ -5,6 +5,7 @@
 #include "learner/planning.hpp"
 #include "overlay/uv/hosts.hpp"
 #include "provisioner/host_script.hpp"
+#include "provisioner/offer_links.hpp"
 #include "provisioner/providers/registry.hpp"
 
 namespace echoline::learner {
@@ -15,6 +16,7 @@ std::vector<std::string> here(const provisioner::Offer& offer, const RunConfig& 
   const std::filesystem::path folder = std::filesystem::absolute(local.folder / offer.id);
   std::error_code error;
   std::filesystem::remove_all(folder, error);  // of an earlier machine under this offer
+  const auto [up, down] = provisioner::links_of(offer, config.fleet, config.paths);
   const auto rate = [](BitRate r) { return fmt::format("{} bit/s", r.bits_per_s); };
   return {local.program.string(),
           "worker",
@@ -25,9 +27,9 @@ std::vector<std::string> here(const provisioner::Offer& offer, const RunConfig& 
           "--folder",
           folder.string(),
           "--up",
-          rate(worker_up(config, offer)),
+          rate(up),
           "--down",
-          rate(worker_down(config, offer)),
+          rate(down),
           "--rollouts-per-s",
           fmt::format("{}", offer.rollouts_per_s)};
 }

@@ -13,7 +13,7 @@ namespace {
 
 // Of links that nobody has stated. The learner's feeds all: taken for wider than it is, it would be the slowest hop of
 // everybody's way; for narrower, workers forward a little more than they would have to.
-constexpr BitRate kLearnerUnstated{1e9}, kWorkerUnstated{1e10};
+constexpr BitRate kLearnerUnstated{1e9};
 
 }  // namespace
 
@@ -24,21 +24,7 @@ Result<model::ModelConfig> run_model_config(const RunConfig& config) {
   return model;
 }
 
-Result<model::Phrasing> run_phrasing(const RunConfig& config, const model::ModelFiles& files) {
-  const TaskSection& task = config.task;
-  return model::Phrasing::make(
-      files, {task.prompt, task.chat, task.system, task.chat_options_json, config.rollout.stop, task.turn});
-}
-
 BitRate learner_up(const RunConfig& config) { return config.network.uplink.value_or(kLearnerUnstated); }
-
-BitRate worker_up(const RunConfig& config, const provisioner::Offer& offer) {
-  return config.paths.capped(offer.up.value_or(config.fleet.assume.up.value_or(kWorkerUnstated)));
-}
-
-BitRate worker_down(const RunConfig& config, const provisioner::Offer& offer) {
-  return config.paths.capped(offer.down.value_or(config.fleet.assume.down.value_or(kWorkerUnstated)));
-}
 
 Bytes gpu_memory_needed(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens) {
   constexpr std::uint64_t kGpuProgram = 1'000'000'000;  // context, libraries, workspace

@@ -6,7 +6,6 @@
 #include "base/result.hpp"
 #include "learner/run_config.hpp"
 #include "model/config.hpp"
-#include "model/phrasing.hpp"
 #include "provisioner/offers.hpp"
 #include "provisioner/plan.hpp"
 #include "provisioner/provider.hpp"
@@ -20,9 +19,6 @@ struct RunPlan {
 
 // The shape of the run's model: of its preset, or of the config.json in its folder.
 Result<model::ModelConfig> run_model_config(const RunConfig& config);
-
-// How the run puts its problems to the model.
-Result<model::Phrasing> run_phrasing(const RunConfig& config, const model::ModelFiles& files);
 
 // What the run asks of a plan.
 provisioner::PlanRequest plan_request(const RunConfig& config, const model::ModelConfig& model,
@@ -49,10 +45,6 @@ inline std::uint64_t steps_kept(const RunConfig& config) {
 
 // What the learner is taken to send: as stated, or 1 Gbit/s.
 BitRate learner_up(const RunConfig& config);
-
-// The rate a rented worker may send and receive at: its offer's, at most the run's cap.
-BitRate worker_up(const RunConfig& config, const provisioner::Offer& offer);
-BitRate worker_down(const RunConfig& config, const provisioner::Offer& offer);
 
 // What the provider that the run rents from needs to know.
 provisioner::ProviderOptions provider_options(const RunConfig& config);

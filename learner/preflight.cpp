@@ -101,7 +101,7 @@ class Preflighter {
                 folder ? model::ModelFiles::read(*folder) : model::ModelFiles::of_preset(*config_.model.preset));
     if (folder) ECHO_TRY(model::check_weights(*folder, files.config));
     model_ = files.config;
-    ECHO_ASSIGN(phrasing_, run_phrasing(config_, files));
+    ECHO_ASSIGN(phrasing_, model::Phrasing::make(files, config_.prompts));
     return ok();
   }
 
@@ -264,7 +264,7 @@ class Preflighter {
   // Warns of settings of the built-in trainer that are seldom meant.
   void check_settings() {
     if (config_.learner.trainer != TrainerKind::kBuiltIn) return;
-    const double rate = config_.learner.optimizer.learning_rate, usual = config_.model.default_learning_rate();
+    const double rate = config_.learner.optimizer.learning_rate, usual = default_learning_rate(config_.model);
     const double away = rate > usual ? rate / usual : usual / rate;
     if (away >= kLearningRateFactorUsual)
       add("learning rate", Verdict::kWarning,

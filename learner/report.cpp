@@ -78,8 +78,8 @@ json worker_json(const WorkerEntry& w) {
           {"memory_bytes", bytes_or_null(w.memory_bytes)},
           {"version", w.version ? json(w.version->value) : json(nullptr)},
           {"digest", w.version ? json(overlay::to_hex(w.digest)) : json(nullptr)},
-          {"away", w.away},
-          {"lost", w.lost}};
+          {"away", w.presence == Presence::kAway},
+          {"lost", w.presence == Presence::kLost}};
 }
 
 json regrading_json(const RegradingCounts& c) {
@@ -145,8 +145,8 @@ json worker_status(const WorkerEntry& w, std::optional<double> rollouts_per_s,
           {"seed", seed},
           {"quarantined", w.quarantined},
           {"troubles", w.troubles},
-          {"away", w.away},
-          {"lost", w.lost}};
+          {"away", w.presence == Presence::kAway},
+          {"lost", w.presence == Presence::kLost}};
 }
 
 json make_report(const ReportInput& input) {
@@ -162,7 +162,7 @@ json make_report(const ReportInput& input) {
   std::uint64_t alive = 0, acknowledged = 0;
   json differing = json::array();  // who acknowledged the last version with another digest
   for (const WorkerEntry& w : input.workers) {
-    if (w.lost || w.away) continue;
+    if (w.presence != Presence::kPresent) continue;
     ++alive;
     if (w.version != input.version) continue;
     ++acknowledged;

@@ -18,6 +18,12 @@
 
 namespace echoline::learner {
 
+enum class Presence : std::uint8_t {
+  kPresent,
+  kAway,  // out of reach, but expected back
+  kLost,  // gone for good
+};
+
 // A worker at the end of the run, or when it was lost.
 struct WorkerEntry {
   WorkerId id;
@@ -32,8 +38,7 @@ struct WorkerEntry {
   std::uint64_t memory_bytes = 0, heap_bytes = 0;  // as it says; 0: it has not
   std::optional<Version> version;
   overlay::Digest digest{};
-  bool away = false;           // out of reach, but expected back
-  bool lost = false;           // gone for good
+  Presence presence = Presence::kPresent;
   bool quarantined = false;    // forwarded bad chunks: it forwards no more
   std::uint64_t troubles = 0;  // events of this name about it
 };

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "chains/fleet_graph.hpp"
-#include "learner/planning.hpp"
+#include "provisioner/offer_links.hpp"
 
 namespace echoline::learner {
 
@@ -34,9 +34,9 @@ std::uint32_t Roster::region_of(const std::string& name, const std::string& plac
 bool Roster::joined(WorkerId id, const std::string& name, std::uint32_t region, TimePoint now) {
   const std::lock_guard lock(mutex_);
   WorkerEntry& w = workers_[id];
-  const bool back = w.away || w.lost;
+  const bool back = w.presence != Presence::kPresent;
   if (back) meters_[id].returned(now);
-  w.away = w.lost = false;
+  w.presence = Presence::kPresent;
   w.id = id;
   w.offer = name;
   w.region = region;
@@ -49,16 +49,14 @@ bool Roster::joined(WorkerId id, const std::string& name, std::uint32_t region, 
 bool Roster::away(WorkerId id) {
   const std::lock_guard lock(mutex_);
   if (frozen_) return false;
-  WorkerEntry& w = workers_[id];
-  w.away = !w.lost;
+  if (Presence& presence = workers_[id].presence; presence == Presence::kPresent) presence = Presence::kAway;
   return true;
 }
 
 bool Roster::lost(WorkerId id) {
   const std::lock_guard lock(mutex_);
   if (frozen_) return false;
-  workers_[id].away = false;
-  workers_[id].lost = true;
+  workers_[id].presence = Presence::kLost;
   return true;
 }
 
@@ -120,30 +118,23 @@ void Roster::freeze() {
 
 std::size_t Roster::alive() const {
   const std::lock_guard lock(mutex_);
-  return static_cast<std::size_t>(
-      std::count_if(workers_.begin(), workers_.end(), [](const auto& entry) { return !entry.second.lost; }));
+  return static_cast<std::size_t>(std::count_if(
+      workers_.begin(), workers_.end(), [](const auto& entry) { return entry.second.presence != Presence::kLost; }));
 }
 
 std::vector<std::pair<WorkerId, std::string>> Roster::present() const {
   const std::lock_guard lock(mutex_);
   std::vector<std::pair<WorkerId, std::string>> there;
   for (const auto& [id, w] : workers_)
-    if (!w.away && !w.lost) there.emplace_back(id, w.offer);
+    if (w.presence == Presence::kPresent) there.emplace_back(id, w.offer);
   return there;
 }
 
 bool Roster::all_present_have(Version version) const {
   const std::lock_guard lock(mutex_);
   return std::all_of(workers_.begin(), workers_.end(), [&](const auto& entry) {
-    return entry.second.lost || entry.second.away || entry.second.version == version;
+    return entry.second.presence != Presence::kPresent || entry.second.version == version;
   });
-}
-
-// By its offer. Needs mutex_.
-BitRate Roster::link_rate(const WorkerEntry& worker, bool up) const {
-  if (const provisioner::Offer* offer = offer_named(worker.offer))
-    return up ? worker_up(config_, *offer) : worker_down(config_, *offer);
-  return config_.paths.worker_rate.value_or(BitRate{1e12});
 }
 
 std::vector<chains::WorkerLink> Roster::links_of(std::span<const WorkerId> workers) const {
@@ -152,7 +143,9 @@ std::vector<chains::WorkerLink> Roster::links_of(std::span<const WorkerId> worke
   for (const WorkerId id : workers) {
     const auto found = workers_.find(id);
     const WorkerEntry& w = found == workers_.end() ? WorkerEntry{} : found->second;
-    links.push_back({id, link_rate(w, true), link_rate(w, false), w.delay, w.region});
+    const provisioner::Offer* offer = offer_named(w.offer);
+    const auto [up, down] = provisioner::links_of(offer ? *offer : provisioner::Offer{}, config_.fleet, config_.paths);
+    links.push_back({id, up, down, w.delay, w.region});
   }
   return links;
 }
@@ -189,10 +182,8 @@ std::uint64_t Roster::floods() const {
 
 void Roster::check() const {
   const std::lock_guard lock(mutex_);
-  for (const auto& [id, w] : workers_) {
-    ECHO_CHECK(!(w.away && w.lost), "worker {} is away and lost", id);
+  for (const auto& [id, w] : workers_)
     ECHO_CHECK(w.id == id || w.offer.empty(), "worker {} is entered as {}", id, w.id);
-  }
   for (const auto& [id, meter] : meters_)
     ECHO_CHECK(workers_.contains(id), "worker {} is measured and not entered", id);
 }

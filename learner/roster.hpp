@@ -61,7 +61,6 @@ class Roster {
 
  private:
   const provisioner::Offer* offer_named(const std::string& name) const;
-  BitRate link_rate(const WorkerEntry& worker, bool up) const;
 
   const RunConfig& config_;
   mutable std::mutex mutex_;  // guards all that follows

@@ -7,9 +7,6 @@
 #include "base/suggest.hpp"
 #include "base/text.hpp"
 #include "chains/planner.hpp"
-#include "data_plane/adapters/adapter.hpp"
-#include "learner/task_config.hpp"
-#include "model/phrasing.hpp"
 #include "overlay/trust/authority.hpp"
 #include "replay_buffer/rules.hpp"
 
@@ -36,52 +33,10 @@ void read_run(ConfigSection s, RunSection& c) {
          {"where the folders of runs are; this run's is `folder`/`name`", "`runs` in the working directory"});
 }
 
-void read_model(ConfigSection s, ModelSection& c) {
-  s.read("preset", c.preset, "a new model, initialised from the seed; `echoline model init --help` lists the presets");
-  s.read("path", c.path, "a Hugging Face directory: config.json, safetensors and tokenizer.json");
-  if (c.preset.has_value() == c.path.has_value())
-    s.error("", "expected exactly one of 'preset' (a new model) and 'path' (a Hugging Face directory)");
-}
-
 void read_evaluation(ConfigSection s, EvaluationSection& c) {
   s.read("every", c.every, {.min = 0, .max = 1'000'000},
          "learner steps from one to the next; 0: only before the first step and after the last");
   s.read("problems", c.problems, {.min = 1, .max = 1'000'000}, {"the first so many held-out problems", "all"});
-}
-
-void read_rollout(ConfigSection s, RolloutSection& c) {
-  s.read("prompts_per_step", c.prompts_per_step, {.min = 1, .max = 1'000'000}, "problems in a learner step");
-  s.read("group_size", c.group_size, {.min = 2, .max = 1024},
-         "G, the responses to each of them; R = `prompts_per_step` * G trajectories make a step");
-  s.read("temperature", c.temperature, {.min = 1e-3, .max = 10.0}, "divides the logits before a token is drawn");
-  s.read("top_p", c.top_p, {.min = 1e-3, .max = 1.0},
-         "tokens are drawn from the likeliest ones that together have this probability; 1: from all");
-  s.read("top_k", c.top_k, {.min = 0, .max = 1'000'000}, "and from so many likeliest ones at most; 0: from all");
-  s.read("min_p", c.min_p, {.min = 0.0, .max = 1.0},
-         "and from those that are at least this part as likely as the likeliest; 0: from all");
-  s.read("response_tokens_max", c.response_tokens_max, {.min = 1, .max = 1'000'000},
-         "a response that has not ended by then is cut; in a task of many turns, all of them and what the policy is "
-         "told between them");
-  s.read("turn_tokens_max", c.turn_tokens_max, {.min = 1, .max = 1'000'000},
-         {"so does a turn that has not ended by then", "what is left of the response"});
-  s.read("stop", c.stop,
-         {"a response ends when its text contains one of these, such as [\"</answer>\"]; it stays part of the text",
-          "none"});
-  for (const std::string& stop : c.stop)
-    if (stop.empty() || stop.size() > model::kStopBytesMax || c.stop.size() > model::kStopsMax)
-      s.error("stop", fmt::format("expected at most {} texts of 1 to {} bytes, found {} of them, one '{}'",
-                                  model::kStopsMax, model::kStopBytesMax, c.stop.size(), stop));
-  s.read_choice(
-      "on_new_policy", c.on_new_policy,
-      {{"continue", schema::ON_NEW_POLICY_CONTINUE},
-       {"finish", schema::ON_NEW_POLICY_FINISH},
-       {"abort", schema::ON_NEW_POLICY_ABORT}},
-      "what becomes of the responses a worker is at when it gets a new policy: they go on under it, each token "
-      "with its own version (continue), they are finished first (finish), or others begin anew (abort)");
-  s.read("metadata_max", c.metadata_max, {.min = Bytes{0}, .max = data_plane::kMetadataMost},
-         "of the metadata that a worker may hand in with a trajectory; it is stored with it. A trajectory with more is "
-         "refused");
-  replay_buffer::read(s, c.lease);
 }
 
 void read_warm_start(ConfigSection s, WarmStartSection& c) {
@@ -101,8 +56,8 @@ void read_device(ConfigSection s, std::string& device, const char* description) 
     s.error("device", fmt::format("expected cpu, cuda or cuda:N, found '{}'", device));
 }
 
-void read_learner(ConfigSection s, const RunSection& run, const ModelSection& model, const RolloutSection& rollout,
-                  LearnerSection& c) {
+void read_learner(ConfigSection s, const RunSection& run, const model::ModelSettings& model,
+                  const data_plane::RolloutSettings& rollout, LearnerSection& c) {
   s.read_choice(
       "trainer", c.trainer, {{"built_in", TrainerKind::kBuiltIn}, {"external", TrainerKind::kExternal}},
       "what trains: this program, or one of the user's own that takes batches and publishes policies over `api` "
@@ -183,7 +138,7 @@ void read_learner(ConfigSection s, const RunSection& run, const ModelSection& mo
   s.read_choice(
       "kl_form", c.loss.kl_form, {{"k3", KlForm::kK3}, {"k2", KlForm::kK2}, {"k1", KlForm::kK1}},
       "the estimate of that divergence: added to the loss (k3, k2), or taken off the reward of each token (k1)");
-  c.optimizer.learning_rate = model.default_learning_rate();
+  c.optimizer.learning_rate = default_learning_rate(model);
   s.read("learning_rate", c.optimizer.learning_rate, {.min = 0.0, .max = 1.0},
          {"of AdamW, after the warmup",
           "`1e-6` for a model that is loaded (`model.path`), `1e-3` for a new one (`model.preset`)"});
@@ -247,7 +202,7 @@ void read_network(ConfigSection s, RunConfig& c) {
   provisioner::read(s, c.paths);
 }
 
-void read_worker(ConfigSection s, const RolloutSection& rollout, WorkerSection& c) {
+void read_worker(ConfigSection s, const data_plane::RolloutSettings& rollout, WorkerSection& c) {
   s.read_choice("engine", c.engine, {{"builtin", "builtin"}, {"sglang", "sglang"}, {"vllm", "vllm"}},
                 "what generates on a rented worker: the engine that comes with it, or a server that it starts");
   s.read("engine_command", c.engine_command,
@@ -276,13 +231,26 @@ void read_worker(ConfigSection s, const RolloutSection& rollout, WorkerSection& 
                 c.engine));
 }
 
+void read_tasks(ConfigSection root, RunConfig& c) {
+  ConfigSection task = root.section("task", "What the model learns.");
+  data_plane::read(task, c.task, root.has("tasks"));
+  model::read_prompts(task, c.prompts);
+  data_plane::read_list(root, c.task);
+}
+
+void read_rollout(ConfigSection s, RunConfig& c) {
+  data_plane::read(s, c.rollout);
+  model::read_stop(s, c.prompts);
+  replay_buffer::read(s, c.lease);
+}
+
 void read_all(ConfigSection root, RunConfig& c) {
   read_run(root.section("run", "The run itself."), c.run);
-  read_model(root.section("model", "The model that is trained. Exactly one of the two keys is needed."), c.model);
-  read_tasks(root, c.task);
+  model::read(root.section("model", "The model that is trained. Exactly one of the two keys is needed."), c.model);
+  read_tasks(root, c);
   read_evaluation(root.section("evaluation", "Greedy answers to held-out problems, while the run goes on."),
                   c.evaluation);
-  read_rollout(root.section("rollout", "How responses are generated."), c.rollout);
+  read_rollout(root.section("rollout", "How responses are generated."), c);
   replay_buffer::read(root.section("staleness", "How old a policy may be whose trajectories are trained on."),
                       c.staleness);
   read_learner(root.section("learner", "Loss, optimiser, checkpoints."), c.run, c.model, c.rollout, c.learner);
@@ -296,10 +264,10 @@ void read_all(ConfigSection root, RunConfig& c) {
 
 void read_simulated_run(ConfigSection root, RunConfig& c) {
   read_run(root.section("run"), c.run);
-  if (root.has("model")) read_model(root.section("model"), c.model);
-  if (root.has("task") || root.has("tasks")) read_tasks(root, c.task);
+  if (root.has("model")) model::read(root.section("model"), c.model);
+  if (root.has("task") || root.has("tasks")) read_tasks(root, c);
   if (root.has("evaluation")) read_evaluation(root.section("evaluation"), c.evaluation);
-  read_rollout(root.section("rollout"), c.rollout);
+  read_rollout(root.section("rollout"), c);
   replay_buffer::read(root.section("staleness"), c.staleness);
   read_learner(root.section("learner"), c.run, c.model, c.rollout, c.learner);
   read_network(root.section("network"), c);

@@ -9,11 +9,9 @@
 
 #include "base/result.hpp"
 #include "base/units.hpp"
-#include "chains/topology.hpp"
-#include "data_plane/adapters/adapter.hpp"
-#include "data_plane/schema.pb.h"
-#include "data_plane/trajectory.hpp"
+#include "data_plane/settings.hpp"
 #include "learner/training_config.hpp"
+#include "model/settings.hpp"
 #include "overlay/settings.hpp"
 #include "provisioner/settings.hpp"
 #include "replay_buffer/rules.hpp"
@@ -32,51 +30,14 @@ struct RunSection {
   std::filesystem::path folder = "runs";  // once read, absolute like every path of the run file
 };
 
-struct ModelSection {
-  // Exactly one of the two: a preset initialised from the seed, or a Hugging Face directory.
-  std::optional<std::string> preset;
-  std::optional<std::filesystem::path> path;
-  double default_learning_rate() const { return path ? kLearningRateOfLoadedModel : kLearningRateOfNewModel; }
-};
-
-struct TaskSection {
-  std::string adapter;              // data_plane::kSeveral where the run has several
-  std::string options_json = "{}";  // the adapter's own configuration
-  bool scored_by_workers = true;
-  std::vector<data_plane::TaskOfSeveral> several;
-  // Whether workers hand in text only, which the learner scores; by a problem's id.
-  bool scored_by_learner(std::string_view problem_id) const;
-  // How a problem is put to the model (model/phrasing.hpp).
-  std::string prompt = "{prompt}";         // the problem goes where {prompt} stands
-  std::string turn = "\n{observation}\n";  // without `chat`: between a turn and the next
-  bool chat = false;                       // in the model's chat template, as the message of a user
-  std::string system;                      // the message before it; needs `chat`
-  std::string chat_options_json = "{}";    // more names for the template, such as enable_thinking
-};
+inline double default_learning_rate(const model::ModelSettings& model) {
+  return model.path ? kLearningRateOfLoadedModel : kLearningRateOfNewModel;
+}
 
 // Greedy answers to held-out problems: before the first step, after the last, and in between.
 struct EvaluationSection {
   std::uint32_t every = 0;                // steps; 0: only before and after
   std::optional<std::uint32_t> problems;  // the first so many; absent: all
-};
-
-struct RolloutSection {
-  std::uint32_t prompts_per_step = 32;
-  std::uint32_t group_size = 8;  // G; R = prompts_per_step * group_size trajectories per step
-  double temperature = 1.0;
-  double top_p = 1.0;
-  std::uint32_t top_k = 0;  // 0: all
-  double min_p = 0;
-  std::uint32_t response_tokens_max = 64;
-  std::optional<std::uint32_t> turn_tokens_max;
-  std::vector<std::string> stop;                  // strings that end a response
-  Bytes metadata_max = data_plane::kMetadataMax;  // of a trajectory
-  schema::OnNewPolicy on_new_policy = schema::ON_NEW_POLICY_CONTINUE;
-  replay_buffer::LeaseSettings lease;
-  std::uint64_t trajectories_per_step() const { return std::uint64_t{prompts_per_step} * group_size; }
-  bool truncates() const {
-    return top_p < 1 || top_k > 0 || min_p > 0;
-  }  // tokens are drawn from a part of the distribution
 };
 
 struct WarmStartSection {
@@ -114,10 +75,12 @@ struct WorkerSection {
 
 struct RunConfig {
   RunSection run;
-  ModelSection model;
-  TaskSection task;
+  model::ModelSettings model;
+  data_plane::TaskSettings task;
+  model::PromptStyle prompts;  // of the sections `task` and `rollout`
   EvaluationSection evaluation;
-  RolloutSection rollout;
+  data_plane::RolloutSettings rollout;
+  replay_buffer::LeaseSettings lease;  // of the section `rollout` too
   replay_buffer::StalenessSettings staleness;
   LearnerSection learner;
   overlay::NetworkSettings network;
@@ -126,7 +89,7 @@ struct RunConfig {
   WorkerSection worker;
   std::string resolved_yaml;  // what was read, defaults included
   replay_buffer::Pacing pacing() const;
-  replay_buffer::LeaseLength lease_length() const { return {rollout.lease, rollout.response_tokens_max}; }
+  replay_buffer::LeaseLength lease_length() const { return {lease, rollout.response_tokens_max}; }
   std::filesystem::path run_folder() const { return run.folder / run.name; }
 };
 

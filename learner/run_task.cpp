@@ -1,7 +1,5 @@
 #include "learner/run_task.hpp"
 
-#include <algorithm>
-
 #include "learner/batch.hpp"
 #include "learner/planning.hpp"
 
@@ -16,7 +14,7 @@ Result<std::unique_ptr<data_plane::Adapter>> run_adapter(const RunConfig& config
 Result<RunTask> RunTask::read(const RunConfig& config) {
   ECHO_ASSIGN(model::ModelFiles files, config.model.path ? model::ModelFiles::read(*config.model.path)
                                                          : model::ModelFiles::of_preset(*config.model.preset));
-  ECHO_ASSIGN(model::Phrasing phrasing, run_phrasing(config, files));
+  ECHO_ASSIGN(model::Phrasing phrasing, model::Phrasing::make(files, config.prompts));
   ECHO_ASSIGN(auto adapter, run_adapter(config));
   std::vector<schema::Problem> evaluation = adapter->evaluation();
   if (config.evaluation.problems && *config.evaluation.problems < evaluation.size())
@@ -46,11 +44,7 @@ void RunTask::describe(const RunConfig& config, schema::RunSpec& spec) const {
   for (const model::Token token : phrasing.eos()) spec.add_eos(static_cast<std::uint32_t>(token));
   spec.set_prompt_json(phrasing.prompt_json());
   // What may hold secrets stays here.
-  const auto& several = config.task.several;
-  const bool scored_there = several.empty()
-                                ? config.task.scored_by_workers
-                                : std::ranges::any_of(several, [](const auto& task) { return task.scored_by_workers; });
-  if (!scored_there) return;
+  if (!config.task.any_scored_by_workers()) return;
   spec.set_adapter_name(config.task.adapter);
   spec.set_adapter_config_json(adapter->options_for_workers(config.task.options_json));
 }

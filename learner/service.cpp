@@ -35,6 +35,7 @@
 #include "overlay/uv/hosts.hpp"
 #include "overlay/uv/node.hpp"
 #include "provisioner/fleet_driver.hpp"
+#include "provisioner/offer_links.hpp"
 #include "provisioner/providers/registry.hpp"
 
 namespace echoline::learner {
@@ -181,15 +182,7 @@ class Service {
     schema::RunSpec spec;
     spec.set_run(config_.run.name);
     task_->describe(config_, spec);
-    spec.set_group_size(config_.rollout.group_size);
-    spec.set_temperature(config_.rollout.temperature);
-    spec.set_top_p(config_.rollout.top_p);
-    spec.set_top_k(config_.rollout.top_k);
-    spec.set_min_p(config_.rollout.min_p);
-    spec.set_on_new_policy(config_.rollout.on_new_policy);
-    spec.set_turn_tokens_max(config_.rollout.turn_tokens_max.value_or(0));
-    spec.set_response_tokens_max(config_.rollout.response_tokens_max);
-    spec.set_metadata_bytes_max(config_.rollout.metadata_max.count);
+    config_.rollout.describe(spec);
     schema::LearnerMessage message;
     ECHO_ASSIGN(*message.mutable_run_spec(), data_plane::pack_run_spec(spec));
     const std::lock_guard lock(joining_mutex_);
@@ -212,7 +205,9 @@ class Service {
     overlay::LearnerOptions o;
     o.network = config_.network;
     o.up_expected = learner_up(config_);
-    const auto up_of = [this](const provisioner::PlanRow* row) { return worker_up(config_, row->offer); };
+    const auto up_of = [this](const provisioner::PlanRow* row) {
+      return provisioner::links_of(row->offer, config_.fleet, config_.paths).up;
+    };
     if (config_.paths.worker_rate)
       o.chain_rate = *config_.paths.worker_rate;
     else if (const auto chosen = plan_.plan.chosen(); !chosen.empty())  // of the slowest, as the plan has it

@@ -12,10 +12,6 @@ std::optional<T> either(const std::optional<T>& stated, const std::optional<T>& 
   return stated ? stated : assumed;
 }
 
-std::optional<BitRate> capped(const PlanRequest& r, const std::optional<BitRate>& rate) {
-  return rate ? std::optional(r.paths.capped(*rate)) : std::nullopt;
-}
-
 double days(Duration d) { return seconds(d) / 86400; }
 
 std::string not_stated(std::string_view what, std::string_view key) {
@@ -24,12 +20,6 @@ std::string not_stated(std::string_view what, std::string_view key) {
 
 }  // namespace
 
-std::optional<BitRate> up_of(const PlanRequest& r, const Offer& o) {
-  return capped(r, either(o.up, r.fleet.assume.up));
-}
-std::optional<BitRate> down_of(const PlanRequest& r, const Offer& o) {
-  return capped(r, either(o.down, r.fleet.assume.down));
-}
 std::optional<double> reliability_of(const PlanRequest& r, const Offer& o) {
   return either(o.reliability, r.fleet.assume.reliability);
 }
@@ -97,12 +87,11 @@ std::optional<std::string> defect_of(const PlanRequest& r, const Offer& o) {
   }
   if (r.run_time && duration && *duration < *r.run_time)
     return fmt::format("rentable for {:.2g} days, the run takes {:.2g}", days(*duration), days(*r.run_time));
-  const auto up = up_of(r, o);
+  const auto up = either(o.up, r.fleet.assume.up);
   if (!up) return not_stated("uplink", "up");
-  if (!down_of(r, o)) return not_stated("downlink", "down");
-  if (r.fleet.up_min && either(o.up, r.fleet.assume.up) < r.fleet.up_min)
-    return fmt::format("uplink {:.3g} Mbit/s below {:.3g}", either(o.up, r.fleet.assume.up)->mbit_per_s(),
-                       r.fleet.up_min->mbit_per_s());
+  if (!either(o.down, r.fleet.assume.down)) return not_stated("downlink", "down");
+  if (r.fleet.up_min && up < r.fleet.up_min)
+    return fmt::format("uplink {:.3g} Mbit/s below {:.3g}", up->mbit_per_s(), r.fleet.up_min->mbit_per_s());
   if (!(o.rollouts_per_s > 0)) return "throughput not known: no measurement, no profile of this GPU, no dlperf";
   const OfferCost cost = cost_of(r, o, 1);
   if (!cost.gpu)

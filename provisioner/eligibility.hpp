@@ -11,9 +11,7 @@ namespace echoline::provisioner {
 // $/h of an offer that receives every publication and sends `copies` of it.
 OfferCost cost_of(const PlanRequest& request, const Offer& offer, double copies);
 
-// Its links under the request's cap, assumed where not stated; absent where nothing is assumed either.
-std::optional<BitRate> up_of(const PlanRequest& request, const Offer& offer);
-std::optional<BitRate> down_of(const PlanRequest& request, const Offer& offer);
+// Assumed where not stated; absent where nothing is assumed either.
 std::optional<double> reliability_of(const PlanRequest& request, const Offer& offer);
 
 // What the plan assumes of it, as keys of fleet.assume.

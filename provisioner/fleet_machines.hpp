@@ -31,10 +31,15 @@ struct FleetOffer {
   double all_usd_per_hour() const { return usd_per_hour + traffic_usd_per_hour; }
 };
 
-// asked: the ledger is to book it; starting: the provider was asked; booting: it runs, its worker has not joined;
-// working; draining: it gets no more work and hands in what it has; stopping: asked to end; doubtful: nobody knows
-// whether it exists.
-enum class MachineState { kAsked, kStarting, kBooting, kWorking, kDraining, kStopping, kDoubtful };
+enum class MachineState {
+  kAsked,     // the ledger is to book it
+  kStarting,  // the provider was asked
+  kBooting,   // it runs, and its worker has not joined
+  kWorking,
+  kDraining,  // it gets no more work, and hands in its results
+  kStopping,  // the provider was asked to end it
+  kDoubtful,  // it may exist: the provider is asked whether it does
+};
 std::string_view to_string(MachineState state);
 
 struct FleetMachine {
@@ -60,8 +65,8 @@ struct FleetMachine {
   std::deque<Sample> samples;
   std::optional<double> measured;  // rollouts/s, of them
   double unfinished_s = 0;         // worked on what it has not handed in yet
-  // Of the whole fleet, when it last handed in something, or was seen to receive its first policy, or to ask for work
-  // that nobody could be given.
+  // The fleet's output at the last sign of progress: a result, a part of its first policy, or a request for work that
+  // could not be granted.
   double rollouts_then = 0;
   Duration worked_then{};
   Bytes received_then{};  // of that policy
@@ -72,8 +77,7 @@ struct FleetMachine {
   std::deque<Traffic> traffic;                 // from its first rollouts on: what it took to join is over by then
   std::optional<double> traffic_usd_per_hour;  // of it
 
-  // Rollouts/s, measured or promised. Who says nothing for a while, or is away, counts with what it last did: whoever
-  // hears of it judges its silence.
+  // Rollouts/s, measured or promised. A silent worker counts with its last measurement: presence is judged elsewhere.
   double rate() const { return measured.value_or(share * offer.rollouts_per_s); }
   // $ an hour, traffic included, which costs so many times what was planned until it has been measured.
   double price(double traffic_scale) const {
@@ -101,10 +105,10 @@ class FleetMachines {
   // To another state that may follow; everything else is a bug.
   void move(FleetMachine& machine, MachineState to, TimePoint now);
   void erase(const FleetMachine& machine);
-  // What a machine contributes to the totals is not what it was: its rate, its price, or whether it counts.
+  // The caller has changed a machine's rate, its price, or whether it counts.
   void changed() { totals_.reset(); }
 
-  // Null: there is none. Of several with one offer, the oldest.
+  // Null: there is none. If several machines have one offer, this is the oldest.
   FleetMachine* of(Ticket ticket) { return found(by_ticket_, ticket); }
   FleetMachine* of(WorkerId worker) { return found(by_worker_, worker); }
   FleetMachine* of(const std::string& offer) { return const_cast<FleetMachine*>(std::as_const(*this).of(offer)); }

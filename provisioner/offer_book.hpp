@@ -1,5 +1,5 @@
-// What a fleet can rent now, and what is known of it: offers that failed are left alone for a while, and hosts that do
-// not keep what they promise count as what they do. Private to provisioner/. Pure.
+// The offers that a fleet can rent now. An offer that failed waits for a while, and a host that does not keep its
+// promise counts with its measured share of it. Private to provisioner/. Pure.
 #pragma once
 #include <map>
 #include <string>

@@ -12,6 +12,7 @@
 #include "chains/score.hpp"
 #include "provisioner/allocation.hpp"
 #include "provisioner/eligibility.hpp"
+#include "provisioner/offer_links.hpp"
 #include "provisioner/replacement.hpp"
 
 namespace echoline::provisioner {
@@ -144,7 +145,7 @@ class Planner {
   Status connect(Solution& s) const {
     for (const std::size_t i : order_)
       if (std::binary_search(s.set.chosen.begin(), s.set.chosen.end(), i)) s.members.push_back(i);
-    const auto up = [&](std::size_t i) { return *up_of(request_, offer(i)); };
+    const auto up = [&](std::size_t i) { return links_of(offer(i), request_.fleet, request_.paths).up; };
     BitRate slowest_up = up(s.members.front()), fastest_up = slowest_up;
     for (const std::size_t i : s.members) {
       slowest_up = std::min(slowest_up, up(i));
@@ -155,7 +156,7 @@ class Planner {
       const Offer& o = offer(s.members[m]);
       // Nothing is measured yet: what the offer states stands for it.
       constexpr std::uint32_t kStated = 1000;
-      const BitRate o_up = up(s.members[m]), o_down = *down_of(request_, o);
+      const auto [o_up, o_down] = links_of(o, request_.fleet, request_.paths);
       const chains::PeerStats stated{
           o_up, request_.paths.worker_rate.value_or(fastest_up), kStated,
           static_cast<std::uint32_t>(std::lround(reliability_of(request_, o).value_or(0) * kStated)), Duration{}};

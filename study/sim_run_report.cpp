@@ -25,7 +25,7 @@ learner::WorkerEntry entry(const sim::SimMachine& m) {
   w.bytes_in = static_cast<std::uint64_t>(m.bytes_in);
   w.bytes_forwarded = static_cast<std::uint64_t>(m.bytes_forwarded);
   w.version = Version{m.version};
-  w.lost = m.lost;
+  if (m.lost) w.presence = learner::Presence::kLost;
   return w;
 }
 

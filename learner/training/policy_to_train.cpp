@@ -21,10 +21,9 @@ namespace {
 std::string config_digest(const RunConfig& config, const model::ModelConfig& model) {
   std::string text =
       fmt::format("{}|{}|{}|{}", model.to_json(), config.task.adapter, config.task.options_json, config.run.seed);
-  const TaskSection plain;
-  if (config.task.prompt != plain.prompt || config.task.chat)
-    text += fmt::format("|{}|{}|{}|{}", config.task.prompt, config.task.chat, config.task.system,
-                        config.task.chat_options_json);
+  const model::PromptStyle& style = config.prompts;
+  if (style.text != model::kPromptPlace || style.chat)
+    text += fmt::format("|{}|{}|{}|{}", style.text, style.chat, style.system, style.chat_options_json);
   const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
   return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
 }

@@ -9,6 +9,7 @@
 #include "learner/desk_inbox.hpp"
 #include "learner/offered_policies.hpp"
 #include "learner/roster.hpp"
+#include "provisioner/offer_links.hpp"
 
 namespace echoline::learner {
 namespace {
@@ -151,6 +152,24 @@ struct Entered {
   }();
   Roster roster{config, plan};
 };
+
+// As plans and simulations have them (RunSim.PlanAndRunTakeTheSameLinks).
+TEST(Roster, LinksAreThoseOfTheOfferOrAssumedAndCapped) {
+  Entered e;
+  e.config.paths.worker_rate = BitRate::from_mbit_per_s(50);
+  e.config.fleet.assume.down = BitRate::from_mbit_per_s(30);
+  e.roster.joined(kAda, "planned", 0, TimePoint{});
+  e.roster.joined(kBob, "by hand", 0, TimePoint{});
+  const std::vector<chains::WorkerLink> links = e.roster.links_of(std::vector{kAda, kBob});
+  const auto ada = provisioner::links_of(e.plan.rows[0].offer, e.config.fleet, e.config.paths);
+  EXPECT_EQ(links[0].up, ada.up);
+  EXPECT_EQ(links[0].down, ada.down);
+  EXPECT_EQ(ada.up, BitRate::from_mbit_per_s(40)) << "stated";
+  EXPECT_EQ(ada.down, BitRate::from_mbit_per_s(30)) << "assumed";
+  EXPECT_EQ(links[1].up, BitRate::from_mbit_per_s(50)) << "not known, so the cap";
+  e.config.paths.worker_rate = BitRate::from_mbit_per_s(20);
+  EXPECT_EQ(e.roster.links_of(std::vector{kAda})[0].up, BitRate::from_mbit_per_s(20));
+}
 
 TEST(Roster, WorkersComeGoAwayComeBackAndAreLost) {
   Entered e;

@@ -38,7 +38,7 @@ class PolicyToTrainTest : public ::testing::Test {
     config_.task.adapter = "gsm8k";
     config_.task.options_json =
         fmt::format(R"({{"train": "{0}/train.jsonl", "test": "{0}/test.jsonl"}})", folder_.string());
-    config_.task.prompt = "{prompt}\n";
+    config_.prompts.text = "{prompt}\n";
     config_.rollout.response_tokens_max = 12;
     config_.evaluation.every = 1;
     config_.evaluation.problems = 2;

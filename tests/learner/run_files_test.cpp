@@ -177,7 +177,7 @@ TEST_F(RunFilesTest, SeveralTasksAreReadWhereTheyStand) {
 TEST_F(RunFilesTest, StopStringsAreBounded) {
   const auto config = load_run_config("configs/quickstart.yaml", {{"rollout.stop", "[\"</a>\", \"zz\"]"}});
   ASSERT_TRUE(config) << config.error().message();
-  EXPECT_THAT(config->rollout.stop, ElementsAre("</a>", "zz"));
+  EXPECT_THAT(config->prompts.stop, ElementsAre("</a>", "zz"));
   EXPECT_FALSE(load_run_config("configs/quickstart.yaml", {{"rollout.stop", "[\"\"]"}}));
   EXPECT_FALSE(load_run_config("configs/quickstart.yaml", {{"rollout.stop", "[" + std::string(65, 'x') + "]"}}));
 }
@@ -280,8 +280,8 @@ TEST_F(RunFilesTest, ThePlanKnowsTheLeastBudget) {
 
 TEST_F(RunFilesTest, LeasesAreShortFirstAndMayLastHours) {
   const auto config = load_run_config("configs/quickstart.yaml");
-  EXPECT_LE(config->rollout.lease.first, std::chrono::minutes(2));
-  EXPECT_GE(config->rollout.lease.max, std::chrono::hours(1));
+  EXPECT_LE(config->lease.first, std::chrono::minutes(2));
+  EXPECT_GE(config->lease.max, std::chrono::hours(1));
   const auto wrong =
       load_run_config("configs/quickstart.yaml", {{"rollout.lease_min", "2 h"}, {"rollout.lease.max", "1 h"}});
   ASSERT_FALSE(wrong);
@@ -471,7 +471,7 @@ TEST_F(RunFilesTest, ReportAddsUp) {
   WorkerEntry lost = worker;
   lost.id = WorkerId{2};
   lost.version = Version{1};
-  lost.lost = true;
+  lost.presence = Presence::kLost;
   input.workers = {worker, lost};
   json report = make_report(input);
   EXPECT_EQ(report.at("wall_seconds"), 12.0);
