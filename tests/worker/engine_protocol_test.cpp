@@ -5,6 +5,7 @@
 #include "worker/engines/fingerprints.hpp"
 #include "worker/engines/make.hpp"
 #include "worker/engines/protocol.hpp"
+#include "worker/engines/remote_phase.hpp"
 
 namespace echoline::worker {
 namespace {
@@ -120,6 +121,22 @@ TEST(EngineAnswers, OfAnyBytesDoNoHarm) {
       read(body);
     }
   }
+}
+
+TEST(RemotePhase, OnlyPhasesThatFollowAreTaken) {
+  using enum RemotePhase::Phase;
+  RemotePhase phase;
+  EXPECT_DEATH(phase.move(kReady), "an engine that is empty is to be ready");
+  for (const auto next : {kDown, kWaking, kLoading, kLoading, kReady, kSuspected, kLoading, kReady, kLoading, kDown})
+    phase.move(next);
+  EXPECT_DEATH(phase.move(kLoading), "down is to be loading");
+  phase.move(kWaking);
+  EXPECT_TRUE(phase.looked_at());
+  EXPECT_FALSE(phase.error());
+  phase.break_down(fail(Code::kIo, "engine", "gone"));
+  EXPECT_EQ(phase.error()->detail, "gone");
+  for (const auto next : {kEmpty, kDown, kWaking, kSuspected, kLoading, kReady, kBroken})
+    EXPECT_DEATH(phase.move(next), "broken is to be");
 }
 
 }  // namespace

@@ -18,6 +18,7 @@
 #include "worker/engines/fingerprints.hpp"
 #include "worker/engines/policy_folder.hpp"
 #include "worker/engines/protocol.hpp"
+#include "worker/engines/remote_phase.hpp"
 #include "worker/groups.hpp"
 
 namespace echoline::worker {
@@ -66,6 +67,8 @@ int free_port() {
 }
 
 class Remote final : public Engine {
+  using enum RemotePhase::Phase;
+
  public:
   Remote(const EngineOptions& options, const Task& task, const EngineHost& host, std::unique_ptr<Protocol> protocol,
          std::unique_ptr<PolicyFolder> folder)
@@ -78,8 +81,8 @@ class Remote final : public Engine {
         url_(service_url(options.url)) {
     const std::int64_t count = std::max<std::int64_t>(2, std::min(kProbeTokens, task.model.positions_max / 2));
     for (std::int64_t i = 0; i < count; ++i)
-      probe_.push_back(static_cast<model::Token>(mix64(static_cast<std::uint64_t>(i)) %
-                                                 static_cast<std::uint64_t>(task.model.vocab_size)));
+      proof_.text.push_back(static_cast<model::Token>(mix64(static_cast<std::uint64_t>(i)) %
+                                                      static_cast<std::uint64_t>(task.model.vocab_size)));
   }
 
   std::size_t capacity() const override { return options_.rollouts_at_once; }
@@ -95,7 +98,8 @@ class Remote final : public Engine {
   std::vector<Outcome> poll(Duration time) override {
     const TimePoint end = clock_.now() + time;
     pump(Duration{});
-    for (TimePoint now = clock_.now(); done_.empty() && !live_.empty() && !broken_ && now < end; now = clock_.now())
+    for (TimePoint now = clock_.now(); done_.empty() && !live_.empty() && !phase_.is(kBroken) && now < end;
+         now = clock_.now())
       pump(std::min(end - now, kSlice));
     return std::exchange(done_, {});
   }
@@ -114,35 +118,28 @@ class Remote final : public Engine {
   void arriving(const overlay::PublicationPart& part) override { folder_->arriving(part); }
   Status install(const overlay::Publication& publication) override {
     ECHO_TRY(state());
-    if (phase_ == Phase::kWaking || phase_ == Phase::kLoading) rest();  // it may be reading the files
+    if (phase_.looked_at() || phase_.is(kLoading)) rest();  // it may be reading the files
     ECHO_TRY(folder_->install(publication));
     if (!publication.activate) return ok();
-    if (phase_ == Phase::kReady)
-      load();
-    else if (phase_ == Phase::kEmpty)
-      phase_ = Phase::kDown;
-    while (phase_ != Phase::kReady && !broken_) {
+    if (phase_.is(kReady))
+      load(Look::kLoaded);
+    else if (phase_.is(kEmpty))
+      phase_.move(kDown);
+    while (!phase_.is(kReady) && !phase_.is(kBroken)) {
       if (host_.stop && *host_.stop) return fail(Code::kCancelled, "install policy", "asked to stop");
       pump(kSlice);
       if (host_.waiting) host_.waiting();
     }
     return state();
   }
-  std::optional<Version> version() const override { return version_; }
-  const overlay::Digest& digest() const override { return digest_; }
+  std::optional<Version> version() const override { return held_.version; }
+  const overlay::Digest& digest() const override { return held_.digest; }
   Status state() const override {
-    if (broken_) return *broken_;
+    if (phase_.error()) return *phase_.error();
     return ok();
   }
 
  private:
-  enum class Phase {
-    kEmpty,    // no policy yet
-    kDown,     // until retry_at_
-    kWaking,   // until it says that it is well
-    kLoading,  // script_
-    kReady,
-  };
   struct Live {
     Sequence sequence;
     Response response;          // so far
@@ -154,6 +151,31 @@ class Remote final : public Engine {
     std::optional<Call> call;
     std::function<Status(const HttpAnswer&)> then;
   };
+  struct Script {
+    std::deque<Errand> errands;
+    std::uint64_t request = 0;      // of the first errand, or of a look at the server's health
+    TimePoint drained_by = kNever;  // of an errand without a call
+  };
+  // To get the engine to work.
+  struct Attempts {
+    int failed = 0;  // in a row
+    TimePoint next{}, deadline{}, next_look{};
+    std::string health = "nobody answers";
+  };
+  // The policy that the engine loads, and the one that it generates with.
+  struct Held {
+    std::optional<Version> target, version;
+    overlay::Digest digest{};
+  };
+  // What the engine says of a text tells which weights it has.
+  struct Proof {
+    std::vector<model::Token> text;
+    std::vector<double> first;
+    Fingerprints fingerprints;
+    double spread = 0;
+    bool temperature_checked = false;
+  };
+  enum class Look { kFresh, kLoaded, kWhetherSame };
 
   bool owns() const { return !options_.command.empty(); }
 
@@ -174,23 +196,23 @@ class Remote final : public Engine {
 
   void pump(Duration wait) {
     const TimePoint now = clock_.now();
-    if (broken_ || phase_ == Phase::kEmpty) return;
+    if (phase_.is(kBroken) || phase_.is(kEmpty)) return;
     if (child_)
       if (const auto how = child_->ended()) {
         child_.reset();
         return lost("its process " + *how);
       }
-    if (phase_ == Phase::kDown && now >= retry_at_) wake(now);
-    if (phase_ == Phase::kWaking) look_after(now);
-    if (phase_ == Phase::kLoading) advance(now);
-    if (phase_ == Phase::kReady) send_queued(now);
-    if (phase_ == Phase::kReady && !sent_.empty() && now - heard_at_ > options_.patience)
+    if (phase_.is(kDown) && now >= attempts_.next) wake(now);
+    if (phase_.looked_at()) look_after(now);
+    if (phase_.is(kLoading)) advance(now);
+    if (phase_.is(kReady)) send_queued(now);
+    if (phase_.is(kReady) && !sent_.empty() && now - heard_at_ > options_.patience)
       return lost(fmt::format("no answer for {}", to_text(options_.patience)));
-    if (phase_ != Phase::kReady && now - worked_at_ > std::chrono::seconds(1)) ++progress_, worked_at_ = now;
+    if (!phase_.is(kReady) && now - worked_at_ > std::chrono::seconds(1)) ++progress_, worked_at_ = now;
     for (const HttpAnswer& answer : http_.poll(wait)) {
-      if (answer.request == control_) {
-        control_ = 0;
-        if (phase_ == Phase::kWaking)
+      if (answer.request == script_.request) {
+        script_.request = 0;
+        if (phase_.looked_at())
           healthy(answer);
         else
           answered(answer);
@@ -200,7 +222,7 @@ class Remote final : public Engine {
         heard_at_ = clock_.now();
         drawn(id, answer);
       }
-      if (broken_) return;
+      if (phase_.is(kBroken)) return;
     }
   }
 
@@ -211,10 +233,10 @@ class Remote final : public Engine {
   // ---- getting it to work ----
 
   void wake(TimePoint now) {
-    phase_ = Phase::kWaking;
-    deadline_ = now + options_.patience;
-    health_at_ = now;
-    if (!owns() || child_) return;
+    phase_.move(kWaking);
+    attempts_.deadline = now + options_.patience;
+    attempts_.next_look = now;
+    if (!owns()) return;
     const int port = free_port();
     url_ = fmt::format("http://127.0.0.1:{}", port);
     const std::string command = replaced(replaced(options_.command, "{model}", quoted(folder_->path().string())),
@@ -224,88 +246,83 @@ class Remote final : public Engine {
         Child::start(command, protocol_->environment(), folder_->is_new() ? folder_->path() : std::filesystem::path());
     if (!child) return failed(child.error().message());
     child_ = std::move(*child);
-    is_fresh_ = true;
   }
 
   void look_after(TimePoint now) {
-    if (now >= deadline_)
-      return failed(fmt::format("it was not ready within {}: {}", to_text(options_.patience), health_));
-    if (control_ != 0 || now < health_at_) return;
-    control_ = send(protocol_->health(), kHealthPatience);
-    health_at_ = now + kHealthEvery;
+    if (now >= attempts_.deadline)
+      return failed(fmt::format("it was not ready within {}: {}", to_text(options_.patience), attempts_.health));
+    if (script_.request != 0 || now < attempts_.next_look) return;
+    script_.request = send(protocol_->health(), kHealthPatience);
+    attempts_.next_look = now + kHealthEvery;
   }
 
   void healthy(const HttpAnswer& answer) {
-    health_ =
+    attempts_.health =
         answer.status == 0 ? answer.trouble : fmt::format("{} answered {}", protocol_->health().path, answer.status);
     if (answer.status != 200) return;
-    if (suspected_) {
-      // The same process is known to have its weights; whoever answers at an address may be another one by now.
-      suspected_ = false;
-      script_.clear();
-      if (!owns()) look(Look::kWhetherSame);
-      phase_ = Phase::kLoading;
-    } else {
-      load();
-    }
+    if (!phase_.is(kSuspected)) return load(owns() ? Look::kFresh : Look::kLoaded);
+    // The same process is known to have its weights; another one may answer at an address by now.
+    script_.errands.clear();
+    if (!owns()) look(Look::kWhetherSame);
+    phase_.move(kLoading);
   }
 
-  // From whatever it holds to the policy in the folder.
-  void load() {
-    script_.clear();
-    phase_ = Phase::kLoading;
-    target_ = folder_->version();
-    if (!target_) {
-      broken_ = fail(Code::kIo, kOperation, "{} holds no whole policy any more", folder_->path().string());
-      return;
-    }
-    if (is_fresh_) {
-      for (const Step& step : protocol_->begun(*target_)) add(step);
+  // From any policy to the one in the folder. kFresh: a process of this worker, which has read the folder and nothing
+  // else.
+  void load(Look how) {
+    script_.errands.clear();
+    phase_.move(kLoading);
+    held_.target = folder_->version();
+    if (!held_.target)
+      return phase_.break_down(
+          fail(Code::kIo, kOperation, "{} holds no whole policy any more", folder_->path().string()));
+    if (how == Look::kFresh) {
+      for (const Step& step : protocol_->begun(*held_.target)) add(step);
       check_temperature();
     } else {
       add(protocol_->pause());
-      script_.push_back({});
-      for (const Step& step : protocol_->load(folder_->path(), *target_)) add(step);
+      script_.errands.push_back({});
+      for (const Step& step : protocol_->load(folder_->path(), *held_.target)) add(step);
       add(protocol_->resume());
       if (!owns()) check_temperature();
     }
-    look(is_fresh_ ? Look::kFresh : Look::kLoaded);
+    look(how);
   }
 
   void advance(TimePoint now) {
-    if (control_ != 0) return;
-    if (!script_.empty() && !script_.front().call) {
-      if (drained_by_ == kNever) drained_by_ = now + kDrainMax, heard_at_ = now;
-      if (!sent_.empty() && now < std::min(drained_by_, heard_at_ + kDrainQuiet)) return;
+    auto& [errands, request, drained_by] = script_;
+    if (request != 0) return;
+    if (!errands.empty() && !errands.front().call) {
+      if (drained_by == kNever) drained_by = now + kDrainMax, heard_at_ = now;
+      if (!sent_.empty() && now < std::min(drained_by, heard_at_ + kDrainQuiet)) return;
       recall();
-      drained_by_ = kNever;
-      script_.pop_front();
+      drained_by = kNever;
+      errands.pop_front();
     }
-    if (script_.empty()) {
-      phase_ = Phase::kReady;
-      is_fresh_ = false;
+    if (errands.empty()) {
+      phase_.move(kReady);
       heard_at_ = now;
-      version_ = target_;
-      digest_ = folder_->digest();
+      held_.version = held_.target;
+      held_.digest = folder_->digest();
       return;
     }
-    control_ = send(*script_.front().call, options_.patience);
+    request = send(*errands.front().call, options_.patience);
   }
 
   void answered(const HttpAnswer& answer) {
-    if (script_.empty()) return;
+    if (script_.errands.empty()) return;
     ++progress_;
-    const Errand task = std::move(script_.front());
-    script_.pop_front();
+    const Errand task = std::move(script_.errands.front());
+    script_.errands.pop_front();
     if (const Status done = task.then(answer); !done) failed(done.error().detail);
   }
 
   void add(const Step& step) {
-    script_.push_back({step.call, [this, step](const HttpAnswer& answer) -> Status {
-                         if (step.optional && (answer.status == 404 || answer.status == 405)) return ok();
-                         ECHO_TRY(good(answer, step.call.path));
-                         return step.accepts ? step.accepts(answer.body) : ok();
-                       }});
+    script_.errands.push_back({step.call, [this, step](const HttpAnswer& answer) -> Status {
+                                 if (step.optional && (answer.status == 404 || answer.status == 405)) return ok();
+                                 ECHO_TRY(good(answer, step.call.path));
+                                 return step.accepts ? step.accepts(answer.body) : ok();
+                               }});
   }
 
   Status good(const HttpAnswer& answer, const std::string& path) const {
@@ -319,45 +336,44 @@ class Remote final : public Engine {
 
   // ---- whether it has the weights that it should have ----
 
-  enum class Look { kFresh, kLoaded, kWhetherSame };
-
   void look(Look look) {
     const auto probe = [this](std::function<Status(Probed)> then) {
-      script_.push_back({protocol_->probe(probe_), [this, then = std::move(then)](const HttpAnswer& answer) -> Status {
-                           ECHO_TRY(good(answer, "probe"));
-                           ECHO_ASSIGN(Probed probed, protocol_->probed(probe_, answer.body));
-                           return then(std::move(probed));
-                         }});
+      script_.errands.push_back(
+          {protocol_->probe(proof_.text), [this, then = std::move(then)](const HttpAnswer& answer) -> Status {
+             ECHO_TRY(good(answer, "probe"));
+             ECHO_ASSIGN(Probed probed, protocol_->probed(proof_.text, answer.body));
+             return then(std::move(probed));
+           }});
     };
     // Twice: what the same weights answer may differ a little.
     probe([this](Probed probed) {
-      first_ = std::move(probed.logprobs);
+      proof_.first = std::move(probed.logprobs);
       return ok();
     });
     probe([this, look](Probed probed) -> Status {
-      const double noise = 2 * Fingerprints::distance(first_, probed.logprobs);
+      const double noise = 2 * Fingerprints::distance(proof_.first, probed.logprobs);
       if (!std::isfinite(noise))
         return fail(Code::kCorrupt, kOperation, "it says of the tokens of a text what is no number");
-      const bool named = !probed.weights || *probed.weights == fmt::format("{}", *target_);
-      const auto verdict = fingerprints_.judge(folder_->digest(), probed.logprobs, noise);
+      const bool named = !probed.weights || *probed.weights == fmt::format("{}", *held_.target);
+      const auto verdict = proof_.fingerprints.judge(folder_->digest(), probed.logprobs, noise);
       using Verdict = Fingerprints::Verdict;
       if (look == Look::kWhetherSame) {
-        if (!named || verdict != Verdict::kSame) load();
+        if (!named || verdict != Verdict::kSame) load(Look::kLoaded);
         return ok();
       }
       if (!named)
         return fail(Code::kStale, kOperation, "it says that it has version '{}' after it has loaded version {}",
-                    printable(*probed.weights, 40), *target_);
+                    printable(*probed.weights, 40), *held_.target);
       if (verdict == Verdict::kOther)
-        return fail(Code::kStale, kOperation, "it answers otherwise than with version {} before", *target_);
+        return fail(Code::kStale, kOperation, "it answers otherwise than with version {} before", *held_.target);
       if (verdict == Verdict::kStale) {
         // Who has just read the files has what is in them.
         if (look == Look::kLoaded)
           return fail(Code::kStale, kOperation,
-                      "it answers as under another version after it said that it has loaded version {}", *target_);
-        log::info("version {} answers a probe exactly as one before", *target_);
+                      "it answers as under another version after it said that it has loaded version {}", *held_.target);
+        log::info("version {} answers a probe exactly as one before", *held_.target);
       }
-      fingerprints_.keep(folder_->digest(), std::move(probed.logprobs));
+      proof_.fingerprints.keep(folder_->digest(), std::move(probed.logprobs));
       return ok();
     });
   }
@@ -366,34 +382,34 @@ class Remote final : public Engine {
   // temperature 1.
   void check_temperature() {
     const double temperature = task_.spec.temperature();
-    if (temperature_checked_ || temperature == 1.0) return;
+    if (proof_.temperature_checked || temperature == 1.0) return;
     const auto ask = [this](double t, std::function<Status(double)> then) {
-      script_.push_back(
-          {protocol_->spread(probe_, t), [this, then = std::move(then)](const HttpAnswer& answer) -> Status {
+      script_.errands.push_back(
+          {protocol_->spread(proof_.text, t), [this, then = std::move(then)](const HttpAnswer& answer) -> Status {
              ECHO_TRY(good(answer, "probe"));
              ECHO_ASSIGN(const double spread, protocol_->spread_of(answer.body));
              return then(spread);
            }});
     };
     ask(1.0, [this](double spread) {
-      spread_ = spread;
+      proof_.spread = spread;
       return ok();
     });
     ask(temperature, [this, temperature](double spread) -> Status {
-      const double expected = spread_ / temperature;
-      if (std::abs(expected - spread_) < kSpreadMin) {
+      const double expected = proof_.spread / temperature;
+      if (std::abs(expected - proof_.spread) < kSpreadMin) {
         log::warn("whether {} reports log-probabilities at temperature {} cannot be seen", protocol_->name(),
                   temperature);
         return ok();
       }
-      if (std::abs(spread - expected) < std::abs(spread - spread_)) {
-        temperature_checked_ = true;
+      if (std::abs(spread - expected) < std::abs(spread - proof_.spread)) {
+        proof_.temperature_checked = true;
         return ok();
       }
-      broken_ =
+      phase_.break_down(
           fail(Code::kInvalid, kOperation,
                "{} reports log-probabilities of temperature 1, and tokens are drawn with rollout.temperature {}: {}",
-               protocol_->name(), temperature, protocol_->temper_how());
+               protocol_->name(), temperature, protocol_->temper_how()));
       return ok();
     });
   }
@@ -411,20 +427,13 @@ class Remote final : public Engine {
     sent_.clear();
   }
 
-  void quiet() {
-    if (control_ != 0) http_.cancel(std::exchange(control_, 0));
-    script_.clear();
-    drained_by_ = kNever;
-    suspected_ = false;
-  }
-
   // A process that reads the files is ended; of another one nothing is known from here on.
   void rest() {
-    quiet();
+    if (script_.request != 0) http_.cancel(script_.request);
+    script_ = {};
     recall();
     child_.reset();
-    is_fresh_ = false;
-    phase_ = Phase::kDown;
+    phase_.move(kDown);
   }
 
   void lost(const std::string& why) {
@@ -436,12 +445,11 @@ class Remote final : public Engine {
   void failed(const std::string& why) {
     rest();
     log::warn("{}: {}{}", protocol_->name(), why, owns() ? "; it is started again" : "; it is tried again");
-    if (++tries_ >= kTriesMax) {
-      broken_ = fail(Code::kUnavailable, kOperation, "{} does not work after {} attempts; the last: {}{}",
-                     protocol_->name(), tries_, why, owns() ? "" : ". Start it anew");
-      return;
-    }
-    retry_at_ = clock_.now() + std::min(kBackoffMax, options_.retry_first * (1 << (tries_ - 1)));
+    if (++attempts_.failed >= kTriesMax)
+      return phase_.break_down(fail(Code::kUnavailable, kOperation,
+                                    "{} does not work after {} attempts; the last: {}{}", protocol_->name(),
+                                    attempts_.failed, why, owns() ? "" : ". Start it anew"));
+    attempts_.next = clock_.now() + std::min(kBackoffMax, options_.retry_first * (1 << (attempts_.failed - 1)));
   }
 
   void give_up_hopeless() {
@@ -459,13 +467,12 @@ class Remote final : public Engine {
 
   // An answer that says nothing about the sequence: others may come all the same, so the server is looked at first.
   void suspect(const std::string& why) {
-    if (phase_ != Phase::kReady) return;
+    if (!phase_.is(kReady)) return;
     log::warn("{}: {}", protocol_->name(), why);
-    suspected_ = true;
-    phase_ = Phase::kWaking;
+    phase_.move(kSuspected);
     const TimePoint now = clock_.now();
-    deadline_ = now + options_.patience;
-    health_at_ = now + kHealthEvery;
+    attempts_.deadline = now + options_.patience;
+    attempts_.next_look = now + kHealthEvery;
   }
 
   // ---- responses ----
@@ -523,7 +530,7 @@ class Remote final : public Engine {
     }
     if (answer.status >= 500) return again(true);
     if (answer.status == 404 || answer.status == 405) {
-      broken_ = good(answer, protocol_->draw({}).path).error();
+      phase_.break_down(good(answer, protocol_->draw({}).path).error());
       return again(false);
     }
     if (answer.status != 200)
@@ -532,18 +539,18 @@ class Remote final : public Engine {
     const Draw asked = next_of(live);
     Result<Piece> piece = protocol_->drawn(asked, answer.body);
     if (!piece) return finish(std::move(piece).error());
-    if (piece->weights && version_ && *piece->weights != fmt::format("{}", *version_)) {
+    if (piece->weights && held_.version && *piece->weights != fmt::format("{}", *held_.version)) {
       again(true);
       return failed(fmt::format("it answered with version '{}' where it was given {}", printable(*piece->weights, 40),
-                                *version_));
+                                *held_.version));
     }
     const bool finite = std::ranges::all_of(piece->logprobs, [](double logprob) { return std::isfinite(logprob); });
     if (Status taken = take(live, asked, *piece); !taken) return finish(std::move(taken).error(), !finite);
-    if (!piece->tokens.empty()) tries_ = 0;
+    if (!piece->tokens.empty()) attempts_.failed = 0;
     progress_ += piece->tokens.size();
     if (live.response.ended || std::ssize(live.response.tokens) == live.sequence.tokens_max)
       return finish(std::move(live.response));
-    again(piece->aborted && piece->tokens.empty() && phase_ == Phase::kReady);
+    again(piece->aborted && piece->tokens.empty() && phase_.is(kReady));
   }
 
   // Exactly as the engine says, or not at all.
@@ -581,7 +588,7 @@ class Remote final : public Engine {
       live.response.logprobs.resize(*end);
     }
     std::vector<Span>& spans = live.response.spans;
-    if (spans.empty() || spans.back().version != *version_) spans.push_back({*version_, 0});
+    if (spans.empty() || spans.back().version != *held_.version) spans.push_back({*held_.version, 0});
     spans.back().end = live.response.tokens.size();
     return ok();
   }
@@ -602,25 +609,13 @@ class Remote final : public Engine {
   std::vector<Outcome> done_;                    // to be told by poll()
   TimePoint heard_at_{};
 
-  Phase phase_ = Phase::kEmpty;
-  std::optional<Version> target_;   // the folder's, when the engine began to load it
-  std::optional<Version> version_;  // that it generates with
-  overlay::Digest digest_{};
-  std::deque<Errand> script_;
-  std::uint64_t control_ = 0;  // the request of the script, or of a look at its health
-  bool is_fresh_ = false;      // a child that has read the folder as it is, and nothing else
-  bool suspected_ = false;
-  bool temperature_checked_ = false;
-  TimePoint retry_at_{}, deadline_{}, health_at_{}, drained_by_ = kNever, refused_since_ = kNever, worked_at_{};
-  std::string health_ = "nobody answers";
-  int tries_ = 0;
-  std::optional<Error> broken_;
+  RemotePhase phase_;
+  Attempts attempts_;
+  Script script_;
+  Held held_;
+  Proof proof_;
+  TimePoint refused_since_ = kNever, worked_at_{};
   std::uint64_t progress_ = 0;
-
-  std::vector<model::Token> probe_;
-  std::vector<double> first_;
-  double spread_ = 0;
-  Fingerprints fingerprints_;
 };
 
 }  // namespace
