@@ -187,7 +187,8 @@ Result<OwnedState> Device::download(const DeviceState& state) {
 Result<Digest> Device::digest(DeviceState& state) {
   ECHO_TRY(work_->check_ours(state, "digest a state"));
   const Settled settled(*work_->machine);
-  ECHO_TRY(work_->hasher.prepare(work_->machine, state.tensors_, leaves_to_hash({}, state.tensors_, state.leaves_)));
+  ECHO_TRY(
+      work_->hasher.prepare(work_->machine, state.tensors_, flagged(unknown_leaves(state.tensors_, state.leaves_))));
   ECHO_TRY(work_->hasher.start(*work_->machine));
   ECHO_TRY(work_->machine->finish());
   work_->hasher.take(state.tensors_, state.leaves_);
@@ -212,9 +213,9 @@ Result<ApplyStats> Device::apply(std::span<const TensorWrite> writes, const Dige
   Machine& machine = *work_->machine;
   ECHO_ASSIGN(const SortedWrites sorted, sorted_writes(writes, state.tensors_));
   const Settled settled(machine);
-  ECHO_TRY(work_->exchange.prepare(work_->machine, sorted, state.tensors_, work_->options.apply_bytes_max));
-  ECHO_TRY(
-      work_->hasher.prepare(work_->machine, state.tensors_, leaves_to_hash(sorted, state.tensors_, state.leaves_)));
+  LeafFlags to_hash = unknown_leaves(state.tensors_, state.leaves_);
+  ECHO_TRY(work_->exchange.prepare(work_->machine, work_->options, sorted, state.tensors_, to_hash));
+  ECHO_TRY(work_->hasher.prepare(work_->machine, state.tensors_, flagged(to_hash)));
   ECHO_TRY(machine.finish());  // errors of the preparation appear here, before anything changes
 
   // A kernel that did not start changed nothing, unless the device is lost as well.

@@ -24,6 +24,7 @@ struct DeviceOptions {
   std::uint64_t records_bytes = 64u << 20;
   // Device memory that application may take for positions and values.
   std::uint64_t apply_bytes_max = 16ull << 30;
+  unsigned threads = 0;  // of the host, for what it checks and copies; 0: as many as it has
 };
 
 // A state on a device. Moving it does not move its memory.

@@ -1,49 +1,82 @@
 #include "delta/cuda/exchange.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <string>
 #include <utility>
 
+#include "delta/parallel.hpp"
+
 namespace echoline::delta::cuda {
 namespace {
 
-constexpr std::uint64_t kStageBytes = 8u << 20;
+constexpr std::uint64_t kPieceBytes = 1u << 20;
 
-// Whether a write is sound for the tensor it names.
+Error unsound(std::string_view where, const std::string& why) {
+  return fail(Code::kInvalid, "apply changes", "{}: {}; apply what resolve_delta() gives, to a state of the same model",
+              where, why);
+}
+std::string place_of(const TensorWrite& write, const StateView& tensors) {
+  return fmt::format("a write to tensor '{}' at byte {}", tensors[write.tensor].name, write.first_byte);
+}
+
+// Whether a write is sound for the tensor it names, positions aside.
 Status check_write(const TensorWrite& write, const StateView& tensors) {
-  const auto complain = [&](std::string_view where, const std::string& why) {
-    return fail(Code::kInvalid, "apply changes",
-                "{}: {}; apply what resolve_delta() gives, to a state of the same model", where, why);
-  };
   if (write.tensor >= tensors.size())
-    return complain("a write", fmt::format("is for tensor {}, the state has {}", write.tensor, tensors.size()));
+    return unsound("a write", fmt::format("is for tensor {}, the state has {}", write.tensor, tensors.size()));
   const TensorView& tensor = tensors[write.tensor];
   const std::uint64_t tensor_size = tensor.bytes.size(), size = dtype_bytes(tensor.dtype);
-  const std::string where = fmt::format("a write to tensor '{}' at byte {}", tensor.name, write.first_byte);
+  const auto complain = [&](const std::string& why) { return unsound(place_of(write, tensors), why); };
   if (write.element_bytes != size)
-    return complain(where, fmt::format("has elements of {} bytes, the tensor's have {}", write.element_bytes, size));
+    return complain(fmt::format("has elements of {} bytes, the tensor's have {}", write.element_bytes, size));
   if (write.first_byte > tensor_size || write.byte_count > tensor_size - write.first_byte)
-    return complain(where, fmt::format("covers {} bytes, the tensor has {}", write.byte_count, tensor_size));
+    return complain(fmt::format("covers {} bytes, the tensor has {}", write.byte_count, tensor_size));
   if (write.first_byte % size != 0 || write.byte_count % size != 0)
-    return complain(where, fmt::format("covers {} bytes, which are not whole elements", write.byte_count));
+    return complain(fmt::format("covers {} bytes, which are not whole elements", write.byte_count));
   const std::uint64_t expected = write.whole ? write.byte_count : write.positions.size() * size;
   if (write.values.size() != expected || (write.whole && !write.positions.empty()))
-    return complain(where, fmt::format("has {} bytes of values, {} fit its {} positions", write.values.size(), expected,
-                                       write.positions.size()));
-  const std::uint64_t elements = write.byte_count / size;
-  bool ascending = true;
-  for (std::size_t i = 0; i < write.positions.size(); ++i) {
-    if (write.positions[i] >= elements)
-      return complain(where, fmt::format("names element {} of {}", write.positions[i], elements));
-    ascending = ascending && (i == 0 || write.positions[i - 1] < write.positions[i]);
+    return complain(fmt::format("has {} bytes of values, {} fit its {} positions", write.values.size(), expected,
+                                write.positions.size()));
+  return ok();
+}
+
+bool ascending(std::span<const std::uint32_t> positions) {
+  bool wrong = false;  // without a branch, so that it is vectorised
+  for (std::size_t i = 1; i < positions.size(); ++i) wrong |= positions[i - 1] >= positions[i];
+  return !wrong;
+}
+
+// Whether the positions of a write are sound, and if so, flags the leaves of its tensor that it touches. Other threads
+// may flag some of them as well.
+Status check_positions(const TensorWrite& write, const StateView& tensors, std::vector<std::uint8_t>& leaves) {
+  const auto flag = [&](std::uint64_t leaf) { std::atomic_ref(leaves[leaf]).store(1, std::memory_order_relaxed); };
+  if (write.whole) {
+    for (std::uint64_t leaf = write.first_byte / kLeafBytes; leaf * kLeafBytes < write.first_byte + write.byte_count;
+         ++leaf)
+      flag(leaf);
+    return ok();
   }
-  if (!ascending) {
-    std::vector<bool> seen(elements);
-    for (const std::uint32_t position : write.positions) {
-      if (seen[position]) return complain(where, fmt::format("names element {} twice", position));
-      seen[position] = true;
+  const std::uint64_t size = write.element_bytes, elements = write.byte_count / size;
+  const auto leaf_of = [&](std::uint32_t position) { return (write.first_byte + position * size) / kLeafBytes; };
+  const auto beyond = [&](std::uint32_t position) {
+    return unsound(place_of(write, tensors), fmt::format("names element {} of {}", position, elements));
+  };
+  if (ascending(write.positions)) {
+    if (write.positions.back() >= elements) return beyond(write.positions.back());
+    for (auto at = write.positions.begin(); at != write.positions.end();) {
+      const std::uint64_t leaf = leaf_of(*at);
+      flag(leaf);
+      at = std::lower_bound(at, write.positions.end(), ((leaf + 1) * kLeafBytes - write.first_byte) / size);
     }
+    return ok();
+  }
+  std::vector<bool> seen(elements);
+  for (const std::uint32_t position : write.positions) {
+    if (position >= elements) return beyond(position);
+    if (seen[position]) return unsound(place_of(write, tensors), fmt::format("names element {} twice", position));
+    seen[position] = true;
+    flag(leaf_of(position));
   }
   return ok();
 }
@@ -75,109 +108,120 @@ Result<SortedWrites> sorted_writes(std::span<const TensorWrite> writes, const St
   return sorted;
 }
 
-std::vector<LeafRef> leaves_to_hash(const SortedWrites& writes, const StateView& tensors, const LeafDigests& known) {
+LeafFlags unknown_leaves(const StateView& tensors, const LeafDigests& known) {
+  LeafFlags flags(tensors.size());
+  for (std::size_t t = 0; t < tensors.size(); ++t)
+    flags[t].assign(leaf_count(tensors[t].bytes.size()), !knows_leaves(tensors, known, t));
+  return flags;
+}
+
+std::vector<LeafRef> flagged(const LeafFlags& flags) {
   std::vector<LeafRef> leaves;
-  auto write = writes.begin();
-  std::vector<bool> touched;
-  for (std::size_t t = 0; t < tensors.size(); ++t) {
-    touched.assign(leaf_count(tensors[t].bytes.size()), !knows_leaves(tensors, known, t));
-    for (; write != writes.end() && (*write)->tensor == t; ++write) {
-      const TensorWrite& w = **write;
-      if (w.whole)
-        for (std::uint64_t leaf = w.first_byte / kLeafBytes; leaf * kLeafBytes < w.first_byte + w.byte_count; ++leaf)
-          touched[leaf] = true;
-      for (const std::uint32_t position : w.positions)
-        touched[(w.first_byte + position * std::uint64_t{w.element_bytes}) / kLeafBytes] = true;
-    }
-    for (std::size_t leaf = 0; leaf < touched.size(); ++leaf)
-      if (touched[leaf]) leaves.push_back({t, leaf});
-  }
+  for (std::size_t t = 0; t < flags.size(); ++t)
+    for (std::size_t leaf = 0; leaf < flags[t].size(); ++leaf)
+      if (flags[t][leaf]) leaves.push_back({t, leaf});
   return leaves;
 }
 
-Status Stager::start(const std::shared_ptr<Machine>& machine) {
-  machine_ = machine.get();
-  filled_ = 0;
-  travelling_ = {};
-  for (Buffer& block : blocks_) ECHO_TRY(block.reserve(machine, kStageBytes));
-  return ok();
+void Upload::clear() {
+  sources_.clear();
+  bytes_ = 0;
 }
 
-Status Stager::go_to(std::byte* device) {
-  ECHO_TRY(send());
+std::uint64_t Upload::add(const void* from, std::uint64_t bytes) {
+  const std::uint64_t at = bytes_;
+  sources_.push_back({at, bytes, static_cast<const std::byte*>(from)});
+  bytes_ = round_up(at + bytes, 16);
+  return at;
+}
+
+std::size_t Upload::pieces() const { return static_cast<std::size_t>((bytes_ + kPieceBytes - 1) / kPieceBytes); }
+
+Status Upload::start(const std::shared_ptr<Machine>& machine, std::byte* device) {
+  machine_ = machine;
   device_ = device;
-  return ok();
+  unused_ = static_cast<unsigned>(std::min<std::size_t>(pieces(), Machine::kMarks));
+  travelling_.clear();
+  return memory_.reserve(machine, unused_ * kPieceBytes);
 }
 
-Status Stager::put(const void* from, std::uint64_t bytes) {
-  const auto* at = static_cast<const std::byte*>(from);
-  while (bytes != 0) {
-    const std::uint64_t part = std::min(bytes, kStageBytes - filled_);
-    std::memcpy(blocks_[current_].data() + filled_, at, part);
-    filled_ += part;
-    at += part;
-    bytes -= part;
-    if (filled_ == kStageBytes) ECHO_TRY(send());
+// There are more slots than threads, so that some are unused or travelling.
+Result<unsigned> Upload::free_slot() {
+  if (unused_ > 0) return --unused_;
+  ECHO_CHECK(!travelling_.empty());
+  const unsigned slot = travelling_.front();
+  ECHO_TRY(machine_->wait_for(slot));
+  travelling_.pop_front();
+  return slot;
+}
+
+Status Upload::send(std::size_t piece) {
+  const std::uint64_t begin = piece * kPieceBytes, end = std::min(begin + kPieceBytes, bytes_);
+  unsigned slot = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    ECHO_ASSIGN(slot, free_slot());
   }
+  std::byte* const to = memory_.data() + slot * kPieceBytes;
+  const auto before = [&](const Source& source) { return source.at + source.bytes <= begin; };
+  for (auto source = std::ranges::partition_point(sources_, before); source != sources_.end() && source->at < end;
+       ++source) {
+    const std::uint64_t from = std::max(source->at, begin), until = std::min(source->at + source->bytes, end);
+    std::memcpy(to + (from - begin), source->from + (from - source->at), until - from);
+  }
+  const std::lock_guard lock(mutex_);
+  ECHO_TRY(machine_->copy_in(device_ + begin, to, end - begin));
+  ECHO_TRY(machine_->set_mark(slot));
+  travelling_.push_back(slot);
   return ok();
 }
 
-Status Stager::pad() {
-  static constexpr std::array<std::byte, 16> kZeros{};
-  return put(kZeros.data(), round_up(filled_, 16) - filled_);
-}
-
-Status Stager::send() {
-  if (filled_ == 0) return ok();
-  ECHO_TRY(machine_->copy_in(device_, blocks_[current_].data(), filled_));
-  ECHO_TRY(machine_->set_mark(current_));
-  travelling_[current_] = true;
-  device_ += filled_;
-  filled_ = 0;
-  current_ = 1 - current_;
-  if (travelling_[current_]) ECHO_TRY(machine_->wait_for(current_));
-  return ok();
-}
-
-Status Exchange::prepare(const std::shared_ptr<Machine>& machine, const SortedWrites& writes, const StateView& tensors,
-                         std::uint64_t bytes_max) {
+Status Exchange::prepare(const std::shared_ptr<Machine>& machine, const DeviceOptions& options,
+                         const SortedWrites& writes, const StateView& tensors, LeafFlags& leaves) {
   job_ = {};
   if (writes.empty()) return ok();
-  std::uint64_t bytes = 0;
-  for (const TensorWrite* write : writes)
-    bytes += round_up(position_bytes(*write), 16) + round_up(write->values.size(), 16);
-  if (bytes > bytes_max)
+  upload_.clear();
+  struct Places {
+    std::uint64_t positions, values;
+  };
+  std::vector<Places> places;
+  places.reserve(writes.size());
+  for (const TensorWrite* write : writes) {
+    const std::uint64_t positions = upload_.add(write->positions.data(), position_bytes(*write));
+    places.push_back({positions, upload_.add(write->values.data(), write->values.size())});
+  }
+  if (upload_.bytes() > options.apply_bytes_max)
     return fail(
         Code::kExhausted, "apply changes",
         "the changes take {} bytes on the device, at most {} are allowed (apply_bytes_max); raise the limit, or "
         "upload the whole state",
-        bytes, bytes_max);
-  ECHO_TRY(changes_.reserve(machine, bytes));
-  ECHO_TRY(stager_.start(machine));
-  ECHO_TRY(stager_.go_to(changes_.data()));
+        upload_.bytes(), options.apply_bytes_max);
+  ECHO_TRY(changes_.reserve(machine, upload_.bytes()));
+  ECHO_TRY(upload_.start(machine, changes_.data()));
+  const std::size_t pieces = upload_.pieces();
+  std::vector<Status> done(pieces + writes.size());
+  // Pieces first: while they travel, positions are checked.
+  for_each_parallel(done.size(), std::min(host_threads(options), Machine::kMarks - 1), [&](unsigned, std::size_t i) {
+    done[i] = i < pieces ? upload_.send(i)
+                         : check_positions(*writes[i - pieces], tensors, leaves[writes[i - pieces]->tensor]);
+  });
+  for (Status& status : done) ECHO_TRY(std::move(status));
+
   parts_.clear();
   chunks_.clear();
-  std::byte* at = changes_.data();
-  for (const TensorWrite* write : writes) {
-    std::byte* const values = at + round_up(position_bytes(*write), 16);
-    add(*write, device_bytes(tensors[write->tensor]) + write->first_byte, reinterpret_cast<const std::uint32_t*>(at),
-        values);
-    ECHO_TRY(stager_.put(write->positions.data(), position_bytes(*write)));
-    ECHO_TRY(stager_.pad());
-    ECHO_TRY(stager_.put(write->values.data(), write->values.size()));
-    ECHO_TRY(stager_.pad());
-    at = values + round_up(write->values.size(), 16);
-  }
-
-  const std::uint64_t parts_bytes = round_up(parts_.size() * sizeof(SwapPart), 16);
-  ECHO_TRY(tables_.reserve(machine, parts_bytes + chunks_.size() * sizeof(SwapChunk)));
-  ECHO_TRY(stager_.go_to(tables_.data()));
-  ECHO_TRY(stager_.put(parts_.data(), parts_.size() * sizeof(SwapPart)));
-  ECHO_TRY(stager_.pad());
-  ECHO_TRY(stager_.put(chunks_.data(), chunks_.size() * sizeof(SwapChunk)));
-  ECHO_TRY(stager_.send());
-  job_ = {reinterpret_cast<const SwapPart*>(tables_.data()),
-          reinterpret_cast<const SwapChunk*>(tables_.data() + parts_bytes), static_cast<std::uint32_t>(chunks_.size())};
+  for (std::size_t i = 0; i < writes.size(); ++i)
+    add(*writes[i], device_bytes(tensors[writes[i]->tensor]) + writes[i]->first_byte,
+        reinterpret_cast<const std::uint32_t*>(changes_.data() + places[i].positions),
+        changes_.data() + places[i].values);
+  const std::uint64_t parts_bytes = parts_.size() * sizeof(SwapPart), chunks_at = round_up(parts_bytes, 16);
+  const std::uint64_t chunks_bytes = chunks_.size() * sizeof(SwapChunk);
+  ECHO_TRY(tables_.reserve(machine, chunks_at + chunks_bytes));
+  std::memcpy(tables_.host.data(), parts_.data(), parts_bytes);
+  std::memcpy(tables_.host.data() + chunks_at, chunks_.data(), chunks_bytes);
+  ECHO_TRY(machine->copy_in(tables_.device.data(), tables_.host.data(), chunks_at + chunks_bytes));
+  job_ = {reinterpret_cast<const SwapPart*>(tables_.device.data()),
+          reinterpret_cast<const SwapChunk*>(tables_.device.data() + chunks_at),
+          static_cast<std::uint32_t>(chunks_.size())};
   return ok();
 }
 

@@ -36,7 +36,7 @@ class Machine {
   virtual Status run(const HashJob& job) = 0;
 
   // A mark stands behind what was queued until now; setting it again moves it.
-  static constexpr unsigned kMarks = 2;
+  static constexpr unsigned kMarks = 64;
   virtual Status set_mark(unsigned mark) = 0;
   virtual Status wait_for(unsigned mark) = 0;
   virtual Status finish() = 0;  // waits for everything

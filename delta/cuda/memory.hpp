@@ -1,11 +1,18 @@
 // Memory of a machine that frees itself. Internal to this folder.
 #pragma once
+#include <algorithm>
 #include <memory>
+#include <thread>
 
+#include "delta/cuda/device.hpp"
 #include "delta/cuda/machine.hpp"
 #include "delta/tensor.hpp"
 
 namespace echoline::delta::cuda {
+
+inline unsigned host_threads(const DeviceOptions& options) {
+  return options.threads != 0 ? options.threads : std::max(1u, std::thread::hardware_concurrency());
+}
 
 inline std::uint64_t round_up(std::uint64_t value, std::uint64_t to) { return (value + to - 1) / to * to; }
 
@@ -15,7 +22,7 @@ inline Result<std::shared_ptr<std::byte>> allocate(const std::shared_ptr<Machine
   return std::shared_ptr<std::byte>(memory, [machine, place](std::byte* p) { machine->release(place, p); });
 }
 
-// Memory that is kept between calls and grows as needed, when no queued work uses it.
+// Memory that is kept between calls and grows as needed and a quarter more, when no queued work uses it.
 class Buffer {
  public:
   explicit Buffer(Machine::Place place) : place_(place) {}
@@ -23,6 +30,7 @@ class Buffer {
     if (bytes <= bytes_) return ok();
     memory_.reset();
     bytes_ = 0;
+    bytes += bytes / 4;
     ECHO_ASSIGN(memory_, allocate(machine, place_, bytes));
     bytes_ = bytes;
     return ok();

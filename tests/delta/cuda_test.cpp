@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <numeric>
 #include <ostream>
 #include <set>
 
@@ -326,6 +327,24 @@ TEST_P(OnDevice, AppliesWritesOfEveryKind) {
     must(device.apply(writes, digest_state(v.cur.view()).value(), state));
     EXPECT_TRUE(same_bytes(must(device.download(state)).view(), v.cur.view()));
   }
+}
+
+// More than the pinned memory holds that changes travel through.
+TEST_P(OnDevice, ManyChangesTravelInTurns) {
+  Random random(26);
+  DeviceOptions options;
+  options.threads = 3;
+  Device device = open(options);
+  constexpr std::uint32_t kElements = 14u << 20;  // positions and values take 70 MiB
+  OwnedState next = zeros({spec("x", DType::kU8, {kElements})});
+  DeviceState state = must(device.upload(next.view()));
+  TensorWrite write{0, 0, kElements, 1, false, RawVector<std::uint32_t>(kElements), RawVector<std::byte>(kElements)};
+  std::iota(write.positions.begin(), write.positions.end(), 0u);
+  for (std::uint32_t i = 0; i < kElements; ++i)
+    next.mutable_bytes(0)[i] = write.values[i] = static_cast<std::byte>(1 + i % 251);
+  next.seal();
+  must(device.apply({&write, 1}, next.digest(), state));
+  EXPECT_TRUE(same_bytes(must(device.download(state)).view(), next.view()));
 }
 
 TEST_P(OnDevice, AWrongResultPutsTheOldValuesBack) {
