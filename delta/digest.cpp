@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
+#include "base/parallel.hpp"
 #include "delta/block.hpp"
 #include "delta/bytes.hpp"
-#include "delta/parallel.hpp"
 
 namespace echoline::delta {
 namespace {

@@ -3,9 +3,9 @@
 #include <memory>
 #include <mutex>
 
+#include "base/parallel.hpp"
 #include "delta/digest.hpp"
 #include "delta/known_leaves.hpp"
-#include "delta/parallel.hpp"
 #include "delta/patch_format.hpp"
 #include "delta/state_writer.hpp"
 

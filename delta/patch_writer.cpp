@@ -7,9 +7,9 @@
 #include <mutex>
 #include <thread>
 
+#include "base/parallel.hpp"
 #include "delta/digest.hpp"
 #include "delta/known_leaves.hpp"
-#include "delta/parallel.hpp"
 #include "delta/patch_format.hpp"
 
 namespace echoline::delta {

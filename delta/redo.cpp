@@ -6,8 +6,8 @@
 #include <atomic>
 #include <cerrno>
 
+#include "base/parallel.hpp"
 #include "delta/digest.hpp"
-#include "delta/parallel.hpp"
 #include "delta/pending_file.hpp"
 
 namespace echoline::delta {

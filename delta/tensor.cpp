@@ -133,26 +133,50 @@ Result<Digest> Digest::parse(std::string_view hex) {
   return digest;
 }
 
-void OwnedState::Free::operator()(std::byte* p) const { ::operator delete[](p, std::align_val_t{64}); }
+void OwnedState::Free::operator()(std::byte* p) const {
+  if (!block) ::operator delete[](p, std::align_val_t{64});
+}
 
-Result<OwnedState> OwnedState::empty_like(const StateView& like) {
+Result<OwnedState> OwnedState::empty_like(const StateView& like) { return empty_like(like, nullptr); }
+
+Result<OwnedState> OwnedState::empty_like(const StateView& like, const Allocate& allocate) {
   StateView sorted = like;
   ECHO_TRY(sort_by_name(sorted));
   OwnedState state;
   state.tensors_.reserve(sorted.size());
+  const auto aligned = [](std::uint64_t bytes) { return (bytes + 63) / 64 * 64; };
+  std::shared_ptr<std::byte> block;
+  if (allocate) {
+    std::uint64_t all = 64;
+    for (const TensorView& t : sorted) {
+      ECHO_ASSIGN(const std::uint64_t bytes, checked_bytes(t));
+      if (bytes > PTRDIFF_MAX - all)
+        return fail(Code::kExhausted, "allocate state", "tensor '{}' needs {} bytes", t.name, bytes);
+      all += aligned(bytes);
+    }
+    ECHO_ASSIGN(block, allocate(all));
+  }
+  std::uint64_t used = 0;
   for (TensorView& t : sorted) {
     ECHO_ASSIGN(const std::uint64_t bytes, checked_bytes(t));
-    std::byte* memory = bytes > PTRDIFF_MAX
-                            ? nullptr
-                            : static_cast<std::byte*>(::operator new[](std::max<std::uint64_t>(bytes, 1),
-                                                                       std::align_val_t{64}, std::nothrow));
+    std::byte* memory = nullptr;
+    if (block)
+      memory = block.get() + std::exchange(used, used + aligned(bytes));
+    else if (bytes <= PTRDIFF_MAX)
+      memory = static_cast<std::byte*>(
+          ::operator new[](std::max<std::uint64_t>(bytes, 1), std::align_val_t{64}, std::nothrow));
     if (!memory)
       return fail(Code::kExhausted, "allocate state",
                   "tensor '{}' needs {} bytes (after {} for the tensors before it), "
                   "more than this machine has free",
                   t.name, bytes, state.total_bytes_);
-    state.tensors_.push_back(
-        {std::move(t.name), t.dtype, std::move(t.shape), bytes, std::unique_ptr<std::byte[], Free>(memory), true, {}});
+    state.tensors_.push_back({std::move(t.name),
+                              t.dtype,
+                              std::move(t.shape),
+                              bytes,
+                              std::unique_ptr<std::byte[], Free>(memory, {block}),
+                              true,
+                              {}});
     state.total_bytes_ += bytes;
   }
   return state;

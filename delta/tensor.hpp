@@ -4,6 +4,7 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -78,7 +79,7 @@ struct Digest {
   friend auto operator<=>(const Digest&, const Digest&) = default;
 };
 
-// A state that owns its memory: one 64-byte aligned, zero-initialised block per tensor, in canonical order. Addresses
+// A state that owns its memory: one 64-byte aligned block per tensor, in canonical order. Addresses
 // stay the same for the life of the object, moves included. Not thread-safe: one thread mutates, or many read.
 class OwnedState {
  public:
@@ -87,6 +88,9 @@ class OwnedState {
   // them is anybody's guess: memory that is not written yet costs nothing. kInvalid for a bad name or shape, kExhausted
   // when memory runs out.
   static Result<OwnedState> empty_like(const StateView& like);
+  // The same, in one block of memory that `allocate` gives: so many bytes at a multiple of 64.
+  using Allocate = std::function<Result<std::shared_ptr<std::byte>>(std::uint64_t bytes)>;
+  static Result<OwnedState> empty_like(const StateView& like, const Allocate& allocate);
 
   std::size_t size() const { return tensors_.size(); }
   std::uint64_t total_bytes() const { return total_bytes_; }
@@ -107,6 +111,7 @@ class OwnedState {
  private:
   friend class StateWriter;
   struct Free {
+    std::shared_ptr<const std::byte> block;  // that the memory is part of; null: it is on its own
     void operator()(std::byte* p) const;
   };
   struct Tensor {

@@ -32,10 +32,11 @@ Result<delta::StateView> view_of(const Transformer& model) {
 
 }  // namespace
 
-std::optional<DeviceWeights> DeviceWeights::of(std::shared_ptr<Transformer> model) {
+std::optional<DeviceWeights> DeviceWeights::of(std::shared_ptr<Transformer> model, unsigned threads) {
   if (!model->device().is_cuda() || model->dtype() != torch::kBFloat16) return std::nullopt;
   delta::cuda::DeviceOptions options;
   options.ordinal = model->device().index();
+  options.threads = threads;
   const auto made = [&]() -> Result<DeviceWeights> {
     ECHO_ASSIGN(delta::cuda::Device device, delta::cuda::Device::open(options));
     return attach(std::move(model), std::move(device));
@@ -61,31 +62,29 @@ Status DeviceWeights::loaded() {
 
 Result<delta::SharedState> DeviceWeights::policy() {
   wait_for(*model_);
-  Result<delta::SharedState> policy = last_ ? changed_policy() : whole_policy();
-  if (policy) {
-    last_ = *policy;
-  } else {
-    last_.reset();
-    exported_.reset();
+  std::optional<delta::OwnedState> next;
+  {
+    const std::lock_guard lock(unused_->mutex);
+    if (!unused_->policies.empty()) {
+      next = std::move(unused_->policies.back());
+      unused_->policies.pop_back();
+    }
   }
-  return policy;
+  if (!next) {
+    ECHO_ASSIGN(next, device_.pinned_like(weights_.layout()));
+  }
+  ECHO_TRY(device_.download(weights_, *next));
+  const auto let_go = [unused = unused_](delta::OwnedState* policy) {
+    const std::unique_ptr<delta::OwnedState> owner(policy);
+    const std::lock_guard lock(unused->mutex);
+    if (unused->policies.size() < Unused::kKept) unused->policies.push_back(std::move(*policy));
+  };
+  return delta::SharedState(std::shared_ptr<delta::OwnedState>(new delta::OwnedState(*std::move(next)), let_go));
 }
 
-Result<delta::SharedState> DeviceWeights::whole_policy() {
-  ECHO_ASSIGN(delta::OwnedState all, device_.download(weights_));
-  ECHO_ASSIGN(exported_, device_.upload(all.view()));
-  return delta::share(std::move(all));
-}
-
-Result<delta::SharedState> DeviceWeights::changed_policy() {
-  ECHO_ASSIGN(delta::OwnedState next, delta::copy_of(last_->view()));
-  ECHO_TRY(device_.extract(*exported_, weights_, [&](delta::TensorWrite&& write) {
-    write.write_to(next.mutable_bytes(write.tensor).subspan(write.first_byte, write.byte_count));
-    return ok();
-  }));
-  next.seal();
-  ECHO_TRY(device_.copy(weights_, *exported_));
-  return delta::share(std::move(next));
+bool DeviceWeights::all_finite() const {
+  torch::NoGradGuard no_gradient;
+  return torch::stack(torch::_foreach_norm(model_->parameters())).isfinite().all().item<bool>();
 }
 
 Status DeviceWeights::apply(std::span<const delta::TensorWrite> written, const delta::Digest& result) {

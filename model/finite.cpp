@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
-#include <optional>
-#include <string>
 #include <utility>
+#include <vector>
+
+#include "base/parallel.hpp"
 
 namespace echoline::model {
 namespace {
@@ -32,37 +33,60 @@ std::pair<std::uint64_t, std::uint64_t> count_from(std::span<const std::byte> by
   return {count, first};
 }
 
+std::pair<std::uint64_t, std::uint64_t> count_large(delta::DType type, std::span<const std::byte> bytes) {
+  switch (type) {
+    case delta::DType::kBF16:
+      return count_from<std::uint16_t>(bytes, 0x7f80);
+    case delta::DType::kF16:
+      return count_from<std::uint16_t>(bytes, 0x7c00);
+    case delta::DType::kF32:
+      return count_from<std::uint32_t>(bytes, 0x7f7f8000);  // half way from bf16's largest value to the next
+    case delta::DType::kF64:
+      return count_from<std::uint64_t>(bytes, 0x47eff00000000000);
+    default:
+      return {};
+  }
+}
+
 }  // namespace
 
-Status check_finite(const delta::StateView& state) {
-  std::optional<std::string> text;
-  std::size_t tensors = 0;
-  for (const delta::TensorView& tensor : state) {
-    std::pair<std::uint64_t, std::uint64_t> found;
-    switch (tensor.dtype) {
-      case delta::DType::kBF16:
-        found = count_from<std::uint16_t>(tensor.bytes, 0x7f80);
-        break;
-      case delta::DType::kF16:
-        found = count_from<std::uint16_t>(tensor.bytes, 0x7c00);
-        break;
-      case delta::DType::kF32:
-        found = count_from<std::uint32_t>(tensor.bytes, 0x7f7f8000);  // half way from bf16's largest value to the next
-        break;
-      case delta::DType::kF64:
-        found = count_from<std::uint64_t>(tensor.bytes, 0x47eff00000000000);
-        break;
-      default:
-        continue;
+Status check_finite(const delta::StateView& state, unsigned threads) {
+  constexpr std::uint64_t kPartBytes = 4u << 20;
+  struct Part {
+    std::size_t tensor;
+    std::uint64_t first_byte;
+    std::pair<std::uint64_t, std::uint64_t> found;  // count, index within the part
+  };
+  std::vector<Part> parts;
+  for (std::size_t t = 0; t < state.size(); ++t)
+    for (std::uint64_t at = 0; at < state[t].bytes.size(); at += kPartBytes) parts.push_back({t, at, {}});
+  for_each_parallel(parts.size(), threads, [&](unsigned, std::size_t i) {
+    Part& part = parts[i];
+    const delta::TensorView& tensor = state[part.tensor];
+    const auto bytes = tensor.bytes.subspan(part.first_byte);
+    part.found = count_large(tensor.dtype, bytes.first(std::min<std::size_t>(bytes.size(), kPartBytes)));
+  });
+  std::size_t tensors = 0, first_index = 0, last = 0;
+  std::uint64_t count = 0;  // in the first such tensor
+  const delta::TensorView* first = nullptr;
+  for (const Part& part : parts) {
+    if (part.found.first == 0) continue;
+    const delta::TensorView& tensor = state[part.tensor];
+    if (tensors == 0 || last != part.tensor) ++tensors;
+    last = part.tensor;
+    if (first == nullptr) {
+      first = &tensor;
+      first_index = part.first_byte / delta::dtype_bytes(tensor.dtype) + part.found.second;
     }
-    if (found.first == 0 || ++tensors > 1) continue;
-    text = fmt::format(
-        "tensor '{}' holds {} values that are NaN, infinite or too large for bf16, the first at index {} of {}",
-        tensor.name, found.first, found.second, tensor.bytes.size() / delta::dtype_bytes(tensor.dtype));
+    if (first == &tensor) count += part.found.first;
   }
-  if (!text) return ok();
-  return fail(Code::kInvalid, "check policy", "{}{}; the values of a policy are finite: has training diverged?", *text,
-              tensors > 1 ? fmt::format(", and {} more tensors hold some", tensors - 1) : "");
+  if (first == nullptr) return ok();
+  return fail(
+      Code::kInvalid, "check policy",
+      "tensor '{}' holds {} values that are NaN, infinite or too large for bf16, the first at index {} of {}{}; "
+      "the values of a policy are finite: has training diverged?",
+      first->name, count, first_index, first->bytes.size() / delta::dtype_bytes(first->dtype),
+      tensors > 1 ? fmt::format(", and {} more tensors hold some", tensors - 1) : "");
 }
 
 }  // namespace echoline::model

@@ -1,12 +1,17 @@
 #include <cuda_runtime_api.h>
+#include <sys/mman.h>
 
+#include <cstdlib>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/parallel.hpp"
 #include "delta/cuda/launch.hpp"
-#include "delta/cuda/machine.hpp"
+#include "delta/cuda/memory.hpp"
 
 namespace echoline::delta::cuda {
 namespace {
@@ -34,14 +39,17 @@ class CudaMachine final : public Machine {
 
   ~CudaMachine() override {
     (void)cudaSetDevice(ordinal_);
-    if (stream_) (void)cudaStreamSynchronize(stream_);
+    for (const cudaStream_t stream : {stream_, out_stream_})
+      if (stream) (void)cudaStreamSynchronize(stream);
+    if (order_) (void)cudaEventDestroy(order_);
     for (const cudaEvent_t event : marks_)
       if (event) (void)cudaEventDestroy(event);
     for (const Interval& interval : intervals_) {
       (void)cudaEventDestroy(interval.begin);
       (void)cudaEventDestroy(interval.end);
     }
-    if (stream_) (void)cudaStreamDestroy(stream_);
+    for (const cudaStream_t stream : {stream_, out_stream_})
+      if (stream) (void)cudaStreamDestroy(stream);
   }
 
   Status open() {
@@ -50,6 +58,8 @@ class CudaMachine final : public Machine {
     CUDA_TRY("open CUDA device", cudaGetDeviceProperties(&properties, ordinal_));
     name_ = fmt::format("{} (compute capability {}.{})", properties.name, properties.major, properties.minor);
     CUDA_TRY("open CUDA device", cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    CUDA_TRY("open CUDA device", cudaStreamCreateWithFlags(&out_stream_, cudaStreamNonBlocking));
+    CUDA_TRY("open CUDA device", cudaEventCreateWithFlags(&order_, cudaEventDisableTiming));
     for (cudaEvent_t& event : marks_)
       CUDA_TRY("open CUDA device", cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
     return ok();
@@ -60,7 +70,9 @@ class CudaMachine final : public Machine {
   Result<std::byte*> allocate(Place place, std::uint64_t bytes) override {
     ECHO_TRY(enter());
     void* memory = nullptr;
-    const cudaError_t error = place == Place::kDevice ? cudaMalloc(&memory, bytes) : cudaMallocHost(&memory, bytes);
+    const cudaError_t error = place == Place::kDevice   ? cudaMalloc(&memory, bytes)
+                              : bytes < kRegisteredFrom ? cudaMallocHost(&memory, bytes)
+                                                        : registered(&memory, bytes);
     if (error == cudaSuccess) return static_cast<std::byte*>(memory);
     (void)cudaGetLastError();
     std::size_t free = 0, total = 0;
@@ -74,10 +86,19 @@ class CudaMachine final : public Machine {
 
   void release(Place place, std::byte* memory) override {
     (void)cudaSetDevice(ordinal_);
-    if (place == Place::kDevice)
+    bool was_registered = false;
+    {
+      const std::lock_guard lock(registered_mutex_);
+      was_registered = registered_.erase(memory) != 0;
+    }
+    if (place == Place::kDevice) {
       (void)cudaFree(memory);
-    else
+    } else if (was_registered) {
+      (void)cudaHostUnregister(memory);
+      std::free(memory);
+    } else {
       (void)cudaFreeHost(memory);
+    }
     (void)cudaGetLastError();
   }
 
@@ -99,7 +120,8 @@ class CudaMachine final : public Machine {
   }
   Status copy_out(std::byte* host, const std::byte* device, std::uint64_t bytes) override {
     ECHO_TRY(enter());
-    CUDA_TRY("copy from the device", cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream_));
+    ECHO_TRY(out_follows());
+    CUDA_TRY("copy from the device", cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, out_stream_));
     return ok();
   }
   Status copy_within(std::byte* to, const std::byte* from, std::uint64_t bytes) override {
@@ -115,6 +137,9 @@ class CudaMachine final : public Machine {
   Status run(const ExtractJob& job) override {
     return timed("start the extraction kernel", [&] { return launch(job, stream_); });
   }
+  Status run(const GatherJob& job) override {
+    return timed("start the kernel that gathers changes", [&] { return launch(job, stream_); });
+  }
   Status run(const SwapJob& job) override {
     return timed("start the application kernel", [&] { return launch(job, stream_); });
   }
@@ -124,7 +149,8 @@ class CudaMachine final : public Machine {
 
   Status set_mark(unsigned mark) override {
     ECHO_TRY(enter());
-    CUDA_TRY("record a CUDA event", cudaEventRecord(marks_[mark], stream_));
+    ECHO_TRY(out_follows());
+    CUDA_TRY("record a CUDA event", cudaEventRecord(marks_[mark], out_stream_));
     return ok();
   }
   Status wait_for(unsigned mark) override {
@@ -135,6 +161,7 @@ class CudaMachine final : public Machine {
   Status finish() override {
     ECHO_TRY(enter());
     CUDA_TRY("wait for the device", cudaStreamSynchronize(stream_));
+    CUDA_TRY("wait for the device", cudaStreamSynchronize(out_stream_));
     return ok();
   }
 
@@ -159,6 +186,34 @@ class CudaMachine final : public Machine {
   // The current device belongs to the calling thread.
   Status enter() const {
     CUDA_TRY("use CUDA device", cudaSetDevice(ordinal_));
+    return ok();
+  }
+
+  // Pinned memory in huge pages, which all processors make, in a sixth of the time that cudaMallocHost() takes.
+  cudaError_t registered(void** memory, std::uint64_t bytes) {
+    constexpr std::size_t kHugePage = 2u << 20, kPage = 4096;
+    bytes = round_up(bytes, kHugePage);
+    void* const block = std::aligned_alloc(kHugePage, bytes);
+    if (block == nullptr) return cudaErrorMemoryAllocation;
+    ::madvise(block, bytes, MADV_HUGEPAGE);  // a wish: without it, the pages are small
+    for_each_parallel(bytes / kHugePage, thread_count(0), [&](unsigned, std::size_t i) {
+      for (std::size_t at = 0; at < kHugePage; at += kPage)
+        static_cast<std::byte*>(block)[i * kHugePage + at] = std::byte{0};
+    });
+    if (const cudaError_t error = cudaHostRegister(block, bytes, cudaHostRegisterDefault); error != cudaSuccess) {
+      std::free(block);
+      return error;
+    }
+    const std::lock_guard lock(registered_mutex_);
+    registered_.insert(static_cast<std::byte*>(block));
+    *memory = block;
+    return cudaSuccess;
+  }
+
+  // What is queued for the host from now on waits for all that was queued until now.
+  Status out_follows() {
+    CUDA_TRY("record a CUDA event", cudaEventRecord(order_, stream_));
+    CUDA_TRY("order CUDA streams", cudaStreamWaitEvent(out_stream_, order_, 0));
     return ok();
   }
 
@@ -187,8 +242,12 @@ class CudaMachine final : public Machine {
 
   const int ordinal_;
   std::string name_;
-  cudaStream_t stream_ = nullptr;
+  cudaStream_t stream_ = nullptr, out_stream_ = nullptr;  // the latter for copies to the host
+  cudaEvent_t order_ = nullptr;
   cudaEvent_t marks_[kMarks] = {};
+  static constexpr std::uint64_t kRegisteredFrom = 64u << 20;
+  std::mutex registered_mutex_;  // states in such memory are freed by any thread
+  std::set<std::byte*> registered_;
   std::vector<Interval> intervals_;
   std::size_t used_intervals_ = 0;
 };

@@ -173,15 +173,28 @@ Result<double> Device::copy(const DeviceState& from, DeviceState& to) {
 }
 
 Result<OwnedState> Device::download(const DeviceState& state) {
-  ECHO_TRY(work_->check_ours(state, "download a state"));
   ECHO_ASSIGN(OwnedState copy, OwnedState::empty_like(state.layout()));
+  ECHO_TRY(download(state, copy));
+  return copy;
+}
+
+Status Device::download(const DeviceState& state, OwnedState& into) {
+  constexpr std::string_view kOperation = "download a state";
+  ECHO_TRY(work_->check_ours(state, kOperation));
+  ECHO_TRY(check_same_layout(state.tensors_, into.view(), kOperation));
   const Settled settled(*work_->machine);
   for (std::size_t i = 0; i < state.size(); ++i)
     if (const auto bytes = state.tensors_[i].bytes; !bytes.empty())
-      ECHO_TRY(work_->machine->copy_out(copy.mutable_bytes(i).data(), bytes.data(), bytes.size()));
+      ECHO_TRY(work_->machine->copy_out(into.mutable_bytes(i).data(), bytes.data(), bytes.size()));
   ECHO_TRY(work_->machine->finish());
-  copy.seal();
-  return copy;
+  into.seal();
+  return ok();
+}
+
+Result<OwnedState> Device::pinned_like(const StateView& like) {
+  auto pinned = OwnedState::empty_like(
+      like, [this](std::uint64_t bytes) { return allocate(work_->machine, Machine::Place::kPinnedHost, bytes); });
+  return pinned ? std::move(pinned) : OwnedState::empty_like(like);
 }
 
 Result<Digest> Device::digest(DeviceState& state) {
@@ -195,7 +208,7 @@ Result<Digest> Device::digest(DeviceState& state) {
   return combine_leaves(state.tensors_, state.leaves_);
 }
 
-Result<ExtractStats> Device::extract(const DeviceState& prev, const DeviceState& cur, const WriteSink& sink) {
+Result<ExtractStats> Device::extract(const DeviceState& prev, const DeviceState& cur, const ChangeSink& sink) {
   constexpr std::string_view kOperation = "extract changes";
   ECHO_TRY(work_->check_ours(prev, kOperation));
   ECHO_TRY(work_->check_ours(cur, kOperation));

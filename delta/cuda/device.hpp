@@ -18,9 +18,10 @@ class Machine;
 
 struct DeviceOptions {
   int ordinal = 0;
-  // Extraction works on so many bytes of a state at a time and has two buffers for the changes found, in device memory
-  // and in pinned host memory. More changes than fit take further passes.
-  std::uint64_t batch_bytes = 512u << 20;
+  // Extraction works on so many bytes of a state at a time. It has three buffers for the changes found in device memory
+  // and two in pinned host memory, of at least what a segment takes. More changes than fit are compared again, less at
+  // a time.
+  std::uint64_t batch_bytes = 128u << 20;
   std::uint64_t records_bytes = 64u << 20;
   // Device memory that application may take for positions and values.
   std::uint64_t apply_bytes_max = 16ull << 30;
@@ -53,6 +54,19 @@ class DeviceState {
   std::vector<std::vector<Digest>> leaves_;  // of each tensor, where they are known
   bool torn_ = false;                        // the device failed in the middle of a change
 };
+
+// Elements of a part of a tensor that have changed.
+struct ChangedPart {
+  std::size_t tensor = 0;        // in canonical order
+  std::uint64_t first_byte = 0;  // of the part within the tensor
+  std::uint64_t byte_count = 0;  // of the part
+  std::size_t element_bytes = 0;
+  std::span<const std::uint32_t> positions;  // elements of the part, ascending
+  std::span<const std::byte> values;         // their new values
+};
+// Parts in ascending order, each a segment (8 MiB of a tensor) or what there is of one. What the spans refer to lives
+// until this returns.
+using ChangeSink = std::function<Status(std::span<const ChangedPart>)>;
 
 struct ExtractStats {
   std::uint64_t elements = 0;
@@ -91,13 +105,18 @@ class Device {
   // The same on the device. Gives the seconds it took there.
   Result<double> copy(const DeviceState& from, DeviceState& to);
   Result<OwnedState> download(const DeviceState& state);
+  // Into a state of the same tensors.
+  Status download(const DeviceState& state, OwnedState& into);
+  // A state on the host in pinned memory, which travels several times as fast, or in ordinary memory where the system
+  // gives none. Making it takes long; use it again. It may outlive this.
+  Result<OwnedState> pinned_like(const StateView& like);
 
   // digest_state() of the content. What is known and cannot have changed is not hashed again.
   Result<Digest> digest(DeviceState& state);
 
-  // Gives `sink` one write for every segment (8 MiB of a tensor) in which elements differ, in ascending order, with
-  // ascending positions and the values in `cur`; an error of `sink` ends it.
-  Result<ExtractStats> extract(const DeviceState& prev, const DeviceState& cur, const WriteSink& sink);
+  // Gives `sink` the parts in which elements differ, with the values in `cur`, in ascending order, some at a time; an
+  // error of `sink` ends it.
+  Result<ExtractStats> extract(const DeviceState& prev, const DeviceState& cur, const ChangeSink& sink);
 
   // Applies `writes`, no element twice, and proves that the state then has the digest `result`. On any failure the
   // content is as before, unless the device itself failed. kCorrupt: it has another digest.

@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "delta/parallel.hpp"
+#include "base/parallel.hpp"
 
 namespace echoline::delta::cuda {
 namespace {
@@ -201,10 +201,11 @@ Status Exchange::prepare(const std::shared_ptr<Machine>& machine, const DeviceOp
   const std::size_t pieces = upload_.pieces();
   std::vector<Status> done(pieces + writes.size());
   // Pieces first: while they travel, positions are checked.
-  for_each_parallel(done.size(), std::min(host_threads(options), Machine::kMarks - 1), [&](unsigned, std::size_t i) {
-    done[i] = i < pieces ? upload_.send(i)
-                         : check_positions(*writes[i - pieces], tensors, leaves[writes[i - pieces]->tensor]);
-  });
+  for_each_parallel(
+      done.size(), std::min(thread_count(options.threads), Machine::kMarks - 1), [&](unsigned, std::size_t i) {
+        done[i] = i < pieces ? upload_.send(i)
+                             : check_positions(*writes[i - pieces], tensors, leaves[writes[i - pieces]->tensor]);
+      });
   for (Status& status : done) ECHO_TRY(std::move(status));
 
   parts_.clear();

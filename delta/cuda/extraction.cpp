@@ -2,21 +2,15 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
-#include <utility>
 
 namespace echoline::delta::cuda {
 namespace {
 
 constexpr std::uint64_t kSegmentBytes = std::uint64_t{kTilesPerSegment} * kTileBytes;
 constexpr std::size_t kBatchPiecesMax = 4096;
-// All elements of a tile, of one byte each and with a position of four.
-constexpr std::uint64_t kTileRecordsBytesMax = 5 * kTileBytes;
 
-struct Batch {
-  std::size_t first_piece, pieces;
-  std::size_t tiles;
-};
+// All elements of a tile, of one byte each and with a position of four.
+constexpr std::uint64_t kTileChangesBytesMax = 5 * kTileBytes;
 
 std::uint32_t tiles_of(const Piece& piece) { return (piece.bytes + kTileBytes - 1) / kTileBytes; }
 
@@ -29,39 +23,35 @@ std::vector<Piece> split_into_pieces(const StateView& tensors) {
   return pieces;
 }
 
-std::vector<Batch> split_into_batches(const std::vector<Piece>& pieces, std::uint64_t bytes_max) {
-  std::vector<Batch> batches;
-  std::uint64_t bytes = 0;
-  for (std::size_t i = 0; i < pieces.size(); ++i) {
-    if (batches.empty() || bytes + pieces[i].bytes > bytes_max || batches.back().pieces == kBatchPiecesMax) {
-      batches.push_back({i, 0, 0});
-      bytes = 0;
-    }
-    ++batches.back().pieces;
-    batches.back().tiles += tiles_of(pieces[i]);
-    bytes += pieces[i].bytes;
-  }
-  return batches;
+// The pieces that come first, at least one, of `bytes_max` together.
+std::span<const Piece> next_batch(std::span<const Piece> pieces, std::uint64_t bytes_max) {
+  std::uint64_t bytes = pieces.front().bytes;
+  std::size_t count = 1;
+  for (; count < std::min(pieces.size(), kBatchPiecesMax); ++count)
+    if ((bytes += pieces[count].bytes) > bytes_max) break;
+  return pieces.first(count);
 }
 
 }  // namespace
 
 Status BatchInFlight::reserve(const std::shared_ptr<Machine>& machine, std::size_t pieces_max, std::size_t tiles_max,
-                              std::uint64_t records_bytes_max) {
-  const std::uint64_t needed = tiles_max * kTileRecordsBytesMax;
-  at_.tiles = pieces_max * sizeof(ExtractSegment);
-  at_.used = round_up(at_.tiles + tiles_max * sizeof(std::uint32_t), 16);
-  at_.results = at_.used + 16;
-  at_.records = at_.results + tiles_max * sizeof(TileResult);
-  at_.end = at_.records + std::min(needed, std::max(records_bytes_max, kTileRecordsBytesMax));
-  return memory_.reserve(machine, at_.end);
+                              std::uint64_t changes_bytes) {
+  tiles_at_ = pieces_max * sizeof(ExtractSegment);
+  used_at_ = round_up(tiles_at_ + tiles_max * sizeof(std::uint32_t), 16);
+  results_at_ = used_at_ + 16;
+  places_at_ = results_at_ + tiles_max * sizeof(TileResult);
+  changes_bytes_ = changes_bytes;
+  ECHO_TRY(tables_.reserve(machine, places_at_ + tiles_max * sizeof(GatherPlace)));
+  return changes_.reserve(machine, changes_bytes);
 }
 
-Status BatchInFlight::start(Machine& machine, const StateView& prev, const StateView& cur,
-                            std::span<const Piece> pieces) {
+Status BatchInFlight::compare(Machine& machine, const StateView& prev, const StateView& cur,
+                              std::span<const Piece> pieces, std::span<std::byte> records) {
   pieces_ = pieces;
+  records_ = records;
   tiles_.clear();
-  auto* segments = reinterpret_cast<ExtractSegment*>(memory_.host.data());
+  std::byte *const host = tables_.host.data(), *const device = tables_.device.data();
+  auto* segments = reinterpret_cast<ExtractSegment*>(host);
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     const Piece& piece = pieces[i];
     segments[i] = {prev[piece.tensor].bytes.data() + piece.first_byte,
@@ -70,128 +60,116 @@ Status BatchInFlight::start(Machine& machine, const StateView& prev, const State
     for (std::uint32_t t = 0; t < tiles_of(piece); ++t)
       tiles_.push_back(static_cast<std::uint32_t>(i) * kTilesPerSegment + t);
   }
-  ECHO_TRY(machine.copy_in(memory_.device.data(), memory_.host.data(), pieces.size() * sizeof(ExtractSegment)));
-  return run(machine, tiles_);
-}
-
-Result<std::vector<TensorWrite>> BatchInFlight::collect(Machine& machine, const StateView& tensors) {
-  ECHO_TRY(machine.wait_for(mark_));
-  std::vector<TensorWrite> writes(pieces_.size());
-  std::vector<std::uint64_t> changed(pieces_.size());
-  std::vector<Run> runs(tiles_.size());
-  for (std::size_t t = 0; t < tiles_.size(); ++t) {
-    std::uint64_t& of_piece = changed[tiles_[t] / kTilesPerSegment];
-    runs[t] = {of_piece, result(t).count};
-    of_piece += runs[t].count;
-  }
-  for (std::size_t i = 0; i < pieces_.size(); ++i) {
-    writes[i].tensor = pieces_[i].tensor;
-    writes[i].first_byte = pieces_[i].first_byte;
-    writes[i].byte_count = pieces_[i].bytes;
-    writes[i].element_bytes = dtype_bytes(tensors[pieces_[i].tensor].dtype);
-    writes[i].positions.resize(changed[i]);
-    writes[i].values.resize(changed[i] * writes[i].element_bytes);
-  }
-
-  std::vector<std::size_t> pending(tiles_.size());  // the tiles that the device was last run for
-  std::iota(pending.begin(), pending.end(), std::size_t{0});
-  while (true) {
-    ECHO_ASSIGN(std::vector<std::size_t> left, take_records(machine, pending, runs, writes));
-    if (left.empty()) break;
-    ECHO_CHECK(left.size() < pending.size(), "{} tiles, none found room", left.size());
-    pending = std::move(left);
-    std::vector<std::uint32_t> tiles;
-    tiles.reserve(pending.size());
-    for (const std::size_t t : pending) tiles.push_back(tiles_[t]);
-    ECHO_TRY(run(machine, tiles));
-    ECHO_TRY(machine.wait_for(mark_));
-  }
-  std::erase_if(writes, [](const TensorWrite& write) { return write.positions.empty(); });
-  return writes;
-}
-
-Result<std::vector<std::size_t>> BatchInFlight::take_records(Machine& machine, const std::vector<std::size_t>& tiles,
-                                                             const std::vector<Run>& runs,
-                                                             std::vector<TensorWrite>& writes) {
-  const auto write_of = [&](std::size_t tile) -> TensorWrite& { return writes[tiles_[tile] / kTilesPerSegment]; };
-  std::uint64_t end = 0;
-  std::vector<std::size_t> left;
-  for (std::size_t k = 0; k < tiles.size(); ++k) {
-    const std::uint64_t count = runs[tiles[k]].count;
-    if (result(k).count != count)
-      return fail(Code::kInvalid, "extract changes",
-                  "the weights changed while they were compared; wait for whoever writes to them before extract()");
-    if (count == 0) continue;
-    if (result(k).offset == kNoRoom)
-      left.push_back(tiles[k]);
-    else
-      end = std::max(end,
-                     result(k).offset + record_bytes(count, static_cast<unsigned>(write_of(tiles[k]).element_bytes)));
-  }
-  if (end == 0) return left;
-  ECHO_TRY(machine.copy_out(memory_.host.data() + at_.records, memory_.device.data() + at_.records, end));
-  ECHO_TRY(machine.set_mark(mark_));
-  ECHO_TRY(machine.wait_for(mark_));
-  for (std::size_t k = 0; k < tiles.size(); ++k) {
-    const auto [first, count] = runs[tiles[k]];
-    if (count == 0 || result(k).offset == kNoRoom) continue;
-    const std::byte* const record = memory_.host.data() + at_.records + result(k).offset;
-    TensorWrite& write = write_of(tiles[k]);
-    std::memcpy(write.positions.data() + first, record, count * sizeof(std::uint32_t));
-    std::memcpy(write.values.data() + first * write.element_bytes, record + positions_bytes(count),
-                count * write.element_bytes);
-  }
-  return left;
-}
-
-const TileResult& BatchInFlight::result(std::size_t index) const {
-  return reinterpret_cast<const TileResult*>(memory_.host.data() + at_.results)[index];
-}
-
-Status BatchInFlight::run(Machine& machine, const std::vector<std::uint32_t>& tiles) {
-  std::byte* const host = memory_.host.data();
-  std::byte* const device = memory_.device.data();
-  std::memcpy(host + at_.tiles, tiles.data(), tiles.size() * sizeof(std::uint32_t));
-  ECHO_TRY(machine.copy_in(device + at_.tiles, host + at_.tiles, tiles.size() * sizeof(std::uint32_t)));
-  ECHO_TRY(machine.clear(device + at_.used, 16));
+  const std::uint64_t tiles_bytes = tiles_.size() * sizeof(std::uint32_t);
+  std::memcpy(host + tiles_at_, tiles_.data(), tiles_bytes);
+  ECHO_TRY(machine.copy_in(device, host, tiles_at_ + tiles_bytes));
+  ECHO_TRY(machine.clear(device + used_at_, 16));
   ExtractJob job{};
   job.segments = reinterpret_cast<const ExtractSegment*>(device);
-  job.tiles = reinterpret_cast<const std::uint32_t*>(device + at_.tiles);
-  job.tile_count = static_cast<std::uint32_t>(tiles.size());
-  job.results = reinterpret_cast<TileResult*>(device + at_.results);
-  job.records = device + at_.records;
-  job.records_capacity = at_.end - at_.records;
-  job.records_used = reinterpret_cast<unsigned long long*>(device + at_.used);
+  job.tiles = reinterpret_cast<const std::uint32_t*>(device + tiles_at_);
+  job.tile_count = static_cast<std::uint32_t>(tiles_.size());
+  job.results = reinterpret_cast<TileResult*>(device + results_at_);
+  job.records = records.data();
+  job.records_capacity = records.size();
+  job.records_used = reinterpret_cast<unsigned long long*>(device + used_at_);
   ECHO_TRY(machine.run(job));
-  ECHO_TRY(machine.copy_out(host + at_.results, device + at_.results, tiles.size() * sizeof(TileResult)));
+  ECHO_TRY(machine.copy_out(host + results_at_, device + results_at_, tiles_.size() * sizeof(TileResult)));
   return machine.set_mark(mark_);
 }
 
-Result<ExtractStats> Extraction::run(const std::shared_ptr<Machine>& machine, const DeviceOptions& options,
-                                     const StateView& prev, const StateView& cur, const WriteSink& sink) {
-  const std::vector<Piece> pieces = split_into_pieces(cur);
-  const std::vector<Batch> batches = split_into_batches(pieces, options.batch_bytes);
-  std::size_t pieces_max = 0, tiles_max = 0;
-  for (const Batch& batch : batches) {
-    pieces_max = std::max(pieces_max, batch.pieces);
-    tiles_max = std::max(tiles_max, batch.tiles);
-  }
-  ExtractStats stats;
-  if (batches.empty()) return stats;
-  for (BatchInFlight& batch : batches_) ECHO_TRY(batch.reserve(machine, pieces_max, tiles_max, options.records_bytes));
-  for (const TensorView& tensor : cur) stats.elements += tensor.bytes.size() / dtype_bytes(tensor.dtype);
-  const auto start = [&](std::size_t b) {
-    const std::span<const Piece> all = pieces;
-    return batches_[b % 2].start(*machine, prev, cur, all.subspan(batches[b].first_piece, batches[b].pieces));
-  };
-  for (std::size_t b = 0; b < batches.size(); ++b) {
-    if (b == 0) ECHO_TRY(start(0));
-    if (b + 1 < batches.size()) ECHO_TRY(start(b + 1));  // the device goes on while the host takes what it found
-    ECHO_ASSIGN(std::vector<TensorWrite> writes, batches_[b % 2].collect(*machine, cur));
-    for (TensorWrite& write : writes) {
-      stats.changed += write.positions.size();
-      ECHO_TRY(sink(std::move(write)));
+Result<std::size_t> BatchInFlight::gather(Machine& machine, const StateView& tensors) {
+  ECHO_TRY(machine.wait_for(mark_));
+  std::byte *const host = tables_.host.data(), *const device = tables_.device.data();
+  const auto* results = reinterpret_cast<const TileResult*>(host + results_at_);
+  auto* places = reinterpret_cast<GatherPlace*>(host + places_at_);
+  parts_.clear();
+  std::uint64_t end = 0;  // of the changes
+  std::size_t taken = 0, tiles = 0;
+  for (; taken < pieces_.size(); ++taken) {
+    const Piece& piece = pieces_[taken];
+    const std::uint64_t size = dtype_bytes(tensors[piece.tensor].dtype);
+    const std::span of_piece(results + tiles, tiles_of(piece));
+    std::uint64_t count = 0;
+    for (const TileResult& result : of_piece) count += result.count;
+    const std::uint64_t values_at = end + positions_bytes(count);
+    const std::uint64_t bytes = record_bytes(count, static_cast<unsigned>(size));
+    if (end + bytes > changes_bytes_ ||
+        std::ranges::any_of(of_piece, [](const TileResult& r) { return r.count != 0 && r.offset == kNoRoom; }))
+      break;
+    std::uint64_t before = 0;
+    for (const TileResult& result : of_piece) {
+      places[tiles++] = {end + before * sizeof(std::uint32_t), values_at + before * size};
+      before += result.count;
     }
+    if (count == 0) continue;
+    const std::byte* const changes = changes_.host.data();
+    parts_.push_back({piece.tensor,
+                      piece.first_byte,
+                      piece.bytes,
+                      size,
+                      {reinterpret_cast<const std::uint32_t*>(changes + end), count},
+                      {changes + values_at, count * size}});
+    end += bytes;
+  }
+  if (end == 0) return taken;
+  ECHO_TRY(machine.copy_in(device + places_at_, host + places_at_, tiles * sizeof(GatherPlace)));
+  GatherJob job{};
+  job.segments = reinterpret_cast<const ExtractSegment*>(device);
+  job.tiles = reinterpret_cast<const std::uint32_t*>(device + tiles_at_);
+  job.results = reinterpret_cast<const TileResult*>(device + results_at_);
+  job.records = records_.data();
+  job.places = reinterpret_cast<const GatherPlace*>(device + places_at_);
+  job.tile_count = static_cast<std::uint32_t>(tiles);
+  job.out = changes_.device.data();
+  ECHO_TRY(machine.run(job));
+  ECHO_TRY(machine.copy_out(changes_.host.data(), changes_.device.data(), end));
+  ECHO_TRY(machine.set_mark(mark_));
+  return taken;
+}
+
+Result<std::span<const ChangedPart>> BatchInFlight::collect(Machine& machine) {
+  if (!parts_.empty()) ECHO_TRY(machine.wait_for(mark_));
+  return std::span<const ChangedPart>(parts_);
+}
+
+Result<ExtractStats> Extraction::run(const std::shared_ptr<Machine>& machine, const DeviceOptions& options,
+                                     const StateView& prev, const StateView& cur, const ChangeSink& sink) {
+  const std::vector<Piece> pieces = split_into_pieces(cur);
+  ExtractStats stats;
+  for (const TensorView& tensor : cur) stats.elements += tensor.bytes.size() / dtype_bytes(tensor.dtype);
+  if (pieces.empty()) return stats;
+  std::size_t all_tiles = 0, piece_tiles_max = 0;
+  for (const Piece& piece : pieces) {
+    all_tiles += tiles_of(piece);
+    piece_tiles_max = std::max<std::size_t>(piece_tiles_max, tiles_of(piece));
+  }
+  const std::size_t pieces_max = std::min(pieces.size(), kBatchPiecesMax);
+  const std::size_t tiles_max =
+      std::min<std::size_t>(all_tiles, options.batch_bytes / kTileBytes + kTilesPerSegment + pieces_max);
+  const std::uint64_t changes_bytes = std::min(tiles_max * kTileChangesBytesMax,
+                                               std::max(options.records_bytes, piece_tiles_max * kTileChangesBytesMax));
+  for (BatchInFlight& batch : batches_) ECHO_TRY(batch.reserve(machine, pieces_max, tiles_max, changes_bytes));
+  ECHO_TRY(records_.reserve(machine, changes_bytes));
+
+  std::uint64_t batch_bytes = options.batch_bytes;
+  std::span<const Piece> left = pieces, batch;
+  const auto compare = [&](std::size_t b) {
+    batch = next_batch(left, batch_bytes);
+    return batches_[b % 2].compare(*machine, prev, cur, batch, {records_.data(), changes_bytes});
+  };
+  ECHO_TRY(compare(0));
+  for (std::size_t b = 0; !left.empty(); ++b) {
+    ECHO_ASSIGN(const std::size_t taken, batches_[b % 2].gather(*machine, cur));
+    if (taken < batch.size()) {
+      ECHO_CHECK(batch.size() > 1, "no room for one piece");
+      batch_bytes = 0;
+      for (const Piece& piece : batch.first(batch.size() / 2)) batch_bytes += piece.bytes;
+    }
+    left = left.subspan(taken);
+    if (!left.empty()) ECHO_TRY(compare(b + 1));  // while the changes found travel, and the sink takes them
+    ECHO_ASSIGN(const std::span<const ChangedPart> parts, batches_[b % 2].collect(*machine));
+    for (const ChangedPart& part : parts) stats.changed += part.positions.size();
+    if (!parts.empty()) ECHO_TRY(sink(parts));
   }
   ECHO_TRY(machine->finish());
   return stats;

@@ -17,47 +17,43 @@ struct Piece {
 };
 
 // One batch of pieces on its way through the device. Every tile of a piece reports where it put its changes, in the
-// order in which tiles happen to finish; the host puts them in order.
+// order in which tiles happen to finish. The host says where each belongs, and the device puts them there.
 class BatchInFlight {
  public:
   explicit BatchInFlight(unsigned mark) : mark_(mark) {}
 
+  // Room for pieces and tiles, and for `changes_bytes` of changes.
   Status reserve(const std::shared_ptr<Machine>& machine, std::size_t pieces_max, std::size_t tiles_max,
-                 std::uint64_t records_bytes_max);
-  // Queues the comparison. The pieces must live until collect().
-  Status start(Machine& machine, const StateView& prev, const StateView& cur, std::span<const Piece> pieces);
-  // Waits for it. The writes of all pieces, those without changes left out.
-  Result<std::vector<TensorWrite>> collect(Machine& machine, const StateView& tensors);
+                 std::uint64_t changes_bytes);
+  // Queues the comparison, which puts what it finds into `records`. The pieces must live until gather().
+  Status compare(Machine& machine, const StateView& prev, const StateView& cur, std::span<const Piece> pieces,
+                 std::span<std::byte> records);
+  // Waits for it and queues what takes the changes to the host. The number of pieces for whose changes there was room,
+  // from the first on; the others are to be compared again.
+  Result<std::size_t> gather(Machine& machine, const StateView& tensors);
+  // Waits for that. The changes of these pieces, those without any left out; until the next gather().
+  Result<std::span<const ChangedPart>> collect(Machine& machine);
 
  private:
-  // Places of the tables, the same on both sides.
-  struct Places {
-    std::uint64_t tiles = 0, used = 0, results = 0, records = 0, end = 0;
-  };
-  // The changes of a tile among those of its piece.
-  struct Run {
-    std::uint64_t first = 0, count = 0;
-  };
-  Status run(Machine& machine, const std::vector<std::uint32_t>& tiles);
-  // Copies what the device found in `tiles` to its place in `writes`; gives the tiles for which it had no room.
-  Result<std::vector<std::size_t>> take_records(Machine& machine, const std::vector<std::size_t>& tiles,
-                                                const std::vector<Run>& runs, std::vector<TensorWrite>& writes);
-  const TileResult& result(std::size_t index) const;
-
   const unsigned mark_;
-  Mirrored memory_;  // segments; tiles; bytes used of the records; results; records
-  Places at_;
+  Mirrored tables_;  // segments; tiles; bytes used of the records; results; places
+  Mirrored changes_;
+  std::uint64_t changes_bytes_ = 0;
+  std::uint64_t tiles_at_ = 0, used_at_ = 0, results_at_ = 0, places_at_ = 0;
   std::span<const Piece> pieces_;
   std::vector<std::uint32_t> tiles_;
+  std::span<std::byte> records_;
+  std::vector<ChangedPart> parts_;
 };
 
 class Extraction {
  public:
   // device_s is left to the caller.
   Result<ExtractStats> run(const std::shared_ptr<Machine>& machine, const DeviceOptions& options, const StateView& prev,
-                           const StateView& cur, const WriteSink& sink);
+                           const StateView& cur, const ChangeSink& sink);
 
  private:
+  Buffer records_{Machine::Place::kDevice};
   std::array<BatchInFlight, 2> batches_{BatchInFlight(0), BatchInFlight(1)};
 };
 

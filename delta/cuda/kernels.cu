@@ -74,6 +74,13 @@ __global__ __launch_bounds__(kBlockThreads) void extract_kernel(ExtractJob job) 
   extract_block(block, job, blockIdx.x);
 }
 
+__global__ __launch_bounds__(kBlockThreads) void gather_kernel(GatherJob job) {
+  const std::uint32_t tile = blockIdx.x * kBlockWarps + threadIdx.x / kWarpThreads;
+  if (tile >= job.tile_count) return;  // whole warps
+  ThreadWarp warp;
+  gather_warp(warp, job, tile);
+}
+
 __global__ __launch_bounds__(kBlockThreads) void swap_kernel(SwapJob job) { swap_thread(job, blockIdx.x, threadIdx.x); }
 
 __global__ __launch_bounds__(kBlockThreads) void hash_kernel(HashJob job) {
@@ -87,6 +94,11 @@ __global__ __launch_bounds__(kBlockThreads) void hash_kernel(HashJob job) {
 
 cudaError_t launch(const ExtractJob& job, cudaStream_t stream) {
   extract_kernel<<<job.tile_count, kBlockThreads, 0, stream>>>(job);
+  return cudaGetLastError();
+}
+
+cudaError_t launch(const GatherJob& job, cudaStream_t stream) {
+  gather_kernel<<<(job.tile_count + kBlockWarps - 1) / kBlockWarps, kBlockThreads, 0, stream>>>(job);
   return cudaGetLastError();
 }
 

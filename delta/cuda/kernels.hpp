@@ -274,6 +274,56 @@ ECHO_DEVICE void extract_block(Block& block, const ExtractJob& job, std::uint32_
   }
 }
 
+// ---- what tiles found, side by side ----
+
+// Where the changes of a tile go: bytes of `out`.
+struct GatherPlace {
+  std::uint64_t positions, values;
+};
+
+struct GatherJob {
+  const ExtractSegment* segments;
+  const std::uint32_t* tiles;  // as of the ExtractJob that made the next two
+  const TileResult* results;   // all of which found room
+  const std::byte* records;
+  const GatherPlace* places;  // of each of `tiles`
+  std::uint32_t tile_count;
+  std::byte* out;
+};
+
+template <unsigned kSize, class Warp>
+ECHO_DEVICE void gather_tile(Warp& warp, const GatherJob& job, std::uint32_t tile) {
+  using Element = typename ElementOf<kSize>::Type;
+  const auto count = static_cast<unsigned>(job.results[tile].count);
+  const std::byte* record = job.records + job.results[tile].offset;
+  const auto* positions = reinterpret_cast<const std::uint32_t*>(record);
+  const auto* values = reinterpret_cast<const Element*>(record + positions_bytes(count));
+  auto* to_positions = reinterpret_cast<std::uint32_t*>(job.out + job.places[tile].positions);
+  auto* to_values = reinterpret_cast<Element*>(job.out + job.places[tile].values);
+  warp.each([&](unsigned thread) {
+    for (unsigned i = thread; i < count; i += kWarpThreads) {
+      to_positions[i] = positions[i];
+      to_values[i] = values[i];
+    }
+  });
+}
+
+// Everything that the warp for tile number `tile` of a job does.
+template <class Warp>
+ECHO_DEVICE void gather_warp(Warp& warp, const GatherJob& job, std::uint32_t tile) {
+  if (job.results[tile].count == 0) return;
+  switch (job.segments[job.tiles[tile] / kTilesPerSegment].element_bytes) {
+    case 1:
+      return gather_tile<1>(warp, job, tile);
+    case 2:
+      return gather_tile<2>(warp, job, tile);
+    case 4:
+      return gather_tile<4>(warp, job, tile);
+    case 8:
+      return gather_tile<8>(warp, job, tile);
+  }
+}
+
 // ---- application: new values against old ones ----
 
 inline constexpr unsigned kSwapRounds = 4;

@@ -8,6 +8,7 @@
 namespace echoline::delta::cuda {
 
 cudaError_t launch(const ExtractJob& job, cudaStream_t stream);
+cudaError_t launch(const GatherJob& job, cudaStream_t stream);
 cudaError_t launch(const SwapJob& job, cudaStream_t stream);
 cudaError_t launch(const HashJob& job, cudaStream_t stream);
 

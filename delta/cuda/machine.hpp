@@ -1,4 +1,5 @@
-// What the host side asks of a device: memory, and a queue of copies and kernels that runs in order and on its own.
+// What the host side asks of a device: memory, and a queue of copies and kernels that runs in order and on its own, but
+// for copies to the host, which run beside what is queued after them.
 // cuda_machine.cpp does it with CUDA, the tests with the CPU. Internal to this folder.
 #pragma once
 #include <cstddef>
@@ -11,7 +12,7 @@
 
 namespace echoline::delta::cuda {
 
-// Used by one thread at a time.
+// Used by one thread at a time; release() may be called by any, beside that one.
 class Machine {
  public:
   enum class Place { kDevice, kPinnedHost };
@@ -28,10 +29,12 @@ class Machine {
   // These queue work; host memory must live and stay as it is until a wait for a later mark, or finish(). An error of
   // earlier work may appear in any later call.
   virtual Status copy_in(std::byte* device, const std::byte* host, std::uint64_t bytes) = 0;
+  // After what was queued before. What is queued afterwards does not wait for it.
   virtual Status copy_out(std::byte* host, const std::byte* device, std::uint64_t bytes) = 0;
   virtual Status copy_within(std::byte* to, const std::byte* from, std::uint64_t bytes) = 0;
   virtual Status clear(std::byte* device, std::uint64_t bytes) = 0;
   virtual Status run(const ExtractJob& job) = 0;
+  virtual Status run(const GatherJob& job) = 0;
   virtual Status run(const SwapJob& job) = 0;
   virtual Status run(const HashJob& job) = 0;
 

@@ -1,18 +1,11 @@
 // Memory of a machine that frees itself. Internal to this folder.
 #pragma once
-#include <algorithm>
 #include <memory>
-#include <thread>
 
-#include "delta/cuda/device.hpp"
 #include "delta/cuda/machine.hpp"
 #include "delta/tensor.hpp"
 
 namespace echoline::delta::cuda {
-
-inline unsigned host_threads(const DeviceOptions& options) {
-  return options.threads != 0 ? options.threads : std::max(1u, std::thread::hardware_concurrency());
-}
 
 inline std::uint64_t round_up(std::uint64_t value, std::uint64_t to) { return (value + to - 1) / to * to; }
 

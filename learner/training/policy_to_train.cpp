@@ -198,7 +198,9 @@ Result<std::optional<TrainedStep>> PolicyToTrain::step(const std::vector<schema:
 
 Result<delta::SharedState> PolicyToTrain::policy(Version version) {
   ECHO_ASSIGN(delta::SharedState policy, make_policy());
-  if (const Status finite = model::check_finite(policy->view()); !finite)
+  if (on_device_ && on_device_->all_finite()) return policy;
+  const auto threads = static_cast<unsigned>(host_.config.learner.threads);
+  if (const Status finite = model::check_finite(policy->view(), threads); !finite)
     return fail(Code::kCorrupt, "train",
                 "version {} is not published, because {}. The run stands at the newest checkpoint: go on from there "
                 "with --resume, and a lower "
@@ -208,13 +210,7 @@ Result<delta::SharedState> PolicyToTrain::policy(Version version) {
 }
 
 Result<delta::SharedState> PolicyToTrain::make_policy() {
-  if (on_device_) {
-    Result<delta::SharedState> policy = on_device_->policy();
-    if (policy || policy.error().code != Code::kExhausted) return policy;
-    log::warn("the GPU has no room to find out there what changes, so policies are copied as a whole from now on: {}",
-              policy.error().message());
-    on_device_.reset();
-  }
+  if (on_device_) return on_device_->policy();
   ECHO_ASSIGN(delta::OwnedState policy, trainer_->policy());
   return delta::share(std::move(policy));
 }

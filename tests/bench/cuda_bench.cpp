@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
@@ -60,11 +61,13 @@ delta::OwnedState random_weights(double mib, Random& random) {
 // Changes the lowest bit of each element with probability `share`; gives their number.
 std::uint64_t change(delta::OwnedState& state, double share, Random& random) {
   std::uint64_t changed = 0;
-  for (std::size_t t = 0; t < state.size(); ++t) {
+  for (std::size_t t = 0; t < state.size() && share > 0; ++t) {
     const auto bytes = state.mutable_bytes(t);
-    for (std::size_t at = 0; at < bytes.size(); at += 2) {
-      if (random.uniform() >= share) continue;
-      bytes[at] ^= std::byte{1};
+    const auto gap = [&] {  // elements before the next that changes
+      return share < 1 ? std::log(1 - random.uniform()) / std::log(1 - share) : 0.0;
+    };
+    for (double at = std::floor(gap()); 2 * at < static_cast<double>(bytes.size()); at += 1 + std::floor(gap())) {
+      bytes[2 * static_cast<std::size_t>(at)] ^= std::byte{1};
       ++changed;
     }
   }
@@ -104,11 +107,19 @@ int run(const Settings& settings) {
   delta::cuda::DeviceState target = must(device.upload(host.view()));
   host = {};
 
+  // The changes are in the host's memory when the sink is called; with `keep` they are copied from there.
   const auto extract = [&](const delta::cuda::DeviceState& from, const delta::cuda::DeviceState& to,
-                           std::vector<delta::TensorWrite>& writes) {
-    writes.clear();
-    const auto stats = must(device.extract(from, to, [&](delta::TensorWrite&& write) {
-      writes.push_back(std::move(write));
+                           std::vector<delta::TensorWrite>* keep) {
+    const auto stats = must(device.extract(from, to, [&](std::span<const delta::cuda::ChangedPart> parts) {
+      for (const delta::cuda::ChangedPart& p : parts)
+        if (keep)
+          keep->push_back({p.tensor,
+                           p.first_byte,
+                           p.byte_count,
+                           p.element_bytes,
+                           false,
+                           {p.positions.begin(), p.positions.end()},
+                           {p.values.begin(), p.values.end()}});
       return ok();
     }));
     if (stats.changed != changed)
@@ -116,14 +127,24 @@ int run(const Settings& settings) {
     return stats.device_s;
   };
 
-  Times copying, extraction, digests, application;
+  delta::OwnedState pinned = must(device.pinned_like(prev.layout()));
+  Times copying, downloading, uploading, extraction, digests, application;
   std::vector<delta::TensorWrite> writes, back;
-  (void)extract(cur, prev, back);
+  (void)extract(prev, cur, &writes);
+  (void)extract(cur, prev, &back);
   for (int i = -1; i < settings.repeats; ++i) {
     Times warm_up;
     const auto to = [&](Times& times) -> Times& { return i < 0 ? warm_up : times; };
     measure(to(copying), [&] { return must(device.copy(prev, target)); });
-    measure(to(extraction), [&] { return extract(prev, cur, writes); });
+    measure(to(extraction), [&] { return extract(prev, cur, nullptr); });
+    measure(to(downloading), [&] {
+      if (const Status done = device.download(prev, pinned); !done) give_up(done.error());
+      return 0.0;
+    });
+    measure(to(uploading), [&] {
+      if (const Status done = device.assign(target, pinned.view()); !done) give_up(done.error());
+      return 0.0;
+    });
     target.memory_changed();
     measure(to(digests), [&] {
       if (must(device.digest(target)) != old_digest)
@@ -148,6 +169,8 @@ int run(const Settings& settings) {
     fmt::print("  {:<34} {:>18} {:>18}\n", name, speed(times.device_s), speed(times.call_s));
   };
   print("copy on the device", copying);
+  print("copy to pinned memory", downloading);
+  print("copy from pinned memory", uploading);
   print("extraction", extraction);
   print("digest of everything", digests);
   print("application and verification", application);

@@ -23,7 +23,7 @@ Result<std::byte*> EmulatedMachine::allocate(Place place, std::uint64_t bytes) {
 void EmulatedMachine::release(Place place, std::byte* memory) {
   const auto block = blocks_.find(memory);
   ECHO_CHECK(block != blocks_.end() && block->second.first == place);
-  do_until(done_ + queue_.size());  // as CUDA does
+  do_until(now());  // as CUDA does
   if (bytes_left_ != kNever) bytes_left_ += block->second.second;
   blocks_.erase(block);
   std::free(memory);
@@ -62,10 +62,20 @@ Status EmulatedMachine::enqueue(std::function<void()> work) {
   return ok();
 }
 
-void EmulatedMachine::do_until(std::uint64_t end) {
+void EmulatedMachine::work_until(std::uint64_t end) {
   for (; done_ < end; ++done_) {
     queue_.front()();
     queue_.pop_front();
+  }
+}
+
+void EmulatedMachine::do_until(const Point& point) {
+  work_until(point.work);
+  if (!queue_.empty()) work_until(done_ + random_.below(queue_.size() + 1));
+  for (; copied_out_ < point.copies_out; ++copied_out_) {
+    work_until(copies_out_.front().after);
+    copies_out_.front().copy();
+    copies_out_.pop_front();
   }
 }
 
@@ -76,7 +86,9 @@ Status EmulatedMachine::copy_in(std::byte* device, const std::byte* host, std::u
 
 Status EmulatedMachine::copy_out(std::byte* host, const std::byte* device, std::uint64_t bytes) {
   ECHO_CHECK(is_device(device, bytes));
-  return enqueue([=] { std::memcpy(host, device, bytes); });
+  ECHO_TRY(proceed());
+  copies_out_.push_back({now().work, [=] { std::memcpy(host, device, bytes); }});
+  return ok();
 }
 
 Status EmulatedMachine::copy_within(std::byte* to, const std::byte* from, std::uint64_t bytes) {
@@ -105,6 +117,15 @@ Status EmulatedMachine::run(const ExtractJob& job) {
   });
 }
 
+Status EmulatedMachine::run(const GatherJob& job) {
+  ECHO_CHECK(job.tile_count > 0);
+  return enqueue([this, job] {
+    ++kernels_run_;
+    LoopWarp warp;
+    for (const std::uint32_t tile : any_order(job.tile_count)) gather_warp(warp, job, tile);
+  });
+}
+
 Status EmulatedMachine::run(const SwapJob& job) {
   ECHO_CHECK(job.chunk_count > 0);
   return enqueue([this, job] {
@@ -125,7 +146,7 @@ Status EmulatedMachine::run(const HashJob& job) {
 
 Status EmulatedMachine::set_mark(unsigned mark) {
   ECHO_TRY(proceed());
-  marks_.at(mark) = done_ + queue_.size();
+  marks_.at(mark) = now();
   return ok();
 }
 
@@ -137,7 +158,7 @@ Status EmulatedMachine::wait_for(unsigned mark) {
 
 Status EmulatedMachine::finish() {
   ECHO_TRY(proceed());
-  do_until(done_ + queue_.size());
+  do_until(now());
   return ok();
 }
 

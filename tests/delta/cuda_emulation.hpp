@@ -65,7 +65,8 @@ class LoopWarp {
   }
 };
 
-// Queued work is done only when it is waited for, and the blocks of a kernel run in random order.
+// Queued work is done only when it is waited for, and the blocks of a kernel run in random order. Copies to the host
+// are done as late as a device might, or early: after work that was queued behind them, at random.
 class EmulatedMachine final : public Machine {
  public:
   static constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
@@ -82,6 +83,7 @@ class EmulatedMachine final : public Machine {
   Status copy_within(std::byte* to, const std::byte* from, std::uint64_t bytes) override;
   Status clear(std::byte* device, std::uint64_t bytes) override;
   Status run(const ExtractJob& job) override;
+  Status run(const GatherJob& job) override;
   Status run(const SwapJob& job) override;
   Status run(const HashJob& job) override;
   Status set_mark(unsigned mark) override;
@@ -105,7 +107,12 @@ class EmulatedMachine final : public Machine {
  private:
   Status proceed();  // or fail, when a failure was asked for
   Status enqueue(std::function<void()> work);
-  void do_until(std::uint64_t end);
+  struct Point {
+    std::uint64_t work = 0, copies_out = 0;  // of each queue, ever
+  };
+  Point now() const { return {done_ + queue_.size(), copied_out_ + copies_out_.size()}; }
+  void work_until(std::uint64_t end);
+  void do_until(const Point& point);
   bool is_device(const std::byte* memory, std::uint64_t bytes) const;
   std::vector<std::uint32_t> any_order(std::uint32_t count);
 
@@ -114,7 +121,13 @@ class EmulatedMachine final : public Machine {
   std::map<const std::byte*, std::uint64_t> adopted_;
   std::deque<std::function<void()>> queue_;
   std::uint64_t done_ = 0;  // works of the queue, ever
-  std::array<std::uint64_t, kMarks> marks_{};
+  struct CopyOut {
+    std::uint64_t after;  // works
+    std::function<void()> copy;
+  };
+  std::deque<CopyOut> copies_out_;
+  std::uint64_t copied_out_ = 0;  // ever
+  std::array<Point, kMarks> marks_{};
   std::uint64_t calls_until_failure_ = kNever, failures_left_ = 0;
   std::uint64_t bytes_left_ = kNever;
   unsigned kernels_run_ = 0;

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "base/parallel.hpp"
 #include "delta/block.hpp"
 #include "delta/entropy.hpp"
-#include "delta/parallel.hpp"
 
 namespace echoline::delta {
 

@@ -1,4 +1,4 @@
-// Sharing work between threads; internal to this folder.
+// Sharing work between threads.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -15,7 +15,12 @@
 
 #include "base/result.hpp"
 
-namespace echoline::delta {
+namespace echoline {
+
+// As many as the machine has processors, where `threads` is 0.
+inline unsigned thread_count(unsigned threads) {
+  return threads != 0 ? threads : std::max(1u, std::thread::hardware_concurrency());
+}
 
 // Calls work(thread's own index, item) for every item below `count`, on up to `threads` threads.
 // An exception in any of them is thrown again here.
@@ -131,4 +136,4 @@ class Tasks {
   std::vector<std::jthread> helpers_;  // last: they use all of the above
 };
 
-}  // namespace echoline::delta
+}  // namespace echoline
