@@ -8,6 +8,7 @@
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -65,8 +66,7 @@ class Tasks {
   Tasks& operator=(const Tasks&) = delete;
 
   unsigned threads() const { return threads_; }
-  // The first error of any task that was added, after which no more are done. An exception of a task is thrown here or
-  // by finish().
+  // The first error of any task that was added, after which no more are done; kExhausted for a lack of memory.
   Status add(Task task) {
     std::unique_lock lock(mutex_);
     if (threads_ == 1) {
@@ -104,25 +104,20 @@ class Tasks {
   void do_one(unsigned self, std::unique_lock<std::mutex>& lock) {
     const Task task = std::move(waiting_.front());
     waiting_.pop_front();
-    if (failed_ || thrown_) return;
+    if (failed_) return;
     ++under_way_;
     lock.unlock();
     Status done;
-    std::exception_ptr thrown;
     try {
       done = task(self);
-    } catch (...) {
-      thrown = std::current_exception();
+    } catch (const std::bad_alloc&) {
+      done = fail(Code::kExhausted, "", "out of memory");
     }
     lock.lock();
     if (!done && !failed_) failed_ = std::move(done).error();
-    if (thrown) thrown_ = thrown;
     if (--under_way_ == 0) done_.notify_all();
   }
-  Status status() const {
-    if (thrown_) std::rethrow_exception(thrown_);
-    return failed_ ? Status(*failed_) : ok();
-  }
+  Status status() const { return failed_ ? Status(*failed_) : ok(); }
 
   const unsigned threads_;
   const std::size_t waiting_max_;
@@ -132,7 +127,6 @@ class Tasks {
   std::size_t idle_ = 0, under_way_ = 0;
   bool ended_ = false;
   std::optional<Error> failed_;
-  std::exception_ptr thrown_;
   std::vector<std::jthread> helpers_;  // last: they use all of the above
 };
 

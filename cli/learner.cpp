@@ -226,7 +226,11 @@ void add_worker(Verb& app, int& exit) {
                    "memory for the keys and values of their tokens, e.g. '8 GiB' (default: 4 GiB)");
   verb->add_option("--device", a->engine.device, "where the built-in engine computes: cpu, cuda or cuda:N")
       ->show_default();
-  verb->add_option("--threads", a->engine.threads, "CPU threads for generation")->range(1, 1024);
+  verb->add_option(
+          "--threads", a->engine.threads,
+          "threads that generate on a CPU, and that decode policies; 0: as many as this machine has; default: 1 "
+          "where the built-in engine computes on a CPU, otherwise 0")
+      ->range(0u, 1024u);
   verb->add_option("--engine", a->engine_name, "what generates: builtin, sglang or vllm")
       ->one_of({"builtin", "sglang", "vllm"})
       ->show_default();

@@ -150,6 +150,7 @@ template VerbOption* Verb::add_option(const std::string&, std::vector<std::strin
 template VerbOption* Verb::add_option(const std::string&, std::vector<std::size_t>&, const std::string&);
 template VerbOption* Verb::add_option(const std::string&, int&, const std::string&);
 template VerbOption* Verb::add_option(const std::string&, unsigned&, const std::string&);
+template VerbOption* Verb::add_option(const std::string&, std::optional<unsigned>&, const std::string&);
 template VerbOption* Verb::add_option(const std::string&, std::uint16_t&, const std::string&);
 template VerbOption* Verb::add_option(const std::string&, std::int64_t&, const std::string&);
 template VerbOption* Verb::add_option(const std::string&, std::uint64_t&, const std::string&);

@@ -50,18 +50,22 @@ struct OwnSegment {
   std::deque<ByteVector> payloads;
 };
 
-// Hands segments that came in `bytes` of the patch, which are gone soon, to `tasks`: work(self, segment).
+// Hands segments, whose payloads are gone when this returns, to `tasks`: work(self, segment). Of so many that most
+// would have to be waited for, all are, and nothing is copied.
 template <class Work>
 Status add_all(Tasks& tasks, const std::vector<Segment>& segments, Work&& work) {
+  const bool wait = tasks.threads() == 1 || segments.size() > 2 * tasks.threads();
+  Status added = ok();
   for (const Segment& segment : segments) {
-    if (tasks.threads() == 1)
-      ECHO_TRY(tasks.add([&](unsigned self) { return work(self, segment); }));
+    if (!added) break;
+    if (wait)
+      added = tasks.add([&](unsigned self) { return work(self, segment); });
     else
-      ECHO_TRY(tasks.add([work, own = std::make_shared<const OwnSegment>(segment)](unsigned self) {
+      added = tasks.add([work, own = std::make_shared<const OwnSegment>(segment)](unsigned self) {
         return work(self, own->segment);
-      }));
+      });
   }
-  return ok();
+  return wait ? tasks.finish() : added;
 }
 
 // Decodes segments on top of `state` on several threads, and gives what they become to `sink`, one thread at a time.

@@ -4,6 +4,7 @@
 #include <cctype>
 
 #include "base/config.hpp"
+#include "base/parallel.hpp"
 #include "base/suggest.hpp"
 #include "base/text.hpp"
 #include "chains/planner.hpp"
@@ -166,8 +167,12 @@ void read_learner(ConfigSection s, const RunSection& run, const model::ModelSett
     s.error("learning_rate_schedule",
             fmt::format("the warm-up takes {} updates, and the run makes {}: nothing is left to fall in",
                         c.optimizer.warmup_updates, c.optimizer.updates_expected));
-  s.read("threads", c.threads, {.min = 1, .max = 1024}, "of the learner's computation");
   read_device(s, c.device, "where the learner computes: cpu, cuda, or cuda:N for one of several");
+  c.threads = c.device == "cpu" ? 1 : 0;
+  s.read("threads", c.threads, {.min = 0, .max = 1024},
+         {"of the learner's computation on a CPU, and of the encoding of policies; 0: as many as this machine has",
+          "1 on a CPU, 0 on a GPU"});
+  c.threads = static_cast<int>(thread_count(static_cast<unsigned>(c.threads)));
   c.compute = c.device == "cpu" ? Compute::kFp32 : Compute::kBf16;
   s.read_choice(
       "compute", c.compute, {{"fp32", Compute::kFp32}, {"bf16", Compute::kBf16}},
@@ -211,6 +216,9 @@ void read_worker(ConfigSection s, const data_plane::RolloutSettings& rollout, Wo
   s.read("engine_patience", c.engine_patience, {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)},
          "how long its start, loading a policy, or an answer may take before it counts as hung");
   read_device(s, c.device, "where the built-in engine computes: cpu, cuda, or cuda:N for one of several");
+  s.read("threads", c.threads, {.min = 0, .max = 1024},
+         {"of a worker: they generate on a CPU, and decode policies; 0: as many as its host has",
+          "1 where the built-in engine computes on a CPU, otherwise 0"});
   if (c.engine != "builtin" && c.device != "cpu")
     s.error("device", "is for the built-in engine: the command that starts a server says where it computes");
   if (c.engine == "builtin") {
@@ -280,11 +288,15 @@ replay_buffer::Pacing RunConfig::pacing() const {
 }
 
 std::vector<std::string> WorkerSection::arguments() const {
-  if (engine == "builtin")
-    return device == "cpu" ? std::vector<std::string>{} : std::vector<std::string>{"--device", device};
-  return {"--engine",          engine,
-          "--engine-command",  engine_command,
-          "--engine-patience", fmt::format("{} s", seconds(engine_patience))};
+  std::vector<std::string> words;
+  if (engine != "builtin")
+    words = {"--engine",          engine,
+             "--engine-command",  engine_command,
+             "--engine-patience", fmt::format("{} s", seconds(engine_patience))};
+  else if (device != "cpu")
+    words = {"--device", device};
+  if (threads) words.insert(words.end(), {"--threads", fmt::format("{}", *threads)});
+  return words;
 }
 
 Result<RunConfig> load_run_config(const std::filesystem::path& path,

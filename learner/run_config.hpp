@@ -53,8 +53,8 @@ enum class TrainerKind { kBuiltIn, kExternal };
 struct LearnerSection : TrainingSettings {
   TrainerKind trainer = TrainerKind::kBuiltIn;
   std::string api = "socket";  // for an external one: "socket", or HOST:PORT of this machine
-  int threads = 1;             // of libtorch
   std::string device = "cpu";  // cpu, cuda, cuda:N
+  int threads = 1;             // of libtorch, and that encode policies; on a GPU as many as the machine has, by default
   Compute compute = Compute::kFp32;
   bool recompute = false;
   std::uint32_t checkpoint_every = 10;  // steps
@@ -69,6 +69,7 @@ struct WorkerSection {
   std::string device = "cpu";      // where the built-in engine computes: cpu, cuda, cuda:N
   std::string engine_command;      // starts the latter two
   Duration engine_patience = std::chrono::minutes(10);
+  std::optional<unsigned> threads;  // of a worker; 0: as many as its host has; absent: worker::EngineOptions decides
   // Words that `echoline worker` takes for it.
   std::vector<std::string> arguments() const;
 };

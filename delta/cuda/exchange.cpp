@@ -11,7 +11,8 @@
 namespace echoline::delta::cuda {
 namespace {
 
-constexpr std::uint64_t kPieceBytes = 1u << 20;
+constexpr std::uint64_t kHalfBytes = 16u << 20;    // of the pinned memory that changes travel through
+constexpr std::uint64_t kPieceBytes = 512u << 10;  // that one thread fills at a time
 
 Error unsound(std::string_view where, const std::string& why) {
   return fail(Code::kInvalid, "apply changes", "{}: {}; apply what resolve_delta() gives, to a state of the same model",
@@ -41,51 +42,37 @@ Status check_write(const TensorWrite& write, const StateView& tensors) {
   return ok();
 }
 
-bool ascending(std::span<const std::uint32_t> positions) {
-  bool wrong = false;  // without a branch, so that it is vectorised
-  for (std::size_t i = 1; i < positions.size(); ++i) wrong |= positions[i - 1] >= positions[i];
-  return !wrong;
-}
-
-// Whether the positions of a write are sound, and if so, flags the leaves of its tensor that it touches. Other threads
-// may flag some of them as well.
-Status check_positions(const TensorWrite& write, const StateView& tensors, std::vector<std::uint8_t>& leaves) {
-  const auto flag = [&](std::uint64_t leaf) { std::atomic_ref(leaves[leaf]).store(1, std::memory_order_relaxed); };
-  if (write.whole) {
-    for (std::uint64_t leaf = write.first_byte / kLeafBytes; leaf * kLeafBytes < write.first_byte + write.byte_count;
-         ++leaf)
-      flag(leaf);
-    return ok();
-  }
+// Whether the positions of a write are sound, and if so, flags the leaves of its tensor that it touches. Where many of
+// a leaf change, all leaves of the part are flagged: they are hashed in less time than it takes to look.
+Status check_positions(const TensorWrite& write, bool ascending, const StateView& tensors,
+                       std::vector<std::uint8_t>& leaves) {
+  constexpr std::uint64_t kMany = 8;
   const std::uint64_t size = write.element_bytes, elements = write.byte_count / size;
-  const auto leaf_of = [&](std::uint32_t position) { return (write.first_byte + position * size) / kLeafBytes; };
   const auto beyond = [&](std::uint32_t position) {
     return unsound(place_of(write, tensors), fmt::format("names element {} of {}", position, elements));
   };
-  if (ascending(write.positions)) {
+  if (!write.whole && ascending) {
     if (write.positions.back() >= elements) return beyond(write.positions.back());
-    for (auto at = write.positions.begin(); at != write.positions.end();) {
-      const std::uint64_t leaf = leaf_of(*at);
-      flag(leaf);
-      at = std::lower_bound(at, write.positions.end(), ((leaf + 1) * kLeafBytes - write.first_byte) / size);
+  } else if (!write.whole) {
+    std::vector<bool> seen(elements);
+    for (const std::uint32_t position : write.positions) {
+      if (position >= elements) return beyond(position);
+      if (seen[position]) return unsound(place_of(write, tensors), fmt::format("names element {} twice", position));
+      seen[position] = true;
     }
-    return ok();
   }
-  std::vector<bool> seen(elements);
-  for (const std::uint32_t position : write.positions) {
-    if (position >= elements) return beyond(position);
-    if (seen[position]) return unsound(place_of(write, tensors), fmt::format("names element {} twice", position));
-    seen[position] = true;
-    flag(leaf_of(position));
-  }
+  const std::uint64_t first = write.first_byte / kLeafBytes;
+  const std::uint64_t count = (write.first_byte + write.byte_count - 1) / kLeafBytes + 1 - first;
+  if (write.whole || write.positions.size() > kMany * count)
+    std::fill_n(leaves.begin() + static_cast<std::ptrdiff_t>(first), count, std::uint8_t{1});
+  else
+    for (const std::uint32_t position : write.positions) leaves[(write.first_byte + position * size) / kLeafBytes] = 1;
   return ok();
 }
 
 bool knows_leaves(const StateView& tensors, const LeafDigests& leaves, std::size_t tensor) {
   return leaves[tensor].size() == leaf_count(tensors[tensor].bytes.size());
 }
-
-std::uint64_t position_bytes(const TensorWrite& write) { return write.positions.size() * sizeof(std::uint32_t); }
 
 }  // namespace
 
@@ -128,51 +115,60 @@ void Upload::clear() {
   bytes_ = 0;
 }
 
-std::uint64_t Upload::add(const void* from, std::uint64_t bytes) {
-  const std::uint64_t at = bytes_;
-  sources_.push_back({at, bytes, static_cast<const std::byte*>(from)});
-  bytes_ = round_up(at + bytes, 16);
-  return at;
+Upload::Place Upload::add(const TensorWrite& write) {
+  const auto place = [&](const void* from, std::uint64_t bytes, bool positions) {
+    sources_.push_back({bytes_, bytes, static_cast<const std::byte*>(from), positions});
+    bytes_ = round_up(bytes_ + bytes, 16);
+    return sources_.back().at;
+  };
+  const std::uint64_t positions = place(write.positions.data(), write.positions.size() * sizeof(std::uint32_t), true);
+  return {positions, place(write.values.data(), write.values.size(), false)};
 }
 
-std::size_t Upload::pieces() const { return static_cast<std::size_t>((bytes_ + kPieceBytes - 1) / kPieceBytes); }
-
-Status Upload::start(const std::shared_ptr<Machine>& machine, std::byte* device) {
-  machine_ = machine;
-  device_ = device;
-  unused_ = static_cast<unsigned>(std::min<std::size_t>(pieces(), Machine::kMarks));
-  travelling_.clear();
-  return memory_.reserve(machine, unused_ * kPieceBytes);
-}
-
-// There are more slots than threads, so that some are unused or travelling.
-Result<unsigned> Upload::free_slot() {
-  if (unused_ > 0) return --unused_;
-  ECHO_CHECK(!travelling_.empty());
-  const unsigned slot = travelling_.front();
-  ECHO_TRY(machine_->wait_for(slot));
-  travelling_.pop_front();
-  return slot;
-}
-
-Status Upload::send(std::size_t piece) {
-  const std::uint64_t begin = piece * kPieceBytes, end = std::min(begin + kPieceBytes, bytes_);
-  unsigned slot = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    ECHO_ASSIGN(slot, free_slot());
+// The bytes from `begin` to `end` of a source; looks at the order of positions on the way.
+void Upload::copy(Source& source, std::uint64_t begin, std::uint64_t end, std::byte* to) {
+  if (!source.positions) {
+    std::memcpy(to, source.from + begin, end - begin);
+    return;
   }
-  std::byte* const to = memory_.data() + slot * kPieceBytes;
+  const std::uint64_t first = begin / sizeof(std::uint32_t), count = (end - begin) / sizeof(std::uint32_t);
+  const auto* from = reinterpret_cast<const std::uint32_t*>(source.from) + first;
+  auto* out = reinterpret_cast<std::uint32_t*>(to);
+  std::uint32_t disorder = first > 0 && from[-1] >= from[0] ? 1 : 0;
+  out[0] = from[0];
+  for (std::uint64_t i = 1; i < count; ++i) {  // without a branch, so that it is vectorised
+    out[i] = from[i];
+    disorder |= from[i - 1] >= from[i] ? 1 : 0;
+  }
+  if (disorder != 0) std::atomic_ref(source.disorder).store(1, std::memory_order_relaxed);
+}
+
+void Upload::fill(std::uint64_t begin, std::uint64_t end, std::byte* to) {
   const auto before = [&](const Source& source) { return source.at + source.bytes <= begin; };
   for (auto source = std::ranges::partition_point(sources_, before); source != sources_.end() && source->at < end;
        ++source) {
     const std::uint64_t from = std::max(source->at, begin), until = std::min(source->at + source->bytes, end);
-    std::memcpy(to + (from - begin), source->from + (from - source->at), until - from);
+    if (from < until) copy(*source, from - source->at, until - source->at, to + (from - begin));
   }
-  const std::lock_guard lock(mutex_);
-  ECHO_TRY(machine_->copy_in(device_ + begin, to, end - begin));
-  ECHO_TRY(machine_->set_mark(slot));
-  travelling_.push_back(slot);
+}
+
+Status Upload::send(const std::shared_ptr<Machine>& machine, std::byte* device, unsigned threads) {
+  ECHO_TRY(memory_.reserve(machine, 2 * std::min(kHalfBytes, bytes_)));
+  Tasks tasks(threads);
+  unsigned half = 0;
+  for (std::uint64_t begin = 0; begin < bytes_; begin += kHalfBytes, half = 1 - half) {
+    const std::uint64_t end = std::min(begin + kHalfBytes, bytes_);
+    std::byte* const pinned = memory_.data() + half * std::min(kHalfBytes, bytes_);
+    if (begin >= 2 * kHalfBytes) ECHO_TRY(machine->wait_for(half));
+    for (std::uint64_t at = begin; at < end; at += kPieceBytes)
+      ECHO_TRY(tasks.add([this, at, end, to = pinned + (at - begin)](unsigned) {
+        fill(at, std::min(at + kPieceBytes, end), to);
+        return ok();
+      }));
+    ECHO_TRY(tasks.finish());
+    ECHO_TRY(machine->copy_in(device + begin, pinned, end - begin));
+    ECHO_TRY(machine->set_mark(half));
+  }
   return ok();
 }
 
@@ -181,15 +177,9 @@ Status Exchange::prepare(const std::shared_ptr<Machine>& machine, const DeviceOp
   job_ = {};
   if (writes.empty()) return ok();
   upload_.clear();
-  struct Places {
-    std::uint64_t positions, values;
-  };
-  std::vector<Places> places;
+  std::vector<Upload::Place> places;
   places.reserve(writes.size());
-  for (const TensorWrite* write : writes) {
-    const std::uint64_t positions = upload_.add(write->positions.data(), position_bytes(*write));
-    places.push_back({positions, upload_.add(write->values.data(), write->values.size())});
-  }
+  for (const TensorWrite* write : writes) places.push_back(upload_.add(*write));
   if (upload_.bytes() > options.apply_bytes_max)
     return fail(
         Code::kExhausted, "apply changes",
@@ -197,16 +187,9 @@ Status Exchange::prepare(const std::shared_ptr<Machine>& machine, const DeviceOp
         "upload the whole state",
         upload_.bytes(), options.apply_bytes_max);
   ECHO_TRY(changes_.reserve(machine, upload_.bytes()));
-  ECHO_TRY(upload_.start(machine, changes_.data()));
-  const std::size_t pieces = upload_.pieces();
-  std::vector<Status> done(pieces + writes.size());
-  // Pieces first: while they travel, positions are checked.
-  for_each_parallel(
-      done.size(), std::min(thread_count(options.threads), Machine::kMarks - 1), [&](unsigned, std::size_t i) {
-        done[i] = i < pieces ? upload_.send(i)
-                             : check_positions(*writes[i - pieces], tensors, leaves[writes[i - pieces]->tensor]);
-      });
-  for (Status& status : done) ECHO_TRY(std::move(status));
+  ECHO_TRY(upload_.send(machine, changes_.data(), thread_count(options.threads)));
+  for (std::size_t i = 0; i < writes.size(); ++i)
+    ECHO_TRY(check_positions(*writes[i], upload_.ascending(i), tensors, leaves[writes[i]->tensor]));
 
   parts_.clear();
   chunks_.clear();

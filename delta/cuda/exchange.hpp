@@ -1,7 +1,5 @@
 // Writes to a state on a device, exchanged with what is there. Internal to this folder.
 #pragma once
-#include <deque>
-#include <mutex>
 #include <span>
 #include <vector>
 
@@ -24,42 +22,43 @@ using LeafFlags = std::vector<std::vector<std::uint8_t>>;
 LeafFlags unknown_leaves(const StateView& tensors, const LeafDigests& known);
 std::vector<LeafRef> flagged(const LeafFlags& flags);
 
-// Gathers what lies in many places of the host in one block of device memory. Several threads fill pinned memory, from
-// where it travels.
+// Gathers positions and values, which lie in many places of the host, in one block of device memory. Several threads
+// fill one half of pinned memory while the other half travels.
 class Upload {
  public:
+  struct Place {  // in the block; multiples of 16
+    std::uint64_t positions, values;
+  };
   void clear();
-  // Returns the place of `bytes` bytes in the block, a multiple of 16. They must live until the block has travelled.
-  std::uint64_t add(const void* from, std::uint64_t bytes);
+  // What `write` refers to must live until send() returns.
+  Place add(const TensorWrite& write);
   std::uint64_t bytes() const { return bytes_; }
-
-  // Uses the machine's marks, which are free while nothing is extracted. `device` has room for bytes().
-  Status start(const std::shared_ptr<Machine>& machine, std::byte* device);
-  std::size_t pieces() const;
-  Status send(std::size_t piece);  // of any thread
+  // Queues everything for `device`, which has room for bytes(). Uses the machine's marks, which are free while nothing
+  // is extracted.
+  Status send(const std::shared_ptr<Machine>& machine, std::byte* device, unsigned threads);
+  // Whether the positions of write number `index` ascend; after send().
+  bool ascending(std::size_t index) const { return sources_[2 * index].disorder == 0; }
 
  private:
   struct Source {
     std::uint64_t at, bytes;
     const std::byte* from;
+    bool positions;
+    std::uint8_t disorder = 0;
   };
-  Result<unsigned> free_slot();
+  static void copy(Source& source, std::uint64_t begin, std::uint64_t end, std::byte* to);
+  void fill(std::uint64_t begin, std::uint64_t end, std::byte* to);  // with a part of the block
 
   std::vector<Source> sources_;
   std::uint64_t bytes_ = 0;
-  Buffer memory_{Machine::Place::kPinnedHost};  // slots, of a piece each
-  std::byte* device_ = nullptr;
-  std::mutex mutex_;  // guards the machine and all below
-  std::shared_ptr<Machine> machine_;
-  unsigned unused_ = 0;              // slots that have not been filled yet
-  std::deque<unsigned> travelling_;  // slots, the oldest first
+  Buffer memory_{Machine::Place::kPinnedHost};
 };
 
 // The writes on the device, ready to be exchanged with the content of a state.
 class Exchange {
  public:
-  // Flags the leaves that the writes touch. kInvalid when positions are not sound, kExhausted when positions and values
-  // take more than options.apply_bytes_max.
+  // Flags the leaves that the writes touch, and others near them. kInvalid when positions are not sound, kExhausted
+  // when positions and values take more than options.apply_bytes_max.
   Status prepare(const std::shared_ptr<Machine>& machine, const DeviceOptions& options, const SortedWrites& writes,
                  const StateView& tensors, LeafFlags& leaves);
   // Done twice, everything is as before.

@@ -39,7 +39,7 @@ class Machine {
   virtual Status run(const HashJob& job) = 0;
 
   // A mark stands behind what was queued until now; setting it again moves it.
-  static constexpr unsigned kMarks = 64;
+  static constexpr unsigned kMarks = 2;
   virtual Status set_mark(unsigned mark) = 0;
   virtual Status wait_for(unsigned mark) = 0;
   virtual Status finish() = 0;  // waits for everything

@@ -160,6 +160,9 @@ void run(const Settings& settings) {
   const double installing =
       seconds_of([&] { must(installer.install(worker::publication(version, std::nullopt, snapshot, digest))); });
   table.row("worker: a snapshot", {installing});
+  const double decoding =
+      seconds_of([&] { (void)must(delta::decode_snapshot(snapshot, {.threads = settings.threads})); });
+  table.row("of it: decoding", {decoding});
 
   for (const double percent : settings.percents) {
     std::vector<double> policies, finite, on_device, arriving, install, wholes;

@@ -193,6 +193,13 @@ TEST_F(RunFilesTest, AnEngineThatIsAServerIsDescribedWhole) {
   EXPECT_THAT(refused({vllm, {"worker.engine_command", "vllm serve {model}"}}), HasSubstr("{port}"));
   EXPECT_THAT(load_run_config("configs/quickstart.yaml", {{"worker.device", "cuda:1"}})->worker.arguments(),
               ElementsAre("--device", "cuda:1"));
+  EXPECT_THAT(load_run_config("configs/quickstart.yaml", {{"worker.device", "cuda"}, {"worker.threads", "0"}})
+                  ->worker.arguments(),
+              ElementsAre("--device", "cuda", "--threads", "0"));
+  EXPECT_THAT(refused({{"worker.threads", "-1"}}), HasSubstr("worker.threads"));
+  EXPECT_EQ(load_run_config("configs/quickstart.yaml", {{"learner.threads", "3"}})->learner.threads, 3);
+  EXPECT_EQ(load_run_config("configs/quickstart.yaml", {{"learner.threads", "0"}})->learner.threads,
+            static_cast<int>(std::thread::hardware_concurrency()));
   EXPECT_THAT(refused({{"worker.device", "gpu"}}), HasSubstr("cuda:N"));
   EXPECT_THAT(refused({vllm, command, {"worker.device", "cuda"}}), HasSubstr("built-in"));
   EXPECT_THAT(refused({command}), HasSubstr("worker.engine"));

@@ -4,6 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <set>
+
 #include "delta/digest.hpp"
 #include "model/weights.hpp"
 #include "tests/model/on_device.hpp"
@@ -27,7 +30,7 @@ class DeviceWeightsTest : public ::testing::Test {
   test::OnDevice device_;
 };
 
-TEST_F(DeviceWeightsTest, APolicyIsTheOneBeforeAndWhatHasChanged) {
+TEST_F(DeviceWeightsTest, APolicyHoldsTheWeightsThatItWasMadeOf) {
   DeviceWeights weights = device_.attach();
   const delta::SharedState first = weights.policy().value();
   EXPECT_EQ(*delta::digest_state(first->view()), digest());
@@ -39,6 +42,36 @@ TEST_F(DeviceWeightsTest, APolicyIsTheOneBeforeAndWhatHasChanged) {
   }
   EXPECT_EQ(*delta::digest_state(first->view()), before) << "who holds an older one keeps it";
   EXPECT_NE(digest(), before);
+}
+
+TEST_F(DeviceWeightsTest, MemoryOfAPolicyThatWasLetGoIsUsedAgain) {
+  std::set<const std::byte*> places;
+  delta::SharedState published, last;
+  {
+    DeviceWeights weights = device_.attach();
+    for (int version = 0; version < 6; ++version) {
+      train(0.1);
+      last = weights.policy().value();
+      places.insert(last->bytes(0).data());
+      published = last;  // the one before is let go
+    }
+    EXPECT_EQ(places.size(), 2u);
+  }
+  EXPECT_EQ(*delta::digest_state(published->view()), digest()) << "it outlives what made it";
+}
+
+TEST_F(DeviceWeightsTest, WhetherWeightsAreFiniteIsFoundOnTheDevice) {
+  const DeviceWeights weights = device_.attach();
+  EXPECT_TRUE(weights.all_finite());
+  torch::NoGradGuard no_gradient;
+  torch::Tensor weight = model_->parameters().back().view(-1);
+  for (const double value : {double{NAN}, double{INFINITY}, -double{INFINITY}}) {
+    const torch::Tensor before = weight[-1].clone();
+    weight[-1] = value;
+    EXPECT_FALSE(weights.all_finite()) << value;
+    weight[-1].copy_(before);
+    EXPECT_TRUE(weights.all_finite());
+  }
 }
 
 TEST_F(DeviceWeightsTest, ChangesAreAppliedAndProven) {
@@ -67,11 +100,9 @@ TEST_F(DeviceWeightsTest, ChangesAreAppliedAndProven) {
   ASSERT_TRUE(weights.apply({}, result)) << "what is known of the memory is right";
 }
 
-TEST_F(DeviceWeightsTest, WithoutRoomNothingIsExported) {
+TEST_F(DeviceWeightsTest, WithoutPinnedMemoryAPolicyTakesOther) {
   DeviceWeights weights = device_.attach();
   device_.machine().limit_memory(1000);
-  EXPECT_EQ(weights.policy().error().code, Code::kExhausted);
-  device_.machine().limit_memory(std::uint64_t{1} << 40);
   EXPECT_EQ(*delta::digest_state(weights.policy().value()->view()), digest());
 }
 

@@ -35,6 +35,21 @@ TEST(Fingerprints, TellStaleWeightsFromNewOnes) {
   EXPECT_EQ(prints.judge(digest(3), {-1.5}, 0), Verdict::kOther);
 }
 
+TEST(EngineMaker, AHostOfAGpuDecodesOnAllItsProcessors) {
+  const unsigned all = std::max(1u, std::thread::hardware_concurrency());
+  EngineOptions options;
+  EXPECT_EQ(threads_of(options), 1u) << "other workers may share a CPU";
+  options.device = "cuda";
+  EXPECT_EQ(threads_of(options), all);
+  options.threads = 5;
+  EXPECT_EQ(threads_of(options), 5u);
+  options.threads = 0;
+  EXPECT_EQ(threads_of(options), all);
+  EngineOptions served;
+  served.kind = EngineKind::kVllm;
+  EXPECT_EQ(threads_of(served), all);
+}
+
 TEST(EngineMaker, OptionsThatDoNotGoTogetherAreRefused) {
   const auto refused = [](auto change) {
     EngineOptions options;

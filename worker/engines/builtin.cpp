@@ -14,7 +14,8 @@ class Builtin final : public Engine {
       : sampling_(options.sampling),
         ends_(options.ends),
         batch_(model, {.rows_max = static_cast<std::int64_t>(options.rows_max), .cache_max = options.cache_max}),
-        installer_(model, static_cast<unsigned>(options.threads), model::DeviceWeights::of(model)),
+        installer_(model, static_cast<unsigned>(options.threads),
+                   model::DeviceWeights::of(model, static_cast<unsigned>(options.threads))),
         news_(options.news) {}
 
   std::size_t capacity() const override { return batch_.rows_max(); }

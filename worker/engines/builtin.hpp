@@ -18,7 +18,7 @@ struct BuiltinOptions {
   std::function<bool(std::span<const model::Token> response)>
       ends;                                 // whether its last token ends it; empty: ending tokens alone
   std::string device = "cpu";               // where it computes: cpu, cuda, cuda:N
-  int threads = 1;                          // of libtorch
+  int threads = 1;                          // of libtorch, and that decode policies
   std::size_t rows_max = 256;               // sequences at once
   Bytes cache_max{std::uint64_t{4} << 30};  // their keys and values
   const std::atomic<bool>* news = nullptr;  // as EngineHost's

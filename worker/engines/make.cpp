@@ -1,5 +1,6 @@
 #include "worker/engines/make.hpp"
 
+#include "base/parallel.hpp"
 #include "worker/engines/remote.hpp"
 #include "worker/groups.hpp"
 
@@ -19,7 +20,7 @@ Result<std::unique_ptr<Engine>> builtin(const EngineOptions& options, const Task
       return phrasing.end(response, response.size() - 1).has_value();
     };
   b.device = options.device;
-  b.threads = options.threads;
+  b.threads = static_cast<int>(threads_of(options));
   b.rows_max = options.rollouts_at_once;
   b.cache_max = options.cache_max.value_or(b.cache_max);
   b.news = host.news;
@@ -27,6 +28,11 @@ Result<std::unique_ptr<Engine>> builtin(const EngineOptions& options, const Task
 }
 
 }  // namespace
+
+unsigned threads_of(const EngineOptions& options) {
+  const bool on_cpu = options.kind == EngineKind::kBuiltin && options.device == "cpu";
+  return thread_count(options.threads.value_or(on_cpu ? 1 : 0));
+}
 
 Result<EngineMaker> engine_maker(EngineOptions options) {
   constexpr std::string_view kOperation = "engine";
@@ -54,6 +60,7 @@ Result<EngineMaker> engine_maker(EngineOptions options) {
                     place, options.command);
   if (!options.url.empty() && options.url.find("://") == std::string::npos)
     return fail(Code::kInvalid, kOperation, "expected an address like http://127.0.0.1:30000, found '{}'", options.url);
+  options.threads = threads_of(options);
   return EngineMaker([options = std::move(options)](const Task& task, const EngineHost& host) {
     return options.kind == EngineKind::kBuiltin ? builtin(options, task, host)
                                                 : make_remote_engine(options, task, host);

@@ -52,8 +52,9 @@ void sweep(const fs::path& memory) {
 }  // namespace
 
 Result<std::unique_ptr<PolicyFolder>> PolicyFolder::make(const std::map<std::string, std::string>& files,
-                                                         const fs::path& where, const fs::path& memory) {
-  std::unique_ptr<PolicyFolder> made(new PolicyFolder());
+                                                         const fs::path& where, const fs::path& memory,
+                                                         unsigned threads) {
+  std::unique_ptr<PolicyFolder> made(new PolicyFolder(threads));
   std::error_code ec;
   if (where.empty()) {
     sweep(memory);

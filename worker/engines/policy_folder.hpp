@@ -27,10 +27,12 @@ inline constexpr const char* kMemoryFolder = "/dev/shm";
 class PolicyFolder {
  public:
   // `files`: configuration and tokenizer, by name. `where`: a folder that is empty, absent or one of these; empty: a
-  // new one in `memory`. kInvalid: it holds files of somebody else; kUnavailable: another worker has it.
+  // new one in `memory`. `threads` decode. kInvalid: it holds files of somebody else; kUnavailable: another worker has
+  // it.
   static Result<std::unique_ptr<PolicyFolder>> make(const std::map<std::string, std::string>& files,
                                                     const std::filesystem::path& where = {},
-                                                    const std::filesystem::path& memory = kMemoryFolder);
+                                                    const std::filesystem::path& memory = kMemoryFolder,
+                                                    unsigned threads = 1);
   ~PolicyFolder();
   PolicyFolder(const PolicyFolder&) = delete;
   PolicyFolder& operator=(const PolicyFolder&) = delete;
@@ -46,7 +48,7 @@ class PolicyFolder {
   bool is_new() const { return is_new_; }  // made by this process, of this name
 
  private:
-  PolicyFolder() = default;
+  explicit PolicyFolder(unsigned threads) : threads_(threads) {}
   Status install_snapshot(const overlay::Publication& publication);
   Status map_files();
   Status check_room(std::uint64_t bytes) const;
@@ -58,7 +60,9 @@ class PolicyFolder {
   std::vector<delta::MappedFile> files_;    // its own
   std::optional<Version> version_;
   overlay::Digest digest_{};
-  ArrivingPolicy arriving_{[this] { return delta::IncomingDelta(there_->view()); }};
+  const unsigned threads_;
+  ArrivingPolicy arriving_{[this] { return delta::IncomingDelta(there_->view(), {.threads = threads_}); },
+                           {.threads = threads_}};
 };
 
 }  // namespace echoline::worker

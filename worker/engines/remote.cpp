@@ -637,7 +637,7 @@ Result<std::unique_ptr<Engine>> make_remote_engine(const EngineOptions& options,
                                              return config;
                                            }(),
                                            task.phrasing->tokenizer()));
-  ECHO_ASSIGN(auto folder, PolicyFolder::make(files.content, options.folder));
+  ECHO_ASSIGN(auto folder, PolicyFolder::make(files.content, options.folder, kMemoryFolder, threads_of(options)));
   return std::unique_ptr<Engine>(std::make_unique<Remote>(options, task, host, std::move(protocol), std::move(folder)));
 }
 
