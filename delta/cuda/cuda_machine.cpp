@@ -2,9 +2,9 @@
 #include <sys/mman.h>
 
 #include <cstdlib>
+#include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -86,15 +86,16 @@ class CudaMachine final : public Machine {
 
   void release(Place place, std::byte* memory) override {
     (void)cudaSetDevice(ordinal_);
-    bool was_registered = false;
-    {
+    std::uint64_t registered_bytes = 0;
+    if (place == Place::kPinnedHost) {
       const std::lock_guard lock(registered_mutex_);
-      was_registered = registered_.erase(memory) != 0;
+      if (const auto node = registered_.extract(memory)) registered_bytes = node.mapped();
     }
     if (place == Place::kDevice) {
       (void)cudaFree(memory);
-    } else if (was_registered) {
+    } else if (registered_bytes != 0) {
       (void)cudaHostUnregister(memory);
+      ::madvise(memory, registered_bytes, MADV_DOFORK);
       std::free(memory);
     } else {
       (void)cudaFreeHost(memory);
@@ -204,8 +205,9 @@ class CudaMachine final : public Machine {
       std::free(block);
       return error;
     }
+    ::madvise(block, bytes, MADV_DONTFORK);  // or what is written after a fork would lie in other pages than those pinned
     const std::lock_guard lock(registered_mutex_);
-    registered_.insert(static_cast<std::byte*>(block));
+    registered_[static_cast<std::byte*>(block)] = bytes;
     *memory = block;
     return cudaSuccess;
   }
@@ -247,7 +249,7 @@ class CudaMachine final : public Machine {
   cudaEvent_t marks_[kMarks] = {};
   static constexpr std::uint64_t kRegisteredFrom = 64u << 20;
   std::mutex registered_mutex_;  // states in such memory are freed by any thread
-  std::set<std::byte*> registered_;
+  std::map<std::byte*, std::uint64_t> registered_;
   std::vector<Interval> intervals_;
   std::size_t used_intervals_ = 0;
 };
