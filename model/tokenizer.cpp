@@ -119,8 +119,8 @@ struct Tokenizer::State {
     std::uint32_t rank;
     Token merged;
   };
-  std::unordered_map<std::uint64_t, Merge> merges;  // by pair()
-  std::array<std::vector<Added>, 256> added;        // by first byte, longest first
+  std::unordered_map<std::uint64_t, Merge> merges;            // by pair()
+  std::array<std::vector<Added>, 256> added;                  // by first byte, longest first
   std::vector<std::unique_ptr<pcre2_code, FreeCode>> splits;  // each takes the pieces of the one before apart
   std::vector<Token> prefix;                                  // of every text that is a prompt of its own
   std::optional<Token> unknown;  // stands for a byte without a token; absent: such a byte is left out
@@ -281,7 +281,8 @@ Status Tokenizer::State::read_pre_tokenizer(const json& root) {
   return ok();
 }
 
-// ByteLevel there only moves offsets, which are not used here. TemplateProcessing says which tokens stand before a text.
+// ByteLevel there only moves offsets, which are not used here. TemplateProcessing says which tokens stand before a
+// text.
 Status Tokenizer::State::read_post_processor(const json& step, bool in_sequence) {
   if (is_type(step, "ByteLevel")) return ok();
   if (const json* list = is_type(step, "Sequence") && !in_sequence ? member(step, "processors") : nullptr;

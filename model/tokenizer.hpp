@@ -24,9 +24,9 @@ inline constexpr std::string_view kChatEnd = "<|im_end|>";
 // Immutable and cheap to copy; all members may be called from several threads at once.
 class Tokenizer {
  public:
-  // Parses tokenizer.json: model BPE; normalizer NFC or none; pre-tokenizer ByteLevel, optionally after Split by regexes
-  // and Digits; post-processor ByteLevel or TemplateProcessing; decoder ByteLevel. kInvalid names the field that is
-  // missing, malformed or not implemented.
+  // Parses tokenizer.json: model BPE; normalizer NFC or none; pre-tokenizer ByteLevel, optionally after Split by
+  // regexes and Digits; post-processor ByteLevel or TemplateProcessing; decoder ByteLevel. kInvalid names the field
+  // that is missing, malformed or not implemented.
   static Result<Tokenizer> from_json(std::string text);
   static Result<Tokenizer> from_file(const std::filesystem::path& path);
   // One token per byte of `alphabet` (distinct ASCII bytes) in its order, no merges, then the added tokens
@@ -36,8 +36,8 @@ class Tokenizer {
   static Result<Tokenizer> bytes();
 
   // Added tokens are recognised inside `text`. A byte without a token becomes the unknown token, or is left out where
-  // there is none, as Hugging Face's tokenizers do; a vocabulary without merges is an alphabet, and refuses it. kInvalid
-  // then, and when `text` is not UTF-8.
+  // there is none, as Hugging Face's tokenizers do; a vocabulary without merges is an alphabet, and refuses it.
+  // kInvalid then, and when `text` is not UTF-8.
   Result<std::vector<Token>> encode(std::string_view text) const;
   // The bytes the tokens stand for; special tokens are written out unless `skip_special`. Ids outside the
   // vocabulary (padding rows of the embedding) stand for nothing.

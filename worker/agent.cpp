@@ -300,7 +300,7 @@ class Agent {
     return rollouts;
   }
   bool has_room() const {
-    return engine_ && engine_->version() && !finishing() &&
+    return engine_ && engine_->version() && engine_->takes_work() && !finishing() &&
            for_engine() + task_->spec.group_size() <= rollouts_at_once();
   }
   // Those whose task is thinking keep no engine busy.

@@ -81,6 +81,8 @@ class Engine {
   virtual Status install(const overlay::Publication& publication) = 0;
   virtual std::optional<Version> version() const = 0;
   virtual const overlay::Digest& digest() const = 0;
+  // False while it cannot be asked for responses, and it is not known when it can be.
+  virtual bool takes_work() const { return true; }
   // An error: it is broken for good, and nothing more comes of it.
   virtual Status state() const { return ok(); }
 };

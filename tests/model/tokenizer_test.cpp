@@ -366,9 +366,8 @@ TEST(Tokenizer, DigitsBeforeByteLevel) {
   json j = qwen_json(kMerges);
   const json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", true}};
   const auto with_digits = [&](bool one_by_one) {
-    j["pre_tokenizer"] = {
-        {"type", "Sequence"},
-        {"pretokenizers", {{{"type", "Digits"}, {"individual_digits", one_by_one}}, byte_level}}};
+    j["pre_tokenizer"] = {{"type", "Sequence"},
+                          {"pretokenizers", {{{"type", "Digits"}, {"individual_digits", one_by_one}}, byte_level}}};
     return Tokenizer::from_json(j.dump()).value();
   };
   EXPECT_EQ(with_digits(true).encode("can't 12").value(), (std::vector<Token>{266, 263, ' ', '1', '2'}));
@@ -398,7 +397,11 @@ TEST(Tokenizer, BytesWithoutATokenAreLeftOutOrUnknown) {
   json j = qwen_json(kMerges);
   j["model"]["vocab"].erase(written("\x04"));
   j["model"]["vocab"].erase(written("\x06"));
-  EXPECT_EQ(Tokenizer::from_json(j.dump())->encode("h\x04\x06" "e").value(), (std::vector<Token>{'h', 'e'}));
+  EXPECT_EQ(Tokenizer::from_json(j.dump())
+                ->encode("h\x04\x06"
+                         "e")
+                .value(),
+            (std::vector<Token>{'h', 'e'}));
   j["model"]["unk_token"] = "<tool>";
   EXPECT_EQ(Tokenizer::from_json(j.dump())->encode("h\x04\x06").value(), (std::vector<Token>{'h', 1003, 1003}));
   j["model"]["fuse_unk"] = true;

@@ -197,6 +197,10 @@ struct EngineServer::Impl {
         put(r, {{"results", {nullptr}}});
       });
       on("POST", "/reset_prefix_cache", [](const Request&, Response&, auto&) {});
+      on("GET", "/v1/models", [this](const Request&, Response& r, auto&) {
+        put(r, {{"object", "list"},
+                {"data", {{{"id", folder.string()}, {"object", "model"}, {"root", folder.string()}}}}});
+      });
     }
   }
 

@@ -317,6 +317,74 @@ TEST_P(RemoteTest, AReloadThatFailsOrHangsIsTriedAgain) {
   expect_whole(finish().at(1), 2);
 }
 
+// An engine that died while it was told to pause never answers, and its server keeps the connection open.
+TEST_P(RemoteTest, APauseThatIsNeverAnsweredEndsSoon) {
+  options_.control_patience = milliseconds(300);
+  attach();
+  install(policies_.snapshot(1));
+  server_->fault({"pause", "hang", 1, 0, seconds(60)});
+  const auto before = std::chrono::steady_clock::now();
+  install(policies_.delta(1, 2));
+  EXPECT_LT(std::chrono::steady_clock::now() - before, options_.patience);
+  submit(1);
+  expect_whole(finish().at(1), 2);
+}
+
+// A step without a gradient publishes the policy of before: vLLM has nothing to read. SGLang is told of every version.
+TEST_P(RemoteTest, TheSamePolicyIsNotLoadedAgain) {
+  attach();
+  install(policies_.snapshot(1));
+  const int before = server_->count(load_path());
+  no_end();
+  hold_->held_at = 10;
+  submit(1, 20);
+  for (int i = 0; i < 1000 && hold_->drawn < 10; ++i) (void)engine_->poll(milliseconds(5));
+  overlay::Publication same = policies_.snapshot(1);
+  same.version = Version{2};
+  install(same);
+  hold_->held_at = 1000;
+  expect_whole(finish().at(1), 2);
+  EXPECT_EQ(server_->count(load_path()), before + (GetParam() == Speaks::kSglang ? 1 : 0));
+}
+
+// A dead engine behind a server that lives answers 500: health is looked at before anything is asked for again.
+TEST_P(RemoteTest, AfterAnErrorOfTheServerItsHealthIsLookedAt) {
+  attach();
+  install(policies_.snapshot(1));
+  const int before = server_->count("/health");
+  server_->fault({"draw", "status", 1, 500});
+  server_->fault({"health", "status", 2, 503});
+  submit(1);
+  expect_whole(finish().at(1), 1);
+  EXPECT_GE(server_->count("/health"), before + 3);
+}
+
+// Its worker takes no work meanwhile.
+TEST_P(RemoteTest, AServerThatIsAwayTakesNoWork) {
+  attach();
+  install(policies_.snapshot(1));
+  EXPECT_TRUE(engine_->takes_work());
+  submit(1);
+  server_.reset();
+  for (int i = 0; i < 1000 && engine_->takes_work(); ++i) (void)engine_->poll(milliseconds(5));
+  EXPECT_FALSE(engine_->takes_work());
+  EXPECT_TRUE(engine_->version()) << "it keeps what it was given";
+}
+
+// vLLM loads what it was started on, again and again.
+TEST_P(RemoteTest, AServerOfAnotherFolderIsNamed) {
+  if (GetParam() == Speaks::kSglang) GTEST_SKIP() << "SGLang is told which folder to read";
+  attach();
+  install(policies_.snapshot(1));
+  const fs::path other = folder_.path() / "other";
+  fs::copy(options_.folder, other);
+  server_->replace(other);
+  const Status refused = engine_->install(policies_.delta(1, 2));
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().message(), HasSubstr("it serves " + other.string()));
+  EXPECT_THAT(refused.error().message(), HasSubstr(options_.folder.string()));
+}
+
 TEST_P(RemoteTest, NothingIsLostWhileItIsLoadingOrConnectionsBreak) {
   attach();
   server_->fault({"health", "status", 3, 503});
@@ -555,6 +623,17 @@ TEST(PolicyFolder, IsItsOwnersAlone) {
   std::ofstream(where / "mine") << "x";
   EXPECT_EQ(PolicyFolder::make({}, where).error().code, Code::kInvalid);
   EXPECT_TRUE(fs::exists(where / "mine"));
+}
+
+// A server that is started anew finds its path again, by which vLLM keeps what it has compiled.
+TEST(PolicyFolder, ANewOneHasTheFirstFreeNumber) {
+  TemporaryFolder memory;
+  const auto make = [&] { return *PolicyFolder::make({}, {}, memory.path()); };
+  auto first = make(), second = make();
+  EXPECT_EQ(first->path().filename(), "echoline-engine-1");
+  EXPECT_EQ(second->path().filename(), "echoline-engine-2");
+  first.reset();
+  EXPECT_EQ(make()->path().filename(), "echoline-engine-1");
 }
 
 // In parts, as they come over the network, and into the files at the end.

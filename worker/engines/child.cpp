@@ -38,8 +38,8 @@ struct Launch {
   ::_exit(127);
 }
 
-// Until the engine ends, or the other end of the socket closes: that happens however this program ends. A byte before it
-// says that it ended in order.
+// Until the engine ends, or the other end of the socket closes: that happens however this program ends. A byte before
+// it says that it ended in order.
 [[noreturn]] void guard(const Launch& launch) {
   ::setpgid(0, 0);
   for (const int s : {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGCHLD}) ::signal(s, SIG_DFL);
@@ -111,7 +111,8 @@ Result<std::unique_ptr<Child>> Child::start(const std::string& command,
   std::vector<std::string> argv{"/bin/sh", "-c", command}, remove{"/bin/rm", "-rf", "--", remove_after.string()}, envp;
   for (const auto& [name, value] : merged) envp.push_back(name + "=" + value);
   int ends[2];
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) return fail(Code::kIo, "start engine", "{}", std::strerror(errno));
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
+    return fail(Code::kIo, "start engine", "{}", std::strerror(errno));
   Launch launch{pointers(argv), pointers(envp), {}, ends[0], ::open("/dev/null", O_RDONLY | O_CLOEXEC)};
   if (!remove_after.empty()) launch.remove = pointers(remove);
   const pid_t pid = ::fork();

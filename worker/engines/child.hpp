@@ -11,8 +11,9 @@
 
 namespace echoline::worker {
 
-// A small process stands between: it waits for the end of either, then ends the other with its process group: by SIGTERM,
-// and after five seconds by SIGKILL. Where this process was the one that died, it removes a folder that this one left.
+// A small process stands between: it waits for the end of either, then ends the other with its process group: by
+// SIGTERM, and after five seconds by SIGKILL. Where this process was the one that died, it removes a folder that this
+// one left.
 class Child {
  public:
   // Runs `command` by the shell, with its output on our standard error. `environment` is added to ours.

@@ -31,6 +31,8 @@ struct EngineOptions {
   std::string command, url;
   std::filesystem::path folder;                  // of the policy; empty: a new one in memory
   Duration patience = std::chrono::minutes(10);  // with its start, with the loading of a policy, with an answer
+  // With a call that only has it stop or go on: one that is dead behind its server may keep it open for ever.
+  Duration control_patience = std::chrono::seconds(30);
   Duration retry_first = std::chrono::milliseconds(250);  // doubled from one attempt to the next
 };
 

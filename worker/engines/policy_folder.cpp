@@ -18,6 +18,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kOperation = "policy folder";
 constexpr const char *kLock = ".echoline-worker", *kMaking = "echoline-making-", *kPrefix = "echoline-engine-";
+constexpr int kFoldersMax = 1000;
 constexpr std::uint64_t kBesides = 16 << 20;  // headers, and other files
 
 // Held as long as the descriptor is open, by this process alone.
@@ -61,11 +62,21 @@ Result<std::unique_ptr<PolicyFolder>> PolicyFolder::make(const std::map<std::str
     std::string making = fmt::format("{}/{}XXXXXX", memory.string(), kMaking);
     if (::mkdtemp(making.data()) == nullptr) return os_error(kOperation, memory);
     made->lock_ = take_lock(making, true);
-    made->path_ = memory / fmt::format("{}{}", kPrefix, making.substr(making.size() - 6));
-    fs::rename(making, made->path_, ec);  // only now may others take it for one that was left
-    if (!made->lock_ || ec) {
+    if (!made->lock_) {
       fs::remove_all(making, ec);
       return fail(Code::kIo, kOperation, "{}: a folder cannot be made there", memory.string());
+    }
+    // The first number that is free, so that a worker that starts anew gives its server the path of before: vLLM keeps
+    // what it has compiled by that. Only under such a name may others take it for one that was left.
+    for (int number = 1;; ++number) {
+      made->path_ = memory / fmt::format("{}{}", kPrefix, number);
+      fs::rename(making, made->path_, ec);
+      if (!ec) break;
+      if (number == kFoldersMax) {
+        fs::remove_all(making, ec);
+        return fail(Code::kIo, kOperation, "{}: none of {} names of a folder can be taken there", memory.string(),
+                    kFoldersMax);
+      }
     }
     made->is_new_ = true;
   } else {

@@ -43,7 +43,8 @@ struct Probed {
 // A call on the way to other weights. What counts as success is for `accepts` to say of an answer with status 200.
 struct Step {
   Call call;
-  bool optional = false;  // a server that does not know it does without
+  bool optional = false;   // a server that does not know it does without
+  bool long_work = false;  // it loads weights
   Status (*accepts)(std::string_view body) = nullptr;
 };
 
@@ -58,6 +59,12 @@ class Protocol {
   virtual Call draw(const Draw& draw) const = 0;
   // Form only: as many log-probabilities as tokens, for the context that was asked about where the server repeats it.
   virtual Result<Piece> drawn(const Draw& draw, std::string_view body) const = 0;
+
+  // Whether its answers name the version of the weights that it was given.
+  virtual bool names_versions() const { return false; }
+  // Which folder it was started on, where it tells: empty when the answer does not say so.
+  virtual std::optional<Call> served_model() const { return std::nullopt; }
+  virtual std::filesystem::path served_folder(std::string_view) const { return {}; }
 
   // What the model says of the tokens of a text.
   virtual Call probe(const std::vector<model::Token>& text) const = 0;

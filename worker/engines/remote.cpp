@@ -32,6 +32,7 @@ constexpr int kTriesMax = 5;   // in a row, to get the engine to work
 constexpr int kLossesMax = 3;  // of one sequence, before it is taken for the cause
 constexpr Duration kSlice = std::chrono::milliseconds(50), kHealthEvery = std::chrono::milliseconds(200);
 constexpr Duration kHealthPatience = std::chrono::seconds(5);
+constexpr Duration kSilenceMax = std::chrono::seconds(10), kSayEvery = std::chrono::minutes(1);
 // For those that were aborted to come back: as long as some do. One that arrived when it was paused already waits
 // there.
 constexpr Duration kDrainMax = std::chrono::seconds(5), kDrainQuiet = std::chrono::milliseconds(150);
@@ -121,6 +122,10 @@ class Remote final : public Engine {
     if (phase_.looked_at() || phase_.is(kLoading)) rest();  // it may be reading the files
     ECHO_TRY(folder_->install(publication));
     if (!publication.activate) return ok();
+    if (phase_.is(kReady) && held_.version && folder_->digest() == held_.digest && !protocol_->names_versions()) {
+      held_.version = held_.target = folder_->version();  // the weights are the same, and nothing has to be read
+      return ok();
+    }
     if (phase_.is(kReady))
       load(Look::kLoaded);
     else if (phase_.is(kEmpty))
@@ -134,6 +139,7 @@ class Remote final : public Engine {
   }
   std::optional<Version> version() const override { return held_.version; }
   const overlay::Digest& digest() const override { return held_.digest; }
+  bool takes_work() const override { return phase_.is(kReady) || phase_.is(kLoading); }
   Status state() const override {
     if (phase_.error()) return *phase_.error();
     return ok();
@@ -150,6 +156,7 @@ class Remote final : public Engine {
   struct Errand {
     std::optional<Call> call;
     std::function<Status(const HttpAnswer&)> then;
+    bool long_work = false;  // loads weights or reads a text: it may take as long as the patience
   };
   struct Script {
     std::deque<Errand> errands;
@@ -160,6 +167,7 @@ class Remote final : public Engine {
   struct Attempts {
     int failed = 0;  // in a row
     TimePoint next{}, deadline{}, next_look{};
+    TimePoint since{}, say_at = kNever;  // of the wait for a server; kNever: nothing is said of it
     std::string health = "nobody answers";
   };
   // The policy that the engine loads, and the one that it generates with.
@@ -236,6 +244,8 @@ class Remote final : public Engine {
     phase_.move(kWaking);
     attempts_.deadline = now + options_.patience;
     attempts_.next_look = now;
+    attempts_.since = now;
+    attempts_.say_at = now + kSilenceMax;
     if (!owns()) return;
     const int port = free_port();
     url_ = fmt::format("http://127.0.0.1:{}", port);
@@ -251,6 +261,12 @@ class Remote final : public Engine {
   void look_after(TimePoint now) {
     if (now >= attempts_.deadline)
       return failed(fmt::format("it was not ready within {}: {}", to_text(options_.patience), attempts_.health));
+    if (now >= attempts_.say_at) {
+      log::info("waits for {} at {} since {} s, at most {}: {}", protocol_->name(), url_,
+                std::chrono::duration_cast<std::chrono::seconds>(now - attempts_.since).count(),
+                to_text(options_.patience), attempts_.health);
+      attempts_.say_at = now + kSayEvery;
+    }
     if (script_.request != 0 || now < attempts_.next_look) return;
     script_.request = send(protocol_->health(), kHealthPatience);
     attempts_.next_look = now + kHealthEvery;
@@ -280,6 +296,7 @@ class Remote final : public Engine {
       for (const Step& step : protocol_->begun(*held_.target)) add(step);
       check_temperature();
     } else {
+      if (!owns()) ask_what_it_serves();
       add(protocol_->pause());
       script_.errands.push_back({});
       for (const Step& step : protocol_->load(folder_->path(), *held_.target)) add(step);
@@ -287,6 +304,26 @@ class Remote final : public Engine {
       if (!owns()) check_temperature();
     }
     look(how);
+  }
+
+  // A server that was started on another folder would load that one again and again.
+  void ask_what_it_serves() {
+    const std::optional<Call> call = protocol_->served_model();
+    if (!call) return;
+    script_.errands.push_back({call, [this](const HttpAnswer& answer) -> Status {
+                                 if (answer.status == 404 || answer.status == 405) return ok();
+                                 ECHO_TRY(good(answer, protocol_->served_model()->path));
+                                 const std::filesystem::path served = protocol_->served_folder(answer.body);
+                                 std::error_code ec;
+                                 // A path that is not here is one of the server's own machine or container.
+                                 if (served.empty() || !std::filesystem::is_directory(served, ec) ||
+                                     std::filesystem::equivalent(served, folder_->path(), ec))
+                                   return ok();
+                                 return fail(Code::kInvalid, kOperation,
+                                             "it serves {}, expected the folder that this worker writes policies to, "
+                                             "{}: start it on that one",
+                                             served.string(), folder_->path().string());
+                               }});
   }
 
   void advance(TimePoint now) {
@@ -301,12 +338,14 @@ class Remote final : public Engine {
     }
     if (errands.empty()) {
       phase_.move(kReady);
+      if (std::exchange(attempts_.say_at, kNever) != kNever)
+        log::info("{} works, after {:.1f} s", protocol_->name(), seconds(now - attempts_.since));
       heard_at_ = now;
       held_.version = held_.target;
       held_.digest = folder_->digest();
       return;
     }
-    request = send(*errands.front().call, options_.patience);
+    request = send(*errands.front().call, errands.front().long_work ? options_.patience : options_.control_patience);
   }
 
   void answered(const HttpAnswer& answer) {
@@ -318,11 +357,13 @@ class Remote final : public Engine {
   }
 
   void add(const Step& step) {
-    script_.errands.push_back({step.call, [this, step](const HttpAnswer& answer) -> Status {
+    script_.errands.push_back({step.call,
+                               [this, step](const HttpAnswer& answer) -> Status {
                                  if (step.optional && (answer.status == 404 || answer.status == 405)) return ok();
                                  ECHO_TRY(good(answer, step.call.path));
                                  return step.accepts ? step.accepts(answer.body) : ok();
-                               }});
+                               },
+                               step.long_work});
   }
 
   Status good(const HttpAnswer& answer, const std::string& path) const {
@@ -338,12 +379,13 @@ class Remote final : public Engine {
 
   void look(Look look) {
     const auto probe = [this](std::function<Status(Probed)> then) {
-      script_.errands.push_back(
-          {protocol_->probe(proof_.text), [this, then = std::move(then)](const HttpAnswer& answer) -> Status {
-             ECHO_TRY(good(answer, "probe"));
-             ECHO_ASSIGN(Probed probed, protocol_->probed(proof_.text, answer.body));
-             return then(std::move(probed));
-           }});
+      script_.errands.push_back({protocol_->probe(proof_.text),
+                                 [this, then = std::move(then)](const HttpAnswer& answer) -> Status {
+                                   ECHO_TRY(good(answer, "probe"));
+                                   ECHO_ASSIGN(Probed probed, protocol_->probed(proof_.text, answer.body));
+                                   return then(std::move(probed));
+                                 },
+                                 true});
     };
     // Twice: what the same weights answer may differ a little.
     probe([this](Probed probed) {
@@ -384,12 +426,13 @@ class Remote final : public Engine {
     const double temperature = task_.spec.temperature();
     if (proof_.temperature_checked || temperature == 1.0) return;
     const auto ask = [this](double t, std::function<Status(double)> then) {
-      script_.errands.push_back(
-          {protocol_->spread(proof_.text, t), [this, then = std::move(then)](const HttpAnswer& answer) -> Status {
-             ECHO_TRY(good(answer, "probe"));
-             ECHO_ASSIGN(const double spread, protocol_->spread_of(answer.body));
-             return then(spread);
-           }});
+      script_.errands.push_back({protocol_->spread(proof_.text, t),
+                                 [this, then = std::move(then)](const HttpAnswer& answer) -> Status {
+                                   ECHO_TRY(good(answer, "probe"));
+                                   ECHO_ASSIGN(const double spread, protocol_->spread_of(answer.body));
+                                   return then(spread);
+                                 },
+                                 true});
     };
     ask(1.0, [this](double spread) {
       proof_.spread = spread;
@@ -430,6 +473,8 @@ class Remote final : public Engine {
   // A process that reads the files is ended; of another one nothing is known from here on.
   void rest() {
     if (script_.request != 0) http_.cancel(script_.request);
+    // It may be paused, and would say that it is not well until it goes on. Nothing hangs on the answer.
+    if (phase_.is(kLoading) && !owns()) send(protocol_->resume().call, options_.control_patience);
     script_ = {};
     recall();
     child_.reset();
@@ -528,7 +573,10 @@ class Remote final : public Engine {
       again(true);
       return suspect(answer.trouble);
     }
-    if (answer.status >= 500) return again(true);
+    if (answer.status >= 500) {  // of this sequence, or of an engine that is dead behind its server
+      again(true);
+      return suspect(fmt::format("it answered {}: {}", answer.status, printable(answer.body, 200)));
+    }
     if (answer.status == 404 || answer.status == 405) {
       phase_.break_down(good(answer, protocol_->draw({}).path).error());
       return again(false);

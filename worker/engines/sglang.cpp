@@ -36,6 +36,7 @@ Status succeeded(std::string_view body) {
 class Sglang final : public Protocol {
  public:
   std::string_view name() const override { return "SGLang"; }
+  bool names_versions() const override { return true; }
   Call health() const override { return {"GET", "/health", ""}; }
 
   Call draw(const Draw& d) const override {
@@ -99,14 +100,15 @@ class Sglang final : public Protocol {
 
   Step pause() const override { return {post("/pause_generation", {{"mode", "abort"}}), true}; }
   std::vector<Step> load(const std::filesystem::path& folder, Version version) const override {
-    return {{post("/update_weights_from_disk", {{"model_path", folder.string()},
-                                                {"load_format", nullptr},
-                                                {"abort_all_requests", false},
-                                                {"weight_version", fmt::format("{}", version)},
-                                                {"flush_cache", true},
-                                                {"keep_pause", false},
-                                                {"is_async", false}}),
-             false, succeeded}};
+    return {{.call = post("/update_weights_from_disk", {{"model_path", folder.string()},
+                                                        {"load_format", nullptr},
+                                                        {"abort_all_requests", false},
+                                                        {"weight_version", fmt::format("{}", version)},
+                                                        {"flush_cache", true},
+                                                        {"keep_pause", false},
+                                                        {"is_async", false}}),
+             .long_work = true,
+             .accepts = succeeded}};
   }
   Step resume() const override { return {post("/continue_generation", json::object()), true}; }
   std::vector<Step> begun(Version version) const override {

@@ -22,6 +22,17 @@ class Vllm final : public Protocol {
   }
   Call health() const override { return {"GET", "/health", ""}; }
 
+  std::optional<Call> served_model() const override { return Call{"GET", "/v1/models", ""}; }
+  // {"data": [{"root": "<the folder>"}]}
+  std::filesystem::path served_folder(std::string_view body) const override {
+    const Result<json> answer = parse_answer(body);
+    if (!answer) return {};
+    const json& models = at(*answer, "data");
+    if (!models.is_array() || models.empty()) return {};
+    const json& root = at(models[0], "root");
+    return root.is_string() ? root.get<std::string>() : std::string();
+  }
+
   Call draw(const Draw& d) const override {
     json body = sampling(d.context, d.temperature, d.tokens_max, d.seed);
     body["logprobs"] = 0;
@@ -105,7 +116,8 @@ class Vllm final : public Protocol {
 
   Step pause() const override { return {{"POST", "/pause?mode=abort", ""}, true}; }
   std::vector<Step> load(const std::filesystem::path&, Version) const override {
-    return {{post("/collective_rpc", {{"method", "reload_weights"}})}, {{"POST", "/reset_prefix_cache", ""}}};
+    return {{.call = post("/collective_rpc", {{"method", "reload_weights"}}), .long_work = true},
+            {{"POST", "/reset_prefix_cache", ""}}};
   }
   Step resume() const override { return {{"POST", "/resume", ""}, true}; }
   std::vector<Step> begun(Version) const override { return {}; }
