@@ -18,8 +18,11 @@ constexpr std::int64_t kWorkMin = 1 << 15;  // multiplications of scores that ar
 
 }  // namespace
 
-PagedCache::PagedCache(const ModelConfig& config, const torch::Device& device, torch::ScalarType dtype, Bytes bytes_max)
-    : config_(config), options_(torch::TensorOptions().device(device).dtype(dtype)) {
+PagedCache::PagedCache(const ModelConfig& config, const torch::Device& device, torch::ScalarType dtype, Bytes bytes_max,
+                       bool by_token)
+    : config_(config),
+      options_(torch::TensorOptions().device(device).dtype(dtype)),
+      by_token_(by_token || !device.is_cpu()) {
   const std::int64_t page = config.layers * 2 * config.kv_heads * kPageTokens * config.head_dim;
   page_bytes_ = {static_cast<std::uint64_t>(page) * torch::elementSize(dtype)};
   pages_limit_ = pages_max_ = static_cast<std::int64_t>(
@@ -35,7 +38,7 @@ bool PagedCache::reserve(std::int64_t pages) {
   const std::int64_t grown = std::min(pages_max_, std::max({needed, 2 * pages_, kPagesFirst}));
   try {
     for (auto* tensors : {&keys_, &values_}) {
-      const std::int64_t rows = tensors == &keys_ ? config_.head_dim : kPageTokens;
+      const std::int64_t rows = tensors == &keys_ && !by_token_ ? config_.head_dim : kPageTokens;
       for (Tensor& tensor : *tensors) {
         if (tensor.defined() && tensor.size(0) == grown) continue;  // of an attempt that failed halfway
         Tensor larger = torch::empty({grown, config_.kv_heads, rows, config_.head_dim * kPageTokens / rows}, options_);
@@ -82,6 +85,15 @@ void PagedCache::copy(const std::vector<Page>& from, const std::vector<Page>& to
     for (Tensor& tensor : *tensors) tensor.index_copy_(0, target, tensor.index_select(0, source));
 }
 
+void PagedCache::put_keys(std::size_t layer, const Tensor& page, const Tensor& slot, const Tensor& k) {
+  using torch::indexing::Slice;
+  if (by_token_) {
+    keys_[layer].index_put_({page, Slice(), slot}, k);
+  } else {
+    keys_[layer].index_put_({page, Slice(), Slice(), slot}, k);
+  }
+}
+
 struct PagedCache::Reading : Attention {
   PagedCache& cache;
   Tensor kept, page, slot;  // int64 [tokens kept]: which tokens of the pass they are, and where they go
@@ -103,7 +115,7 @@ struct PagedCache::Reading : Attention {
   }
   Tensor attend(std::size_t layer, const Tensor& q, const Tensor& k, const Tensor& v) override {
     using torch::indexing::Slice;
-    cache.keys_[layer].index_put_({page, Slice(), Slice(), slot}, k.flatten(0, 1).index_select(0, kept));
+    cache.put_keys(layer, page, slot, k.flatten(0, 1).index_select(0, kept));
     cache.values_[layer].index_put_({page, Slice(), slot}, v.flatten(0, 1).index_select(0, kept));
     return attend_causally(q, k, v);
   }
@@ -148,7 +160,7 @@ struct PagedCache::Continuing : Attention {
   Tensor by_products(std::size_t layer, const Tensor& q, const Tensor& k, const Tensor& v) {
     using torch::indexing::Slice;
     const std::int64_t kv_heads = k.size(2), heads = q.size(2), dim = q.size(3), group = heads / kv_heads;
-    cache.keys_[layer].index_put_({page, Slice(), Slice(), slot}, k.select(1, 0));
+    cache.put_keys(layer, page, slot, k.select(1, 0));
     cache.values_[layer].index_put_({page, Slice(), slot}, v.select(1, 0));
     const auto gather = [&](const Tensor& pool, bool transposed) {  // [rows * kv_heads, keys, dim]
       const Tensor pages = pool.index_select(0, table);
@@ -163,7 +175,7 @@ struct PagedCache::Continuing : Attention {
                               .masked_fill(seen.logical_not(), 0)
                               .view({rows * kv_heads, -1, dim});
     const Tensor grouped = q.reshape({rows * kv_heads, group, dim}).transpose(1, 2);
-    const Tensor scores = torch::bmm(gather(cache.keys_[layer], true), grouped)
+    const Tensor scores = torch::bmm(gather(cache.keys_[layer], !cache.by_token_), grouped)
                               .view({rows, kv_heads, -1, group})
                               .masked_fill(seen.logical_not(), -INFINITY);
     return torch::bmm(scores.softmax(2).view({rows * kv_heads, -1, group}).transpose(1, 2), values)
@@ -209,7 +221,7 @@ std::unique_ptr<Attention> PagedCache::reading(std::vector<const Pages*> texts,
 }
 
 std::unique_ptr<Attention> PagedCache::continuing(std::vector<const Pages*> texts, bool gathered) {
-  const bool walkable = options_.device().is_cpu() && options_.dtype() == torch::kFloat;
+  const bool walkable = options_.device().is_cpu() && options_.dtype() == torch::kFloat && !by_token_;
   return std::make_unique<Continuing>(*this, std::move(texts), gathered || !walkable);
 }
 

@@ -21,7 +21,9 @@ class PagedCache {
   static constexpr std::int64_t kPageTokens = 16;
   static std::int64_t pages_of(std::int64_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }
 
-  PagedCache(const ModelConfig& config, const torch::Device& device, torch::ScalarType dtype, Bytes bytes_max);
+  // `by_token`: the values of a key lie together, as on other devices than a CPU.
+  PagedCache(const ModelConfig& config, const torch::Device& device, torch::ScalarType dtype, Bytes bytes_max,
+             bool by_token = false);
 
   std::int64_t pages_max() const { return pages_max_; }
   std::int64_t used() const { return used_; }
@@ -41,6 +43,11 @@ class PagedCache {
   // Contents of pages, pairwise.
   void copy(const std::vector<Page>& from, const std::vector<Page>& to);
 
+  // Per layer, of all pages: keys [pages, kv_heads, head_dim, kPageTokens], or by token as the values
+  // [pages, kv_heads, kPageTokens, head_dim]. They move when reserve() needs more.
+  const std::vector<torch::Tensor>& keys() const { return keys_; }
+  const std::vector<torch::Tensor>& values() const { return values_; }
+
   // Attention among the tokens of right-padded rows, the first lengths[r] of which are kept in texts[r].
   std::unique_ptr<Attention> reading(std::vector<const Pages*> texts, const std::vector<std::int64_t>& lengths);
   // Attention of one new token per row to those its text holds and itself, for which the text has room. `gathered`: by
@@ -50,12 +57,14 @@ class PagedCache {
  private:
   struct Reading;
   struct Continuing;
+  // Of tokens [tokens, kv_heads, head_dim] to their pages and places.
+  void put_keys(std::size_t layer, const torch::Tensor& page, const torch::Tensor& slot, const torch::Tensor& k);
   ModelConfig config_;
   torch::TensorOptions options_;
+  bool by_token_;
   Bytes page_bytes_;
   std::int64_t pages_limit_ = 0, pages_max_ = 0, pages_ = 0, used_ = 0;
-  std::vector<torch::Tensor> keys_;       // per layer [pages, kv_heads, head_dim, kPageTokens]
-  std::vector<torch::Tensor> values_;     // per layer [pages, kv_heads, kPageTokens, head_dim]
+  std::vector<torch::Tensor> keys_, values_;
   std::vector<std::int32_t> references_;  // by page
   std::vector<Page> unused_;
 };

@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "base/random.hpp"
+#include "model/cuda/decoder.hpp"
 #include "model/paged_cache.hpp"
 #include "model/sampler.hpp"
 
@@ -85,6 +86,7 @@ struct RunningBatch::State {
   std::shared_ptr<Transformer> model;
   BatchLimits limits;
   PagedCache cache;
+  std::unique_ptr<cuda::Decoder> decoder;  // or null, and libtorch's operations draw
   Prompts prompts;
   std::set<std::uint64_t> ids;
   std::deque<std::unique_ptr<Row>> waiting;   // the oldest first, all younger than those that run
@@ -99,6 +101,7 @@ struct RunningBatch::State {
       : model(std::move(m)),
         limits(l),
         cache(model->config(), model->device(), model->device().is_cpu() ? torch::kFloat : model->dtype(), l.cache_max),
+        decoder(cuda::Decoder::of(*model, cache)),
         rows_max(std::max<std::int64_t>(1, l.rows_max)),
         prefill_tokens_max(l.prefill_tokens_max) {}
 
@@ -134,6 +137,7 @@ struct RunningBatch::State {
   }
 
   Drawn next(const std::vector<Row*>& rows, const Tensor& hidden);
+  std::optional<Drawn> decode(const std::vector<Row*>& rows);
   void append(const std::vector<Row*>& rows, const Drawn& drawn);
   bool make_room();
   void go_on();
@@ -143,6 +147,11 @@ struct RunningBatch::State {
   void more_memory();
 };
 
+Draw draw_of(const Row& row) {
+  const Sampling& sampling = row.sequence.sampling;
+  return {&sampling, Random(sampling.seed, row.generation.tokens.size()).uniform()};
+}
+
 // Tokens for rows after their last one, from the hidden states [rows, hidden] of those.
 Drawn RunningBatch::State::next(const std::vector<Row*>& rows, const Tensor& hidden) {
   const std::int64_t count_max = std::max<std::int64_t>(1, kLogitsMax / model->config().vocab_size);
@@ -150,16 +159,20 @@ Drawn RunningBatch::State::next(const std::vector<Row*>& rows, const Tensor& hid
   for (std::int64_t begin = 0; begin < std::ssize(rows); begin += count_max) {
     const std::int64_t count = std::min(count_max, std::ssize(rows) - begin);
     std::vector<Draw> draws;
-    for (std::int64_t i = begin; i < begin + count; ++i) {
-      const Row& row = *rows[static_cast<std::size_t>(i)];
-      const Sampling& sampling = row.sequence.sampling;
-      draws.push_back({&sampling, Random(sampling.seed, row.generation.tokens.size()).uniform()});
-    }
+    for (std::int64_t i = begin; i < begin + count; ++i) draws.push_back(draw_of(*rows[static_cast<std::size_t>(i)]));
     const Drawn some = draw(model->logits(hidden.narrow(0, begin, count)), draws);
     drawn.tokens.insert(drawn.tokens.end(), some.tokens.begin(), some.tokens.end());
     drawn.logprobs.insert(drawn.logprobs.end(), some.logprobs.begin(), some.logprobs.end());
   }
   return drawn;
+}
+
+// The same for running rows that have a place for their last token, where there is a decoder.
+std::optional<Drawn> RunningBatch::State::decode(const std::vector<Row*>& rows) {
+  if (!decoder) return std::nullopt;
+  std::vector<cuda::DecodeRow> all;
+  for (const Row* row : rows) all.push_back({row->generation.tokens.back(), &row->pages, draw_of(*row)});
+  return decoder->step(all);
 }
 
 // To running rows, each of which may end with that.
@@ -245,10 +258,14 @@ void RunningBatch::State::go_on() {
     const Status passed = attempt(running.size(), [&] {
       room = make_room();
       if (!room) return;
+      for (const auto& row : running) rows.push_back(row.get());
+      if (std::optional<Drawn> decoded = decode(rows)) {
+        drawn = *std::move(decoded);
+        return;
+      }
       std::vector<const Pages*> texts;
       const Tensor ids = torch::empty({std::ssize(running), 1}, torch::kLong), positions = torch::empty_like(ids);
       for (std::size_t i = 0; i < running.size(); ++i) {
-        rows.push_back(running[i].get());
         texts.push_back(&running[i]->pages);
         ids.data_ptr<std::int64_t>()[i] = running[i]->generation.tokens.back();
         positions.data_ptr<std::int64_t>()[i] = running[i]->pages.tokens;

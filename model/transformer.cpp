@@ -235,6 +235,11 @@ Tensor Transformer::hidden_states(const Tensor& ids, const Tensor& positions, At
       .view({ids.size(0), ids.size(1), config_.hidden_size});
 }
 
+Transformer::Parts Transformer::parts(std::int64_t positions) {
+  grow_rope(positions);
+  return {embedding_, norm_, lm_head_, &layers_, rope_cos_, rope_sin_};
+}
+
 Tensor Transformer::normed(const Tensor& x) const { return rms_norm(x, norm_, config_.rms_norm_eps); }
 
 Tensor Transformer::through_layers(const Tensor& ids, const Tensor& positions, Attention* attention,

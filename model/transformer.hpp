@@ -75,6 +75,14 @@ class Transformer : public torch::nn::Module {
   torch::ScalarType dtype() const;
 
   struct Layer;
+  // What a pass reads, for model/cuda: the tables of rotations cover so many positions, fp32 [.., head_dim], with the
+  // scale of the scores in them. Weights stay where they are; the tables do not.
+  struct Parts {
+    torch::Tensor embedding, norm, lm_head;
+    const std::vector<Layer>* layers;
+    torch::Tensor cos, sin;
+  };
+  Parts parts(std::int64_t positions);
 
  private:
   ModelConfig config_;

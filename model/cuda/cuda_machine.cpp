@@ -1,0 +1,102 @@
+#include <ATen/cuda/CUDAContext.h>
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include "model/cuda/launch.hpp"
+#include "model/cuda/machine.hpp"
+
+namespace echoline::model::cuda {
+namespace {
+
+void check(cudaError_t error) {
+  if (error == cudaSuccess) return;
+  (void)cudaGetLastError();  // or it would be reported again by others
+  TORCH_CHECK(false, "CUDA: ", cudaGetErrorString(error));
+}
+
+class Graph final : public Machine::Recording {
+ public:
+  void replay() override { graph.replay(); }
+  std::size_t kernels() const override { return launches; }
+
+  at::cuda::CUDAGraph graph;
+  std::size_t launches = 0;
+};
+
+class CudaMachine final : public Machine {
+ public:
+  CudaMachine(const torch::Device& device, const Launcher& launcher)
+      : device_(device), launcher_(launcher), stream_(at::cuda::getStreamFromPool(false, device.index())) {}
+
+  unsigned processors() const override { return launcher_.processors; }
+  void run(const EmbedJob& job) override { check(launch(next(), job)); }
+  void run(const NormJob& job) override { check(launch(next(), job)); }
+  void run(const ProductJob& job) override { check(launch(next(), job)); }
+  void run(const GateJob& job) override { check(launch(next(), job)); }
+  void run(const AttendJob& job, unsigned dim) override { check(launch(next(), job, dim)); }
+  void run(const SampleJob& job) override { check(launch(next(), job)); }
+  void multiply(const torch::Tensor& x, const torch::Tensor& weight, const torch::Tensor& bias,
+                const torch::Tensor& out) override {
+    ++launches_;
+    torch::Tensor to = out;
+    if (bias.defined()) {
+      at::addmm_out(to, bias, x, weight.t());
+    } else {
+      at::mm_out(to, x, weight.t());
+    }
+  }
+
+  std::unique_ptr<Recording> record(const std::function<void()>& work) override {
+    const c10::cuda::CUDAGuard guard(device_);
+    check(cudaSetDevice(device_.index()));  // for the kernels' own copy of the runtime library
+    at::cuda::getCurrentCUDAStream().synchronize();
+    const c10::cuda::CUDAStreamGuard on(stream_);
+    work();  // libraries lay out memory and load kernels, which they must not do while recording
+    stream_.synchronize();
+    auto out = std::make_unique<Graph>();
+    launches_ = 0;
+    out->graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+    try {
+      work();
+    } catch (...) {
+      try {
+        out->graph.capture_end();
+      } catch (const std::exception&) {  // of the same failure
+      }
+      throw;
+    }
+    out->graph.capture_end();
+    out->launches = launches_;
+    return out;
+  }
+
+  void wait() override { at::cuda::getCurrentCUDAStream(device_.index()).synchronize(); }
+
+ private:
+  Launcher next() {
+    ++launches_;
+    Launcher launcher = launcher_;
+    launcher.stream = at::cuda::getCurrentCUDAStream(device_.index());
+    return launcher;
+  }
+
+  torch::Device device_;
+  Launcher launcher_;
+  std::size_t launches_ = 0;
+  at::cuda::CUDAStream stream_;  // that is recorded: not the default one
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Machine>> open_machine(const torch::Device& device) {
+  try {
+    Launcher launcher;
+    const c10::cuda::CUDAGuard guard(device);
+    check(make_launcher(device.index(), nullptr, launcher));
+    return std::unique_ptr<Machine>(std::make_unique<CudaMachine>(device, launcher));
+  } catch (const c10::Error& e) {
+    return fail(Code::kUnavailable, "open decoder", "{}", e.what_without_backtrace());
+  }
+}
+
+}  // namespace echoline::model::cuda

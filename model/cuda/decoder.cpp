@@ -1,0 +1,292 @@
+#include "model/cuda/decoder.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/log.hpp"
+#include "model/layer.hpp"
+
+namespace echoline::model::cuda {
+
+using torch::Tensor;
+
+namespace {
+
+constexpr std::int64_t kStepsBeforeMore = 512;  // after a failure
+constexpr std::int64_t kPagesFirst = 1 << 14;
+
+// The number of rows that is recorded for so many: few different ones, none much larger.
+std::int64_t recorded_rows(std::int64_t rows) {
+  std::int64_t step = 1;
+  while (step < 8 && rows > step) step *= 2;  // 1, 2, 4, 8
+  while (rows > 8 * step) step *= 2;          // then eighths
+  return (rows + step - 1) / step * step;
+}
+
+bool restricted(const Sampling& s) { return s.temperature > 0 && (s.top_p < 1 || s.top_k > 0 || s.min_p > 0); }
+
+const Bf16* bf16(const Tensor& tensor) {
+  return tensor.defined() ? static_cast<const Bf16*>(tensor.data_ptr()) : nullptr;
+}
+Bf16* bf16_out(const Tensor& tensor) { return static_cast<Bf16*>(tensor.data_ptr()); }
+
+std::uint32_t u32(std::int64_t value) { return static_cast<std::uint32_t>(value); }
+
+}  // namespace
+
+// Memory on the device that recordings have the addresses of. What crosses lies together: `sent` for so many rows and
+// pages, `got` for so many rows, each also on the host.
+struct Decoder::Buffers {
+  std::int64_t rows, pages;
+  Tensor x, change, normed, qkv, mixed, gate, up, inner, logits;  // bf16 [rows, ...]
+  Tensor partial, attend_arrived, tops, sums, sample_arrived;
+  Tensor sent, sent_host, got, got_host;  // bytes
+
+  Buffers(const ModelConfig& c, const torch::Device& device, unsigned processors, std::int64_t r, std::int64_t p)
+      : rows(r), pages(p) {
+    const auto on_device = torch::TensorOptions().device(device);
+    const auto values = [&](std::int64_t width) { return torch::zeros({rows, width}, on_device.dtype(torch::kBFloat16)); };
+    const auto floats = [&](std::int64_t count) { return torch::zeros({count}, on_device.dtype(torch::kFloat)); };
+    const auto words = [&](std::int64_t count) { return torch::zeros({count}, on_device.dtype(torch::kInt)); };
+    x = values(c.hidden_size), change = values(c.hidden_size), normed = values(c.hidden_size), mixed = values(c.heads * c.head_dim);
+    qkv = values((c.heads + 2 * c.kv_heads) * c.head_dim);
+    gate = values(c.intermediate_size), up = values(c.intermediate_size), inner = values(c.intermediate_size);
+    logits = values((c.vocab_size + 7) / 8 * 8);
+    std::int64_t parts = 0;  // of attention, at most
+    for (std::int64_t n = 1; n <= rows; ++n)
+      parts = std::max<std::int64_t>(parts, n * attend_splits(processors, u32(n), u32(c.kv_heads)));
+    partial = floats(parts * c.kv_heads * attend_heads(u32(c.heads / c.kv_heads)) * (c.head_dim + 2));
+    attend_arrived = words(rows * c.kv_heads), sample_arrived = words(rows);
+    tops = floats(rows * sample_chunks(u32(c.vocab_size))), sums = torch::zeros_like(tops);
+    const auto bytes = torch::TensorOptions().dtype(torch::kByte);
+    sent = torch::zeros({sent_bytes(pages)}, bytes.device(device));
+    got = torch::zeros({rows * 8}, bytes.device(device));
+    sent_host = torch::zeros({sent.numel()}, bytes.pinned_memory(device.is_cuda()));
+    got_host = torch::zeros({got.numel()}, bytes.pinned_memory(device.is_cuda()));
+  }
+
+  std::int64_t sent_bytes(std::int64_t pages_used) const { return rows * 24 + pages_used * 4; }
+  // Of `sent` or `sent_host`.
+  double* uniform(const Tensor& of) const { return static_cast<double*>(of.data_ptr()); }
+  float* temperature(const Tensor& of) const { return reinterpret_cast<float*>(uniform(of) + rows); }
+  std::int32_t* ids(const Tensor& of) const { return reinterpret_cast<std::int32_t*>(temperature(of) + rows); }
+  std::int32_t* positions(const Tensor& of) const { return ids(of) + rows; }
+  std::int32_t* pages_begin(const Tensor& of) const { return positions(of) + rows; }
+  std::int32_t* page_list(const Tensor& of) const { return pages_begin(of) + rows; }
+  // Of `got` or `got_host`.
+  std::int32_t* tokens(const Tensor& of) const { return static_cast<std::int32_t*>(of.data_ptr()); }
+  float* logprobs(const Tensor& of) const { return reinterpret_cast<float*>(tokens(of) + rows); }
+};
+
+Status Decoder::check(const Transformer& model) {
+  const ModelConfig& c = model.config();
+  const auto bad = []<class... Args>(fmt::format_string<Args...> format, Args&&... args) -> Status {
+    return fail(Code::kInvalid, "open decoder", format, std::forward<Args>(args)...);
+  };
+  if (model.dtype() != torch::kBFloat16) return bad("the weights are not in bf16");
+  if (!attend_knows(u32(c.head_dim), u32(c.heads / c.kv_heads)))
+    return bad("heads have {} values and {} query heads share a key, expected 16, 32, 64 or 128 and at most 8",
+               c.head_dim, c.heads / c.kv_heads);
+  for (const std::int64_t inputs : {c.hidden_size, c.heads * c.head_dim, c.intermediate_size})
+    if (inputs % kStepInputs != 0) return bad("a product has {} inputs, expected a multiple of {}", inputs, kStepInputs);
+  if (sample_chunks(u32(c.vocab_size)) > kSampleChunksMax)
+    return bad("the vocabulary has {} tokens, expected at most {}", c.vocab_size, kSampleChunksMax * kSampleChunk);
+  return ok();
+}
+
+std::unique_ptr<Decoder> Decoder::of(Transformer& model, PagedCache& cache) {
+  if (!model.device().is_cuda()) return nullptr;
+  const auto open = [&]() -> Result<std::unique_ptr<Decoder>> {
+    ECHO_TRY(check(model));
+    ECHO_ASSIGN(auto machine, open_machine(model.device()));
+    return std::make_unique<Decoder>(model, cache, std::move(machine));
+  };
+  Result<std::unique_ptr<Decoder>> decoder = open();
+  if (decoder) return std::move(*decoder);
+  log::info("tokens are drawn by libtorch's operations, one after another, which is slow: {}",
+            decoder.error().message());
+  return nullptr;
+}
+
+Decoder::Decoder(Transformer& model, PagedCache& cache, std::unique_ptr<Machine> machine)
+    : model_(model), cache_(cache), machine_(std::move(machine)) {}
+Decoder::~Decoder() = default;
+
+std::optional<Drawn> Decoder::step(std::span<const DecodeRow> rows) {
+  if (pause_ > 0 && --pause_ > 0) return std::nullopt;
+  try {
+    return attempt(rows);
+  } catch (const c10::Error& e) {
+    log::warn("a decoding step of {} rows failed, and libtorch's operations draw the next tokens: {}", rows.size(),
+              e.what_without_backtrace());
+  } catch (const std::exception& e) {
+    log::warn("a decoding step of {} rows failed, and libtorch's operations draw the next tokens: {}", rows.size(),
+              e.what());
+  }
+  recordings_.clear();
+  buffers_.reset();
+  pause_ = kStepsBeforeMore;
+  return std::nullopt;
+}
+
+// Memory for so many rows and pages.
+void Decoder::provide(std::int64_t rows, std::int64_t pages) {
+  if (buffers_ && buffers_->rows >= rows && buffers_->pages >= pages) return;
+  const std::int64_t rows_before = buffers_ ? buffers_->rows : 0, pages_before = buffers_ ? buffers_->pages : kPagesFirst;
+  recordings_.clear();
+  buffers_.reset();
+  buffers_ = std::make_unique<Buffers>(model_.config(), model_.device(), machine_->processors(),
+                                       std::max(rows, rows_before),
+                                       pages > pages_before ? std::max(pages, 2 * pages_before) : pages_before);
+}
+
+std::vector<const void*> Decoder::addresses(std::int64_t positions) {
+  const Transformer::Parts parts = model_.parts(positions);
+  std::vector<const void*> out;
+  const auto add = [&](const Tensor& tensor) { out.push_back(tensor.defined() ? tensor.data_ptr() : nullptr); };
+  for (const Tensor* tensor : {&parts.embedding, &parts.norm, &parts.lm_head, &parts.cos, &parts.sin}) add(*tensor);
+  for (const Transformer::Layer& l : *parts.layers)
+    for (const Tensor* tensor : {&l.qkv, &l.qkv_bias, &l.q_norm, &l.k_norm, &l.o, &l.input_norm, &l.post_norm, &l.gate,
+                                 &l.up, &l.down})
+      add(*tensor);
+  for (const Tensor& keys : cache_.keys()) add(keys);
+  for (const Tensor& values : cache_.values()) add(values);
+  return out;
+}
+
+Drawn Decoder::attempt(std::span<const DecodeRow> rows) {
+  const std::int64_t recorded = recorded_rows(std::ssize(rows));
+  std::int64_t pages = 0, positions = 0;
+  for (const DecodeRow& row : rows) {
+    pages += PagedCache::pages_of(row.text->tokens + 1);
+    positions = std::max(positions, row.text->tokens + 1);
+  }
+  provide(recorded, pages);
+  if (std::vector<const void*> now = addresses(positions); now != addresses_) {
+    recordings_.clear();
+    addresses_ = std::move(now);
+  }
+  const Buffers& b = *buffers_;
+  std::int64_t at = 0;
+  bool sorting = false;
+  for (std::int64_t i = 0; i < recorded; ++i) {
+    const bool there = i < std::ssize(rows);
+    const DecodeRow* const row = there ? &rows[static_cast<std::size_t>(i)] : nullptr;
+    b.uniform(b.sent_host)[i] = there ? row->draw.uniform : 0;
+    b.temperature(b.sent_host)[i] = there ? static_cast<float>(row->draw.sampling->temperature) : 1;
+    b.ids(b.sent_host)[i] = there ? row->id : 0;
+    b.positions(b.sent_host)[i] = there ? static_cast<std::int32_t>(row->text->tokens) : -1;
+    b.pages_begin(b.sent_host)[i] = static_cast<std::int32_t>(at);
+    if (!there) continue;
+    const std::int64_t count = PagedCache::pages_of(row->text->tokens + 1);
+    std::transform(row->text->list.begin(), row->text->list.begin() + count, b.page_list(b.sent_host) + at,
+                   [](Page page) { return static_cast<std::int32_t>(page); });
+    at += count;
+    sorting |= restricted(*row->draw.sampling);
+  }
+  const std::int64_t bytes = b.sent_bytes(pages);
+  b.sent.narrow(0, 0, bytes).copy_(b.sent_host.narrow(0, 0, bytes), /*non_blocking=*/true);
+  auto& recording = recordings_[recorded];
+  if (!recording) recording = machine_->record([&] { queue(recorded); });
+  kernels_ = recording->kernels();
+  recording->replay();
+  b.got_host.copy_(b.got, /*non_blocking=*/true);
+  machine_->wait();
+  Drawn out;
+  out.tokens.assign(b.tokens(b.got_host), b.tokens(b.got_host) + rows.size());
+  out.logprobs.assign(b.logprobs(b.got_host), b.logprobs(b.got_host) + rows.size());
+  if (!sorting) return out;
+  std::vector<Draw> draws;
+  std::vector<std::int64_t> of;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (!restricted(*rows[i].draw.sampling)) continue;
+    draws.push_back(rows[i].draw);
+    of.push_back(static_cast<std::int64_t>(i));
+  }
+  const Tensor logits = b.logits.index_select(0, torch::tensor(of, torch::kLong).to(model_.device()))
+                            .narrow(1, 0, model_.config().vocab_size)
+                            .to(torch::kFloat);
+  const Drawn some = draw(logits, draws, /*batched=*/true);
+  for (std::size_t i = 0; i < of.size(); ++i) {
+    out.tokens[static_cast<std::size_t>(of[i])] = some.tokens[i];
+    out.logprobs[static_cast<std::size_t>(of[i])] = some.logprobs[i];
+  }
+  return out;
+}
+
+// to = norm(from) weight^T + bias (+ to); without `norm` from as it is.
+void Decoder::project(std::int64_t rows, const Tensor& from, const Tensor& norm, const Tensor& weight,
+                      const Tensor& bias, const Tensor& to, bool adding) {
+  const auto eps = static_cast<float>(model_.config().rms_norm_eps);
+  const std::uint32_t in = u32(weight.size(1)), outputs = u32(weight.size(0));
+  const bool norms = norm.defined() && product_norms(u32(rows), in, false);
+  const Bf16* x = bf16(from);
+  if (norm.defined() && !norms) {
+    machine_->run(NormJob{bf16_out(from), nullptr, bf16(norm), bf16_out(buffers_->normed), u32(rows), in, eps});
+    x = bf16(buffers_->normed);
+  }
+  machine_->run(ProductJob{x, norms ? bf16(norm) : nullptr, bf16(weight), nullptr, bf16(bias),
+                           adding ? bf16(to) : nullptr, bf16_out(to), u32(rows), in, outputs, u32(to.size(1)),
+                           product_parts(machine_->processors(), in, outputs), eps});
+}
+
+// The kernels of a step.
+void Decoder::queue(std::int64_t rows) {
+  const ModelConfig& c = model_.config();
+  const Transformer::Parts parts = model_.parts(0);
+  const Buffers& b = *buffers_;
+  const auto eps = static_cast<float>(c.rms_norm_eps);
+  const std::uint32_t r = u32(rows), hidden = u32(c.hidden_size), width = u32(c.intermediate_size);
+  const unsigned splits = attend_splits(machine_->processors(), r, u32(c.kv_heads));
+  const bool few = rows <= kProductRowsMax;
+  const auto first = [&](const Tensor& tensor) { return tensor.narrow(0, 0, rows); };
+  const auto norm = [&](const Tensor& added, const Tensor& weight) {
+    machine_->run(NormJob{bf16_out(b.x), bf16(added), bf16(weight), bf16_out(b.normed), r, hidden, eps});
+  };
+  machine_->run(EmbedJob{bf16(parts.embedding), b.ids(b.sent), bf16_out(b.x), r, hidden});
+  for (std::size_t i = 0; i < parts.layers->size(); ++i) {
+    const Transformer::Layer& l = (*parts.layers)[i];
+    if (few) {
+      project(rows, b.x, l.input_norm, l.qkv, l.qkv_bias, b.qkv, false);
+    } else {
+      norm(i == 0 ? Tensor() : b.change, l.input_norm);
+      machine_->multiply(first(b.normed), l.qkv, l.qkv_bias, first(b.qkv));
+    }
+    machine_->run(AttendJob{bf16(b.qkv), bf16(l.q_norm), bf16(l.k_norm), parts.cos.data_ptr<float>(),
+                            parts.sin.data_ptr<float>(), b.positions(b.sent), b.page_list(b.sent),
+                            b.pages_begin(b.sent), bf16_out(cache_.keys()[i]), bf16_out(cache_.values()[i]),
+                            bf16_out(b.mixed), b.partial.data_ptr<float>(),
+                            reinterpret_cast<unsigned*>(b.attend_arrived.data_ptr<std::int32_t>()), r, u32(c.heads),
+                            u32(c.kv_heads), splits, eps},
+                  u32(c.head_dim));
+    if (few) {
+      project(rows, b.mixed, {}, l.o, {}, b.x, true);
+      const bool norms = product_norms(r, hidden, true);
+      if (!norms) norm({}, l.post_norm);
+      machine_->run(ProductJob{norms ? bf16(b.x) : bf16(b.normed), norms ? bf16(l.post_norm) : nullptr, bf16(l.gate),
+                               bf16(l.up), nullptr, nullptr, bf16_out(b.inner), r, hidden, width, width,
+                               product_parts(machine_->processors(), hidden, width), eps});
+      project(rows, b.inner, {}, l.down, {}, b.x, true);
+    } else {
+      machine_->multiply(first(b.mixed), l.o, {}, first(b.change));
+      norm(b.change, l.post_norm);
+      machine_->multiply(first(b.normed), l.gate, {}, first(b.gate));
+      machine_->multiply(first(b.normed), l.up, {}, first(b.up));
+      machine_->run(GateJob{bf16(b.gate), bf16(b.up), bf16_out(b.inner), r, width, width});
+      machine_->multiply(first(b.inner), l.down, {}, first(b.change));
+    }
+  }
+  if (few) {
+    project(rows, b.x, parts.norm, parts.lm_head, {}, b.logits, false);
+  } else {
+    norm(b.change, parts.norm);
+    machine_->multiply(first(b.normed), parts.lm_head, {}, first(b.logits).narrow(1, 0, c.vocab_size));
+  }
+  machine_->run(SampleJob{bf16(b.logits), b.temperature(b.sent), b.uniform(b.sent), b.tops.data_ptr<float>(),
+                          b.sums.data_ptr<float>(),
+                          reinterpret_cast<unsigned*>(b.sample_arrived.data_ptr<std::int32_t>()), b.tokens(b.got),
+                          b.logprobs(b.got), r, u32(c.vocab_size), u32(b.logits.size(1)),
+                          sample_chunks(u32(c.vocab_size))});
+}
+
+}  // namespace echoline::model::cuda

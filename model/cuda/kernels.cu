@@ -1,0 +1,226 @@
+// Runs the device code of kernels.hpp on real threads.
+#include <algorithm>
+
+#include "model/cuda/kernels.hpp"
+#include "model/cuda/launch.hpp"
+
+namespace echoline::model::cuda {
+namespace {
+
+// A value of each thread, of which a thread only has its own.
+template <class T>
+struct OwnValue {
+  T value;
+  __device__ __forceinline__ T& operator[](unsigned) { return value; }
+};
+
+constexpr unsigned kAllThreads = 0xffffffffu;
+
+extern __shared__ uint4 block_memory[];
+
+template <unsigned kCount>
+class ThreadBlock {
+ public:
+  static constexpr unsigned kThreads = kCount;
+  template <class T>
+  using Local = OwnValue<T>;
+
+  template <class T>
+  __device__ __forceinline__ T* shared() {
+    return reinterpret_cast<T*>(block_memory);
+  }
+  template <class F>
+  __device__ __forceinline__ void own(F&& f) {
+    f(threadIdx.x);
+  }
+  template <class F>
+  __device__ __forceinline__ void each(F&& f) {
+    f(threadIdx.x);
+    __syncthreads();
+  }
+  template <unsigned kWidth, class F>
+  __device__ __forceinline__ void sum(F&& value) {
+    float& own = value(threadIdx.x);
+    ECHO_UNROLL
+    for (unsigned distance = kWidth / 2; distance > 0; distance /= 2)
+      own += __shfl_xor_sync(kAllThreads, own, distance);
+  }
+  template <class Sums, class Low, class High, class Weights>
+  __device__ __forceinline__ void multiply(Sums&& sums, Low&& low, High&& high, Weights&& weights) {
+    float* const c = sums(threadIdx.x);
+    const Vector &a = low(threadIdx.x), &b = high(threadIdx.x), &w = weights(threadIdx.x);
+    ECHO_UNROLL
+    for (unsigned k = 0; k < 4; k += 2)
+      asm volatile(
+          "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+          "{%0, %1, %2, %3};"
+          : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+          : "r"(a.words[k]), "r"(b.words[k]), "r"(a.words[k + 1]), "r"(b.words[k + 1]), "r"(w.words[k]),
+            "r"(w.words[k + 1]));
+  }
+  __device__ __forceinline__ bool arrive(unsigned* counter, unsigned blocks) {
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicInc(counter, blocks - 1) == blocks - 1;
+    __syncthreads();
+    __threadfence();
+    return last;
+  }
+  __device__ __forceinline__ void wait_for_inputs() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+  }
+};
+
+__global__ __launch_bounds__(kRowThreads) void embed_kernel(EmbedJob job) {
+  ThreadBlock<kRowThreads> block;
+  embed_block(block, job, blockIdx.x);
+}
+
+__global__ __launch_bounds__(kRowThreads) void norm_kernel(NormJob job) {
+  ThreadBlock<kRowThreads> block;
+  norm_block(block, job, blockIdx.x);
+}
+
+template <unsigned kGroups, bool kGated>
+__global__ __launch_bounds__(kProductThreads) void product_kernel(ProductJob job) {
+  ThreadBlock<kProductThreads> block;
+  product_block<kGroups, kGated>(block, job, blockIdx.x, gridDim.x);
+}
+
+__global__ __launch_bounds__(kRowThreads) void gate_kernel(GateJob job) {
+  ThreadBlock<kRowThreads>().wait_for_inputs();
+  gate_thread(job, std::size_t{blockIdx.x} * kRowThreads + threadIdx.x);
+}
+
+template <unsigned kDim, unsigned kHeads>
+__global__ __launch_bounds__(kAttendThreads) void attend_kernel(AttendJob job) {
+  ThreadBlock<kAttendThreads> block;
+  attend_block<kDim, kHeads>(block, job, blockIdx.z, blockIdx.y, blockIdx.x);
+}
+
+__global__ __launch_bounds__(kSampleThreads) void sample_kernel(SampleJob job) {
+  ThreadBlock<kSampleThreads> block;
+  sample_block(block, job, blockIdx.y, blockIdx.x);
+}
+
+constexpr std::size_t kSharedDefault = 48 << 10;  // more has to be asked for
+
+template <class Kernel>
+cudaError_t allow(Kernel kernel, std::size_t shared) {
+  if (shared <= kSharedDefault) return cudaSuccess;
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+}
+
+template <class Job>
+cudaError_t start(const Launcher& launcher, void (*kernel)(Job), const Job& job, dim3 grid, unsigned threads,
+                  std::size_t shared) {
+  if (const cudaError_t error = allow(kernel, shared); error != cudaSuccess) return error;
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared;
+  config.stream = launcher.stream;
+  config.attrs = &overlap;
+  config.numAttrs = launcher.overlapped ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, job);
+}
+
+template <unsigned kGroups, bool kGated>
+cudaError_t launch_product(const Launcher& launcher, const ProductJob& job) {
+  const auto kernel = product_kernel<kGroups, kGated>;
+  const std::size_t shared = product_sums_bytes<kGroups, kGated>() +
+                             (job.norm != nullptr ? product_stage_bytes(job.rows, job.in) : 0);
+  if (const cudaError_t error = allow(kernel, shared); error != cudaSuccess) return error;
+  int resident = 1;
+  if (const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, kProductThreads, shared);
+      error != cudaSuccess)
+    return error;
+  const unsigned tiles = (job.outputs + kTileOutputs - 1) / kTileOutputs, per_round = kProductWarps / job.parts;
+  const unsigned wanted = (tiles + per_round - 1) / per_round;
+  const unsigned blocks = std::min(wanted, launcher.processors * static_cast<unsigned>(resident < 1 ? 1 : resident));
+  return start(launcher, kernel, job, dim3(blocks), kProductThreads, shared);
+}
+
+template <unsigned kDim>
+cudaError_t launch_attend(const Launcher& launcher, const AttendJob& job) {
+  const dim3 grid(job.splits, job.kv_heads, job.rows);
+  switch (attend_heads(job.heads / job.kv_heads)) {
+    case 1:
+      return start(launcher, attend_kernel<kDim, 1>, job, grid, kAttendThreads, attend_shared_bytes<kDim, 1>());
+    case 2:
+      return start(launcher, attend_kernel<kDim, 2>, job, grid, kAttendThreads, attend_shared_bytes<kDim, 2>());
+    case 4:
+      return start(launcher, attend_kernel<kDim, 4>, job, grid, kAttendThreads, attend_shared_bytes<kDim, 4>());
+    default:
+      return start(launcher, attend_kernel<kDim, 8>, job, grid, kAttendThreads, attend_shared_bytes<kDim, 8>());
+  }
+}
+
+}  // namespace
+
+cudaError_t make_launcher(int device, cudaStream_t stream, Launcher& out) {
+  int processors = 0, major = 0;
+  if (const cudaError_t error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+      error != cudaSuccess)
+    return error;
+  if (const cudaError_t error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+      error != cudaSuccess)
+    return error;
+  if (major < 8) return cudaErrorNoKernelImageForDevice;
+  out = {stream, static_cast<unsigned>(processors), major >= 9};
+  return cudaSuccess;
+}
+
+cudaError_t launch(const Launcher& launcher, const EmbedJob& job) {
+  return start(launcher, embed_kernel, job, dim3(job.rows), kRowThreads, 0);
+}
+
+cudaError_t launch(const Launcher& launcher, const NormJob& job) {
+  return start(launcher, norm_kernel, job, dim3(job.rows), kRowThreads, kRowThreads / kWarpThreads * sizeof(float));
+}
+
+cudaError_t launch(const Launcher& launcher, const ProductJob& job) {
+  const bool gated = job.second != nullptr;
+  switch (product_groups(job.rows)) {
+    case 1:
+      return gated ? launch_product<1, true>(launcher, job) : launch_product<1, false>(launcher, job);
+    case 2:
+      return gated ? launch_product<2, true>(launcher, job) : launch_product<2, false>(launcher, job);
+    case 4:
+      return gated ? launch_product<4, true>(launcher, job) : launch_product<4, false>(launcher, job);
+    default:
+      return gated ? launch_product<8, true>(launcher, job) : launch_product<8, false>(launcher, job);
+  }
+}
+
+cudaError_t launch(const Launcher& launcher, const GateJob& job) {
+  const std::size_t vectors = std::size_t{job.rows} * (job.width / kVectorCount);
+  return start(launcher, gate_kernel, job, dim3(static_cast<unsigned>((vectors + kRowThreads - 1) / kRowThreads)),
+               kRowThreads, 0);
+}
+
+cudaError_t launch(const Launcher& launcher, const AttendJob& job, unsigned dim) {
+  switch (dim) {
+    case 16:
+      return launch_attend<16>(launcher, job);
+    case 32:
+      return launch_attend<32>(launcher, job);
+    case 64:
+      return launch_attend<64>(launcher, job);
+    default:
+      return launch_attend<128>(launcher, job);
+  }
+}
+
+cudaError_t launch(const Launcher& launcher, const SampleJob& job) {
+  return start(launcher, sample_kernel, job, dim3(job.chunks, job.rows), kSampleThreads, sizeof(SampleShared));
+}
+
+}  // namespace echoline::model::cuda

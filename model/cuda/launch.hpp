@@ -1,0 +1,27 @@
+// Starts the kernels of kernels.cu on a stream; the jobs' pointers are device addresses, multiples of 16. No job is
+// empty. Internal to this folder.
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include "model/cuda/kernels.hpp"
+
+namespace echoline::model::cuda {
+
+// Where and how kernels are started; all calls on one device.
+struct Launcher {
+  cudaStream_t stream = nullptr;
+  unsigned processors = 1;  // of the device
+  bool overlapped = false;  // a kernel may start before the one before it has ended (compute capability 9.0)
+};
+
+// What the device can do.
+cudaError_t make_launcher(int device, cudaStream_t stream, Launcher& out);
+
+cudaError_t launch(const Launcher& launcher, const EmbedJob& job);
+cudaError_t launch(const Launcher& launcher, const NormJob& job);
+cudaError_t launch(const Launcher& launcher, const ProductJob& job);
+cudaError_t launch(const Launcher& launcher, const GateJob& job);
+cudaError_t launch(const Launcher& launcher, const AttendJob& job, unsigned dim);
+cudaError_t launch(const Launcher& launcher, const SampleJob& job);
+
+}  // namespace echoline::model::cuda
