@@ -3,6 +3,7 @@
 #pragma once
 #include <filesystem>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "learner/policy_source.hpp"
@@ -23,11 +24,12 @@ Result<BuiltInEngine> built_in_engine();
 // Opens the module and returns its file; nothing with ECHOLINE_TORCH=OFF.
 Result<std::optional<std::filesystem::path>> open_built_in();
 
-// These three load the model of a folder. kInvalid without libtorch.
-Result<model::Generation> ask(const std::filesystem::path& folder, const std::vector<model::Token>& prompt,
-                              const model::Sampling& sampling);
+// These three load the model of a folder, onto "cpu", "cuda" or "cuda:N". kInvalid without libtorch.
+Result<model::Generation> ask(const std::filesystem::path& folder, const std::string& device,
+                              const std::vector<model::Token>& prompt, const model::Sampling& sampling);
 Status ask_all(const std::filesystem::path& folder, const model::Questions& questions);
-Result<std::vector<float>> score(const std::filesystem::path& folder, const std::vector<model::Token>& prompt,
+Result<std::vector<float>> score(const std::filesystem::path& folder, const std::string& device,
+                                 const std::vector<model::Token>& prompt,
                                  const std::vector<model::Token>& continuation, double temperature);
 
 // What `doctor` says of it.

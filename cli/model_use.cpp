@@ -56,7 +56,7 @@ int export_model(const ExportArguments& a) {
 }
 
 struct GenerateArguments {
-  std::string folder, prompt, system;
+  std::string folder, prompt, system, device = "cpu";
   std::optional<std::string> continuation;
   bool chat = false, logprobs = false, json = false;
   std::int64_t tokens_max = 64;
@@ -83,7 +83,7 @@ Result<Said> said_by(const GenerateArguments& a) {
   if (a.continuation) {
     ECHO_ASSIGN(said.tokens, phrasing.tokenizer().encode(*a.continuation));
     ECHO_ASSIGN(said.logprobs,
-                score(a.folder, said.prompt_tokens, said.tokens, a.temperature > 0 ? a.temperature : 1.0));
+                score(a.folder, a.device, said.prompt_tokens, said.tokens, a.temperature > 0 ? a.temperature : 1.0));
     said.finish = "given";
   } else {
     model::Sampling options;
@@ -92,7 +92,7 @@ Result<Said> said_by(const GenerateArguments& a) {
     options.tokens_max = a.tokens_max;
     options.eos = phrasing.eos();
     options.seed = a.seed;
-    ECHO_ASSIGN(model::Generation generation, ask(a.folder, said.prompt_tokens, options));
+    ECHO_ASSIGN(model::Generation generation, ask(a.folder, a.device, said.prompt_tokens, options));
     said.finish = generation.finish == model::Finish::kEos ? "eos" : "length";
     said.tokens = std::move(generation.tokens);
     said.logprobs = std::move(generation.logprobs);
@@ -160,6 +160,7 @@ void add_model_use(Verb& verb, int& exit) {
   generated->add_option("--top-p", g->top_p, "keep the most likely tokens that hold this probability")
       ->range(0.001, 1.0);
   generated->add_option("--seed", g->seed, "of the sampling");
+  generated->add_option("--device", g->device, "cpu, cuda or cuda:N")->show_default();
   generated->add_flag("--logprobs", g->logprobs,
                       "print every token with its log-probability (nats, at the temperature, "
                       "over the whole vocabulary)");

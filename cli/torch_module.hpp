@@ -2,6 +2,7 @@
 #pragma once
 #include <filesystem>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "learner/policy_source.hpp"
@@ -18,10 +19,11 @@ struct TorchModule {
   const char* version;
   learner::BuiltIn (*built_in)();
   Result<std::unique_ptr<worker::Engine>> (*make_engine)(const worker::BuiltinOptions& options);
-  Result<model::Generation> (*ask)(const std::filesystem::path& folder, const std::vector<model::Token>& prompt,
-                                   const model::Sampling& sampling);
+  Result<model::Generation> (*ask)(const std::filesystem::path& folder, const std::string& device,
+                                   const std::vector<model::Token>& prompt, const model::Sampling& sampling);
   Status (*ask_all)(const std::filesystem::path& folder, const model::Questions& questions);
-  Result<std::vector<float>> (*score)(const std::filesystem::path& folder, const std::vector<model::Token>& prompt,
+  Result<std::vector<float>> (*score)(const std::filesystem::path& folder, const std::string& device,
+                                      const std::vector<model::Token>& prompt,
                                       const std::vector<model::Token>& continuation, double temperature);
   learner::Check (*check)();
 };

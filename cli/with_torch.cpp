@@ -88,10 +88,10 @@ Result<BuiltInEngine> built_in_engine() {
   return BuiltInEngine(opened.module->make_engine);
 }
 
-Result<model::Generation> ask(const std::filesystem::path& folder, const std::vector<model::Token>& prompt,
-                              const model::Sampling& sampling) {
+Result<model::Generation> ask(const std::filesystem::path& folder, const std::string& device,
+                              const std::vector<model::Token>& prompt, const model::Sampling& sampling) {
   ECHO_ASSIGN(const Opened& opened, torch_module());
-  return opened.module->ask(folder, prompt, sampling);
+  return opened.module->ask(folder, device, prompt, sampling);
 }
 
 Status ask_all(const std::filesystem::path& folder, const model::Questions& questions) {
@@ -99,10 +99,11 @@ Status ask_all(const std::filesystem::path& folder, const model::Questions& ques
   return opened.module->ask_all(folder, questions);
 }
 
-Result<std::vector<float>> score(const std::filesystem::path& folder, const std::vector<model::Token>& prompt,
+Result<std::vector<float>> score(const std::filesystem::path& folder, const std::string& device,
+                                 const std::vector<model::Token>& prompt,
                                  const std::vector<model::Token>& continuation, double temperature) {
   ECHO_ASSIGN(const Opened& opened, torch_module());
-  return opened.module->score(folder, prompt, continuation, temperature);
+  return opened.module->score(folder, device, prompt, continuation, temperature);
 }
 
 learner::Check check_torch() {

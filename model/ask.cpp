@@ -6,9 +6,10 @@
 
 namespace echoline::model {
 
-Result<Generation> ask(const std::filesystem::path& folder, const std::vector<Token>& prompt,
+Result<Generation> ask(const std::filesystem::path& folder, const std::string& device, const std::vector<Token>& prompt,
                        const Sampling& sampling) {
-  ECHO_ASSIGN(const LoadedModel loaded, load_model(folder));
+  ECHO_ASSIGN(const torch::Device on, device_named(device));
+  ECHO_ASSIGN(const LoadedModel loaded, load_model(folder, on));
   ECHO_ASSIGN(auto generations, generate(*loaded.transformer, {prompt}, sampling));
   return std::move(generations.front());
 }
@@ -32,9 +33,11 @@ Status ask_all(const std::filesystem::path& folder, const Questions& questions) 
   return ok();
 }
 
-Result<std::vector<float>> score(const std::filesystem::path& folder, const std::vector<Token>& prompt,
-                                 const std::vector<Token>& continuation, double temperature) {
-  ECHO_ASSIGN(const LoadedModel loaded, load_model(folder));
+Result<std::vector<float>> score(const std::filesystem::path& folder, const std::string& device,
+                                 const std::vector<Token>& prompt, const std::vector<Token>& continuation,
+                                 double temperature) {
+  ECHO_ASSIGN(const torch::Device on, device_named(device));
+  ECHO_ASSIGN(const LoadedModel loaded, load_model(folder, on));
   return score(*loaded.transformer, prompt, continuation, temperature);
 }
 

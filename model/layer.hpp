@@ -12,6 +12,7 @@ struct Transformer::Layer {
   torch::Tensor q_bias, k_bias, v_bias;
   torch::Tensor q_norm, k_norm;         // [head_dim], or undefined
   torch::Tensor input_norm, post_norm;  // [hidden]
+  torch::Tensor gate_up;  // [2 intermediate, hidden]; gate and up are views of it; or undefined, as on a CPU
   torch::Tensor gate, up, down;
 };
 

@@ -101,7 +101,7 @@ struct RunningBatch::State {
       : model(std::move(m)),
         limits(l),
         cache(model->config(), model->device(), model->device().is_cpu() ? torch::kFloat : model->dtype(), l.cache_max),
-        decoder(cuda::Decoder::of(*model, cache)),
+        decoder(l.recorded ? cuda::Decoder::of(*model, cache) : nullptr),
         rows_max(std::max<std::int64_t>(1, l.rows_max)),
         prefill_tokens_max(l.prefill_tokens_max) {}
 
@@ -497,6 +497,7 @@ void RunningBatch::weights_are(std::uint64_t version) {
 std::size_t RunningBatch::running() const { return state_->running.size(); }
 std::size_t RunningBatch::waiting() const { return state_->waiting.size(); }
 std::size_t RunningBatch::rows_max() const { return static_cast<std::size_t>(state_->rows_max); }
+std::size_t RunningBatch::kernels() const { return state_->decoder ? state_->decoder->kernels() : 0; }
 Bytes RunningBatch::cache_used() const {
   return {static_cast<std::uint64_t>(state_->cache.used()) * state_->cache.page_bytes().count};
 }

@@ -38,6 +38,7 @@ struct BatchLimits {
   std::int64_t rows_max = 64;
   Bytes cache_max{std::uint64_t{4} << 30};  // keys and values; taken as they are needed, kept from then on
   std::int64_t prefill_tokens_max = 8192;   // read in one pass, padding included; a longer prompt is read alone
+  bool recorded = true;  // on a GPU, steps are recorded kernels (model/cuda/decoder); false: libtorch's operations
 };
 
 // What fails, fails alone: a sequence ends with
@@ -70,6 +71,7 @@ class RunningBatch {
   std::size_t waiting() const;
   std::size_t rows_max() const;  // as memory has allowed so far
   Bytes cache_used() const;      // by keys and values of the running rows
+  std::size_t kernels() const;   // of the last step of a recorded batch, reading aside; otherwise 0
 
  private:
   struct State;

@@ -190,8 +190,14 @@ Transformer::Transformer(const ModelConfig& config, torch::Device device, std::o
       l.q_norm = add(layer + "self_attn.q_norm.weight", weight_memory({dim}, options));
       l.k_norm = add(layer + "self_attn.k_norm.weight", weight_memory({dim}, options));
     }
-    l.gate = add(layer + "mlp.gate_proj.weight", weight_memory({inner, hidden}, options));
-    l.up = add(layer + "mlp.up_proj.weight", weight_memory({inner, hidden}, options));
+    // One product on a GPU, whose code takes weights that begin at multiples of 256 bytes.
+    const bool joint = !device.is_cpu() && inner * hidden % 128 == 0;
+    if (joint) l.gate_up = weight_memory({2 * inner, hidden}, options);
+    const auto half = [&](std::int64_t begin) {
+      return joint ? l.gate_up.narrow(0, begin, inner).detach() : weight_memory({inner, hidden}, options);
+    };
+    l.gate = add(layer + "mlp.gate_proj.weight", half(0));
+    l.up = add(layer + "mlp.up_proj.weight", half(inner));
     l.down = add(layer + "mlp.down_proj.weight", weight_memory({hidden, inner}, options));
     l.input_norm = add(layer + "input_layernorm.weight", weight_memory({hidden}, options));
     l.post_norm = add(layer + "post_attention_layernorm.weight", weight_memory({hidden}, options));

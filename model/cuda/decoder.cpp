@@ -14,6 +14,7 @@ namespace {
 
 constexpr std::int64_t kStepsBeforeMore = 512;  // after a failure
 constexpr std::int64_t kPagesFirst = 1 << 14;
+constexpr std::int64_t kAheadBytesMax = 12 << 20;  // of a weight: the level 2 cache of an H100 has 50 MB
 
 // The number of rows that is recorded for so many: few different ones, none much larger.
 std::int64_t recorded_rows(std::int64_t rows) {
@@ -30,6 +31,10 @@ const Bf16* bf16(const Tensor& tensor) {
 }
 Bf16* bf16_out(const Tensor& tensor) { return static_cast<Bf16*>(tensor.data_ptr()); }
 
+Ahead ahead_of(const Tensor& weight) {
+  return {bf16(weight), static_cast<std::uint32_t>(std::min<std::int64_t>(weight.numel() * 2, kAheadBytesMax) / 16 * 16)};
+}
+
 std::uint32_t u32(std::int64_t value) { return static_cast<std::uint32_t>(value); }
 
 }  // namespace
@@ -38,7 +43,7 @@ std::uint32_t u32(std::int64_t value) { return static_cast<std::uint32_t>(value)
 // pages, `got` for so many rows, each also on the host.
 struct Decoder::Buffers {
   std::int64_t rows, pages;
-  Tensor x, change, normed, qkv, mixed, gate, up, inner, logits;  // bf16 [rows, ...]
+  Tensor x, change, normed, qkv, mixed, gate_up, inner, logits;  // bf16 [rows, ...]
   Tensor partial, attend_arrived, tops, sums, sample_arrived;
   Tensor sent, sent_host, got, got_host;  // bytes
 
@@ -50,7 +55,7 @@ struct Decoder::Buffers {
     const auto words = [&](std::int64_t count) { return torch::zeros({count}, on_device.dtype(torch::kInt)); };
     x = values(c.hidden_size), change = values(c.hidden_size), normed = values(c.hidden_size), mixed = values(c.heads * c.head_dim);
     qkv = values((c.heads + 2 * c.kv_heads) * c.head_dim);
-    gate = values(c.intermediate_size), up = values(c.intermediate_size), inner = values(c.intermediate_size);
+    gate_up = values(2 * c.intermediate_size), inner = values(c.intermediate_size);
     logits = values((c.vocab_size + 7) / 8 * 8);
     std::int64_t parts = 0;  // of attention, at most
     for (std::int64_t n = 1; n <= rows; ++n)
@@ -216,7 +221,7 @@ Drawn Decoder::attempt(std::span<const DecodeRow> rows) {
 
 // to = norm(from) weight^T + bias (+ to); without `norm` from as it is.
 void Decoder::project(std::int64_t rows, const Tensor& from, const Tensor& norm, const Tensor& weight,
-                      const Tensor& bias, const Tensor& to, bool adding) {
+                      const Tensor& bias, const Tensor& to, bool adding, const Tensor& ahead) {
   const auto eps = static_cast<float>(model_.config().rms_norm_eps);
   const std::uint32_t in = u32(weight.size(1)), outputs = u32(weight.size(0));
   const bool norms = norm.defined() && product_norms(u32(rows), in, false);
@@ -227,13 +232,16 @@ void Decoder::project(std::int64_t rows, const Tensor& from, const Tensor& norm,
   }
   machine_->run(ProductJob{x, norms ? bf16(norm) : nullptr, bf16(weight), nullptr, bf16(bias),
                            adding ? bf16(to) : nullptr, bf16_out(to), u32(rows), in, outputs, u32(to.size(1)),
-                           product_parts(machine_->processors(), in, outputs), eps});
+                           product_parts(machine_->processors(), in, outputs), eps,
+                           ahead.defined() ? ahead_of(ahead) : Ahead{}});
 }
 
-// The kernels of a step.
+// The kernels of a step. While few rows are decoded, most of a kernel's time is waiting: weights that a later one reads
+// are fetched into the device's cache meanwhile, up to two kernels ahead.
 void Decoder::queue(std::int64_t rows) {
   const ModelConfig& c = model_.config();
   const Transformer::Parts parts = model_.parts(0);
+  const std::vector<Transformer::Layer>& layers = *parts.layers;
   const Buffers& b = *buffers_;
   const auto eps = static_cast<float>(c.rms_norm_eps);
   const std::uint32_t r = u32(rows), hidden = u32(c.hidden_size), width = u32(c.intermediate_size);
@@ -244,10 +252,11 @@ void Decoder::queue(std::int64_t rows) {
     machine_->run(NormJob{bf16_out(b.x), bf16(added), bf16(weight), bf16_out(b.normed), r, hidden, eps});
   };
   machine_->run(EmbedJob{bf16(parts.embedding), b.ids(b.sent), bf16_out(b.x), r, hidden});
-  for (std::size_t i = 0; i < parts.layers->size(); ++i) {
-    const Transformer::Layer& l = (*parts.layers)[i];
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const Transformer::Layer& l = layers[i];
+    const Tensor next = i + 1 < layers.size() ? layers[i + 1].qkv : parts.lm_head;
     if (few) {
-      project(rows, b.x, l.input_norm, l.qkv, l.qkv_bias, b.qkv, false);
+      project(rows, b.x, l.input_norm, l.qkv, l.qkv_bias, b.qkv, false, l.o);
     } else {
       norm(i == 0 ? Tensor() : b.change, l.input_norm);
       machine_->multiply(first(b.normed), l.qkv, l.qkv_bias, first(b.qkv));
@@ -257,27 +266,32 @@ void Decoder::queue(std::int64_t rows) {
                             b.pages_begin(b.sent), bf16_out(cache_.keys()[i]), bf16_out(cache_.values()[i]),
                             bf16_out(b.mixed), b.partial.data_ptr<float>(),
                             reinterpret_cast<unsigned*>(b.attend_arrived.data_ptr<std::int32_t>()), r, u32(c.heads),
-                            u32(c.kv_heads), splits, eps},
+                            u32(c.kv_heads), splits, eps, {ahead_of(l.gate), ahead_of(l.up)}},
                   u32(c.head_dim));
     if (few) {
-      project(rows, b.mixed, {}, l.o, {}, b.x, true);
+      project(rows, b.mixed, {}, l.o, {}, b.x, true, l.down);
       const bool norms = product_norms(r, hidden, true);
       if (!norms) norm({}, l.post_norm);
       machine_->run(ProductJob{norms ? bf16(b.x) : bf16(b.normed), norms ? bf16(l.post_norm) : nullptr, bf16(l.gate),
                                bf16(l.up), nullptr, nullptr, bf16_out(b.inner), r, hidden, width, width,
-                               product_parts(machine_->processors(), hidden, width), eps});
-      project(rows, b.inner, {}, l.down, {}, b.x, true);
+                               product_parts(machine_->processors(), hidden, width), eps, ahead_of(next)});
+      project(rows, b.inner, {}, l.down, {}, b.x, true, {});
     } else {
       machine_->multiply(first(b.mixed), l.o, {}, first(b.change));
       norm(b.change, l.post_norm);
-      machine_->multiply(first(b.normed), l.gate, {}, first(b.gate));
-      machine_->multiply(first(b.normed), l.up, {}, first(b.up));
-      machine_->run(GateJob{bf16(b.gate), bf16(b.up), bf16_out(b.inner), r, width, width});
+      if (l.gate_up.defined()) {
+        machine_->multiply(first(b.normed), l.gate_up, {}, first(b.gate_up));
+      } else {
+        machine_->multiply(first(b.normed), l.gate, {}, first(b.gate_up).narrow(1, 0, width));
+        machine_->multiply(first(b.normed), l.up, {}, first(b.gate_up).narrow(1, width, width));
+      }
+      machine_->run(GateJob{bf16(b.gate_up), bf16(b.gate_up) + width, bf16_out(b.inner), r, width, 2 * width,
+                            ahead_of(next)});
       machine_->multiply(first(b.inner), l.down, {}, first(b.change));
     }
   }
   if (few) {
-    project(rows, b.x, parts.norm, parts.lm_head, {}, b.logits, false);
+    project(rows, b.x, parts.norm, parts.lm_head, {}, b.logits, false, {});
   } else {
     norm(b.change, parts.norm);
     machine_->multiply(first(b.normed), parts.lm_head, {}, first(b.logits).narrow(1, 0, c.vocab_size));

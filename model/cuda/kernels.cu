@@ -67,6 +67,11 @@ class ThreadBlock {
     __threadfence();
     return last;
   }
+  __device__ __forceinline__ void fetch_ahead(const std::byte* at, unsigned bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(at)), "r"(bytes) : "memory");
+#endif
+  }
   __device__ __forceinline__ void wait_for_inputs() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -92,13 +97,15 @@ __global__ __launch_bounds__(kProductThreads) void product_kernel(ProductJob job
 }
 
 __global__ __launch_bounds__(kRowThreads) void gate_kernel(GateJob job) {
-  ThreadBlock<kRowThreads>().wait_for_inputs();
+  ThreadBlock<kRowThreads> block;
+  fetch_share(block, job.ahead, blockIdx.x, gridDim.x);
+  block.wait_for_inputs();
   gate_thread(job, std::size_t{blockIdx.x} * kRowThreads + threadIdx.x);
 }
 
-template <unsigned kDim, unsigned kHeads>
-__global__ __launch_bounds__(kAttendThreads) void attend_kernel(AttendJob job) {
-  ThreadBlock<kAttendThreads> block;
+template <unsigned kDim, unsigned kHeads, unsigned kThreads>
+__global__ __launch_bounds__(kThreads) void attend_kernel(AttendJob job) {
+  ThreadBlock<kThreads> block;
   attend_block<kDim, kHeads>(block, job, blockIdx.z, blockIdx.y, blockIdx.x);
 }
 
@@ -148,18 +155,31 @@ cudaError_t launch_product(const Launcher& launcher, const ProductJob& job) {
   return start(launcher, kernel, job, dim3(blocks), kProductThreads, shared);
 }
 
+template <unsigned kDim, unsigned kHeads, unsigned kThreads>
+cudaError_t launch_attend(const Launcher& launcher, const AttendJob& job) {
+  return start(launcher, attend_kernel<kDim, kHeads, kThreads>, job, dim3(job.splits, job.kv_heads, job.rows), kThreads,
+               attend_shared_bytes<kDim, kHeads>(kThreads));
+}
+
+template <unsigned kDim, unsigned kHeads>
+cudaError_t launch_attend(const Launcher& launcher, const AttendJob& job) {
+  if constexpr (kHeads <= 4)
+    if (attend_threads(job.rows, job.heads / job.kv_heads) == kAttendThreadsMany)
+      return launch_attend<kDim, kHeads, kAttendThreadsMany>(launcher, job);
+  return launch_attend<kDim, kHeads, kAttendThreads>(launcher, job);
+}
+
 template <unsigned kDim>
 cudaError_t launch_attend(const Launcher& launcher, const AttendJob& job) {
-  const dim3 grid(job.splits, job.kv_heads, job.rows);
   switch (attend_heads(job.heads / job.kv_heads)) {
     case 1:
-      return start(launcher, attend_kernel<kDim, 1>, job, grid, kAttendThreads, attend_shared_bytes<kDim, 1>());
+      return launch_attend<kDim, 1>(launcher, job);
     case 2:
-      return start(launcher, attend_kernel<kDim, 2>, job, grid, kAttendThreads, attend_shared_bytes<kDim, 2>());
+      return launch_attend<kDim, 2>(launcher, job);
     case 4:
-      return start(launcher, attend_kernel<kDim, 4>, job, grid, kAttendThreads, attend_shared_bytes<kDim, 4>());
+      return launch_attend<kDim, 4>(launcher, job);
     default:
-      return start(launcher, attend_kernel<kDim, 8>, job, grid, kAttendThreads, attend_shared_bytes<kDim, 8>());
+      return launch_attend<kDim, 8>(launcher, job);
   }
 }
 

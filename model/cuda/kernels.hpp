@@ -14,6 +14,7 @@
 //                       one product of 16 rows, 32 inputs and 8 outputs by each warp, see multiply_step()
 //   arrive(counter, n)  for n blocks that share a counter of 0: true in the last of them, which then sees what the
 //                       others have written; the counter is 0 again
+//   fetch_ahead(at, n)  n bytes will be wanted soon; both multiples of 16. Called by one thread.
 //   wait_for_inputs()   returns when the kernels before have ended. What is read earlier, no kernel of a step writes.
 //   shared<T>()         memory of the block
 #pragma once
@@ -141,6 +142,26 @@ ECHO_EITHER T most(T a, T b) {
   return a > b ? a : b;
 }
 
+// What a later kernel reads, all from device memory: while a few rows are decoded, that memory is idle most of the time.
+struct Ahead {
+  const Bf16* at = nullptr;
+  std::uint32_t bytes = 0;  // a multiple of 16
+};
+
+// The share of block `index` of `blocks`.
+template <class Block>
+ECHO_DEVICE void fetch_share(Block& block, const Ahead& ahead, unsigned index, unsigned blocks) {
+  constexpr unsigned kLine = 128;
+  const unsigned share = ((ahead.bytes + blocks - 1) / blocks + kLine - 1) / kLine * kLine;
+  const std::size_t begin = static_cast<std::size_t>(index) * share;
+  if (begin >= ahead.bytes) return;
+  block.own([&](unsigned thread) {
+    if (thread == 0)
+      block.fetch_ahead(reinterpret_cast<const std::byte*>(ahead.at) + begin,
+                        least(share, ahead.bytes - static_cast<unsigned>(begin)));
+  });
+}
+
 // ---- embedding ----
 
 inline constexpr unsigned kRowThreads = 128;
@@ -254,6 +275,7 @@ struct ProductJob {
   std::uint32_t rows, in, outputs, out_stride;
   std::uint32_t parts;  // warps that share the inputs of a tile: 1, 2, 4 or 8
   float eps;
+  Ahead ahead = {};
 };
 
 // The memory that a block needs.
@@ -326,6 +348,7 @@ ECHO_DEVICE void product_block(Block& block, const ProductJob& job, unsigned ind
   };
 
   block.own([&](unsigned thread) { load(thread, index * per_round, 0); });
+  fetch_share(block, job.ahead, index, blocks);
   block.wait_for_inputs();
 
   if (job.norm != nullptr) {
@@ -334,12 +357,22 @@ ECHO_DEVICE void product_block(Block& block, const ProductJob& job, unsigned ind
       if (group * 8 >= job.rows) break;
       static_assert(kProductWarps == 8, "a warp norms one row of each group");
       const auto row_of = [&](unsigned thread) { return group * 8 + thread / kWarpThreads; };
+      const auto each_vector = [&](unsigned thread, const auto& use) {  // of the row, some at a time
+        constexpr unsigned kStep = kWarpThreads * kVectorCount, kTogether = 4;
+        const Bf16* const from = job.x + static_cast<std::size_t>(row_of(thread)) * job.in;
+        for (unsigned first = thread % kWarpThreads * kVectorCount; first < job.in; first += kTogether * kStep) {
+          Vector v[kTogether];
+          ECHO_UNROLL
+          for (unsigned i = 0; i < kTogether; ++i)
+            v[i] = first + i * kStep < job.in ? load_vector(from + first + i * kStep) : Vector{};
+          ECHO_UNROLL
+          for (unsigned i = 0; i < kTogether; ++i)
+            if (first + i * kStep < job.in) use(first + i * kStep, v[i]);
+        }
+      };
       block.own([&](unsigned thread) {
-        const unsigned row = row_of(thread);
         float sum = 0;
-        if (row < job.rows)
-          for (unsigned at = thread % kWarpThreads * kVectorCount; at < job.in; at += kWarpThreads * kVectorCount)
-            sum += squares(load_vector(job.x + static_cast<std::size_t>(row) * job.in + at));
+        if (row_of(thread) < job.rows) each_vector(thread, [&](unsigned, const Vector& v) { sum += squares(v); });
         locals[thread].squares = sum;
       });
       block.template sum<kWarpThreads>([&](unsigned thread) -> float& { return locals[thread].squares; });
@@ -347,10 +380,9 @@ ECHO_DEVICE void product_block(Block& block, const ProductJob& job, unsigned ind
         const unsigned row = row_of(thread);
         if (row >= job.rows) return;
         const float scale = reciprocal_root(locals[thread].squares / static_cast<float>(job.in) + job.eps);
-        for (unsigned at = thread % kWarpThreads * kVectorCount; at < job.in; at += kWarpThreads * kVectorCount)
-          store_vector(stage + row * stage_stride + at,
-                       normed(load_vector(job.x + static_cast<std::size_t>(row) * job.in + at),
-                              load_vector(job.norm + at), scale));
+        each_vector(thread, [&](unsigned at, const Vector& v) {
+          store_vector(stage + row * stage_stride + at, normed(v, load_vector(job.norm + at), scale));
+        });
       });
     }
     block.each([](unsigned) {});
@@ -447,6 +479,7 @@ struct GateJob {
   const Bf16* up;
   Bf16* out;  // [rows, width]
   std::uint32_t rows, width, stride;
+  Ahead ahead = {};
 };
 
 ECHO_DEVICE void gate_thread(const GateJob& job, std::size_t vector) {
@@ -464,8 +497,8 @@ ECHO_DEVICE void gate_thread(const GateJob& job, std::size_t vector) {
 
 // ---- attention of one new token a row over its pages ----
 
-inline constexpr unsigned kAttendThreads = 128;
-inline constexpr unsigned kAttendWarps = kAttendThreads / kWarpThreads;
+// Threads of a block, for kHeads query heads: more are faster for a few rows, but want more memory.
+inline constexpr unsigned kAttendThreads = 128, kAttendThreadsMany = 256;
 
 // Queries and keys are normed and rotated, the new key and value written to their place, and the query heads of a
 // key-value head attend to all that its text holds.
@@ -485,6 +518,7 @@ struct AttendJob {
   unsigned* arrived;                // [rows * kv_heads], 0
   std::uint32_t rows, heads, kv_heads, splits;
   float eps;
+  Ahead ahead[2] = {};
 };
 
 // Whether the code is there, for heads of `dim` values and `group` query heads to a key-value head.
@@ -494,56 +528,95 @@ inline bool attend_knows(unsigned dim, unsigned group) {
 // kHeads for such a group.
 inline unsigned attend_heads(unsigned group) { return group <= 2 ? group : group <= 4 ? 4 : 8; }
 
+// Threads of a block for such a group.
+inline unsigned attend_threads(unsigned rows, unsigned group) {
+  return attend_heads(group) <= 4 && rows <= 32 ? kAttendThreadsMany : kAttendThreads;
+}
+
 // For AttendJob::splits: so many that every processor has several blocks.
 inline unsigned attend_splits(unsigned processors, unsigned rows, unsigned kv_heads) {
-  const unsigned pairs = rows * kv_heads, wanted = (8 * processors + pairs - 1) / pairs;
+  const unsigned pairs = rows * kv_heads, wanted = (4 * processors + pairs - 1) / pairs;
   return most(1u, least(wanted, 32u));
 }
 
+ECHO_EITHER unsigned attend_row(unsigned dim) { return dim + dim / kWarpThreads; }  // in the block's memory, padded
 template <unsigned kDim, unsigned kHeads>
-ECHO_EITHER std::size_t attend_shared_bytes() {
-  return sizeof(float) * (kHeads * kDim + std::size_t{kAttendThreads} / (kDim / 8) * kHeads * (kDim + 2));
+ECHO_EITHER std::size_t attend_shared_bytes(unsigned threads) {
+  return sizeof(float) * (kHeads * kDim + kDim + threads / (kDim / 8) * kHeads * (attend_row(kDim) + std::size_t{3}));
 }
 
 // The block of split `split` for a row and a key-value head, of which the query heads are at most kHeads.
+//
+// A team of threads has a token, each of them 8 of its values. Teams keep sums of their own and are added up at the end.
+// Keys and values of a round of tokens are on their way while the round before is computed, and the first ones while
+// the kernels before still run.
 template <unsigned kDim, unsigned kHeads, class Block>
 ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, unsigned kv, unsigned split) {
-  constexpr unsigned kLanes = kDim / kVectorCount;              // threads that share a token
-  constexpr unsigned kTeams = kAttendThreads / kLanes;          // tokens at a time
-  constexpr unsigned kAhead = kHeads > 4 ? 2 : 4;               // tokens of a team in one round, of one page
-  constexpr unsigned kRound = kTeams * kAhead, kHalf = kDim / 2;
+  constexpr unsigned kThreads = Block::kThreads, kWarps = kThreads / kWarpThreads;
+  constexpr unsigned kLanes = kDim / kVectorCount;  // threads of a team
+  constexpr unsigned kTeams = kThreads / kLanes;
+  constexpr unsigned kAhead = kHeads > 4 ? 2 : 4;  // tokens of a team in one round, of one page
+  constexpr unsigned kRound = kTeams * kAhead, kHalf = kDim / 2, kRow = attend_row(kDim);
   constexpr unsigned kPairs = (kHalf + kWarpThreads - 1) / kWarpThreads;
-  constexpr unsigned kChunkMin = most(64u, kRound);
   static_assert(kLanes >= 2 && kLanes <= kWarpThreads && kPageTokens % kAhead == 0, "a team is a part of a warp");
   struct Own {
     float first[kPairs], second[kPairs], squares;
     float q[kHeads][kVectorCount], mixed[kHeads][kVectorCount];
     float top[kHeads], sum[kHeads], scores[kAhead][kHeads];
     Vector keys[kAhead], values[kAhead];
+    std::int32_t page;  // of the tokens of the round after the one that is loaded
   };
-  typename Block::template Local<Own> locals;
+  {
+    const unsigned index = (row * job.kv_heads + kv) * job.splits + split, blocks = job.rows * job.kv_heads * job.splits;
+    fetch_share(block, job.ahead[0], index, blocks);
+    fetch_share(block, job.ahead[1], index, blocks);
+  }
   if (job.positions[row] < 0) return;
   const unsigned group = job.heads / job.kv_heads, width = (job.heads + 2 * job.kv_heads) * kDim;
   const unsigned position = static_cast<unsigned>(job.positions[row]), seen = position + 1;
-  const unsigned share = (seen + job.splits - 1) / job.splits;
-  const unsigned chunk = most(kChunkMin, (share + kRound - 1) / kRound * kRound);
+  const unsigned share = (seen + job.splits - 1) / job.splits, chunk = (share + kRound - 1) / kRound * kRound;
   const unsigned active = (seen + chunk - 1) / chunk, begin = split * chunk, end = least(seen, begin + chunk);
   if (begin >= seen) return;
+  typename Block::template Local<Own> locals;
   const std::int32_t* const pages = job.pages + job.pages_begin[row];
-  const auto place = [&](unsigned token) {
-    return ((static_cast<std::size_t>(pages[token / kPageTokens]) * job.kv_heads + kv) * kPageTokens +
-            token % kPageTokens) * kDim;
+  const auto place = [&](std::int32_t page, unsigned token) {
+    return ((static_cast<std::size_t>(page) * job.kv_heads + kv) * kPageTokens + token % kPageTokens) * kDim;
   };
   float* const queries = block.template shared<float>();  // [kHeads][kDim]
-  float* const mixed = queries + kHeads * kDim;           // [kTeams][kHeads][kDim]
-  float* const tops = mixed + kTeams * kHeads * kDim;     // [kTeams][kHeads], then the sums
+  float* const fresh = queries + kHeads * kDim;           // key and value of the new token, bf16 [2][kDim]
+  float* const mixed = fresh + kDim;                      // [kTeams][kHeads][kRow]
+  float* const tops = mixed + kTeams * kHeads * kRow;     // [kTeams][kHeads], and the next two
   float* const sums = tops + kTeams * kHeads;
+  float* const shares = sums + kTeams * kHeads;
+  Bf16* const fresh_key = reinterpret_cast<Bf16*>(fresh);
+  Bf16* const fresh_value = fresh_key + kDim;
+
+  const auto token_of = [&](unsigned thread, unsigned round) { return round + thread / kLanes * kAhead; };
+  // The new token's are not there yet, and come from the block's memory.
+  const auto load = [&](unsigned thread, unsigned round, const Bf16* from, std::int32_t page, Vector* to) {
+    const unsigned t = token_of(thread, round);
+    const std::size_t at = place(page, t) + thread % kLanes * kVectorCount;
+    ECHO_UNROLL
+    for (unsigned i = 0; i < kAhead; ++i)
+      to[i] = t + i < end && t + i != position ? load_vector(from + at + i * kDim) : Vector{};
+  };
+  const auto page_of = [&](unsigned thread, unsigned round) {
+    const unsigned t = token_of(thread, round);
+    return t < end ? pages[t / kPageTokens] : 0;
+  };
+  block.own([&](unsigned thread) {
+    Own& self = locals[thread];
+    self.page = page_of(thread, begin);
+    load(thread, begin, job.keys, self.page, self.keys);
+    load(thread, begin, job.values, self.page, self.values);
+    self.page = page_of(thread, begin + kRound);
+  });
   block.wait_for_inputs();
 
   // Queries, and where the new token is in this split, its key and value.
   const Bf16* const token = job.qkv + static_cast<std::size_t>(row) * width;
   const unsigned units = group + (end == seen ? 1 : 0);
-  for (unsigned first_unit = 0; first_unit < units; first_unit += kAttendWarps) {
+  for (unsigned first_unit = 0; first_unit < units; first_unit += kWarps) {
     const auto pair_at = [](unsigned thread, unsigned i) { return thread % kWarpThreads + i * kWarpThreads; };
     block.own([&](unsigned thread) {
       Own& self = locals[thread];
@@ -579,10 +652,10 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
           queries[unit * kDim + at] = rounded(x), queries[unit * kDim + at + kHalf] = rounded(y);
           continue;
         }
-        const std::size_t to = place(position) + at;
+        const std::size_t to = place(pages[position / kPageTokens], position) + at;
         const Bf16* const value = token + (job.heads + job.kv_heads + kv) * kDim + at;
-        job.keys[to] = narrow(x), job.keys[to + kHalf] = narrow(y);
-        job.values[to] = value[0], job.values[to + kHalf] = value[kHalf];
+        job.keys[to] = fresh_key[at] = narrow(x), job.keys[to + kHalf] = fresh_key[at + kHalf] = narrow(y);
+        job.values[to] = fresh_value[at] = value[0], job.values[to + kHalf] = fresh_value[at + kHalf] = value[kHalf];
       }
     });
   }
@@ -601,18 +674,15 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
     }
   });
   for (unsigned round = begin; round < end; round += kRound) {
-    const auto token_of = [&](unsigned thread) { return round + thread / kLanes * kAhead; };
     block.own([&](unsigned thread) {
       Own& self = locals[thread];
-      const unsigned t = token_of(thread);
-      const std::size_t from = t < end ? place(t) + thread % kLanes * kVectorCount : 0;
-      ECHO_UNROLL
-      for (unsigned i = 0; i < kAhead; ++i) self.keys[i] = t + i < end ? load_vector(job.keys + from + i * kDim) : Vector{};
-      ECHO_UNROLL
-      for (unsigned i = 0; i < kAhead; ++i)
-        self.values[i] = t + i < end ? load_vector(job.values + from + i * kDim) : Vector{};
+      const unsigned t = token_of(thread, round);
       ECHO_UNROLL
       for (unsigned i = 0; i < kAhead; ++i) {
+        if (t + i == position) {
+          self.keys[i] = load_vector(fresh_key + thread % kLanes * kVectorCount);
+          self.values[i] = load_vector(fresh_value + thread % kLanes * kVectorCount);
+        }
         ECHO_UNROLL
         for (unsigned h = 0; h < kHeads; ++h) {
           float score = 0;
@@ -623,6 +693,7 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
           self.scores[i][h] = score;
         }
       }
+      load(thread, round + kRound, job.keys, self.page, self.keys);
     });
     ECHO_UNROLL
     for (unsigned i = 0; i < kAhead; ++i) {
@@ -632,7 +703,7 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
     }
     block.own([&](unsigned thread) {
       Own& self = locals[thread];
-      const unsigned t = token_of(thread);
+      const unsigned t = token_of(thread, round);
       ECHO_UNROLL
       for (unsigned h = 0; h < kHeads; ++h) {
         float top = self.top[h];
@@ -655,9 +726,12 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
           }
         }
       }
+      load(thread, round + kRound, job.values, self.page, self.values);
+      self.page = page_of(thread, round + 2 * kRound);
     });
   }
 
+  const auto padded = [](unsigned d) { return d + d / kWarpThreads; };
   block.each([&](unsigned thread) {
     const Own& self = locals[thread];
     const unsigned team = thread / kLanes, lane = thread % kLanes;
@@ -665,22 +739,31 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
     for (unsigned h = 0; h < kHeads; ++h) {
       ECHO_UNROLL
       for (unsigned d = 0; d < kVectorCount; ++d)
-        mixed[(team * kHeads + h) * kDim + lane * kVectorCount + d] = self.mixed[h][d];
+        mixed[(team * kHeads + h) * kRow + padded(lane * kVectorCount + d)] = self.mixed[h][d];
       if (lane == 0) tops[team * kHeads + h] = self.top[h], sums[team * kHeads + h] = self.sum[h];
     }
+  });
+  const auto top_of = [&](unsigned h) {
+    float top = -INFINITY;
+    ECHO_UNROLL
+    for (unsigned team = 0; team < kTeams; ++team) top = larger(tops[team * kHeads + h], top);
+    return top;
+  };
+  block.each([&](unsigned thread) {
+    for (unsigned e = thread; e < kTeams * kHeads; e += kThreads) shares[e] = fast_exp(tops[e] - top_of(e % kHeads));
   });
   Bf16* const out = job.out + static_cast<std::size_t>(row) * job.heads * kDim + kv * group * kDim;
   float* const partial =
       job.partial + (static_cast<std::size_t>(row) * job.kv_heads + kv) * job.splits * kHeads * (kDim + 2);
   block.own([&](unsigned thread) {
-    for (unsigned e = thread; e < group * kDim; e += kAttendThreads) {
+    for (unsigned e = thread; e < group * kDim; e += kThreads) {
       const unsigned h = e / kDim, d = e % kDim;
-      float top = -INFINITY, sum = 0, value = 0;
-      for (unsigned team = 0; team < kTeams; ++team) top = larger(tops[team * kHeads + h], top);
+      float sum = 0, value = 0;
+      ECHO_UNROLL
       for (unsigned team = 0; team < kTeams; ++team) {
-        const float kept = fast_exp(tops[team * kHeads + h] - top);
+        const float kept = shares[team * kHeads + h];
         sum += sums[team * kHeads + h] * kept;
-        value += mixed[(team * kHeads + h) * kDim + d] * kept;
+        value += mixed[(team * kHeads + h) * kRow + padded(d)] * kept;
       }
       if (active == 1) {
         out[e] = narrow(value / sum);
@@ -688,22 +771,37 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
       }
       float* const to = partial + (split * kHeads + h) * (kDim + 2);
       to[d] = value;
-      if (d == 0) to[kDim] = top, to[kDim + 1] = sum;
+      if (d == 0) to[kDim] = top_of(h), to[kDim + 1] = sum;
     }
   });
   if (active == 1 || !block.arrive(job.arrived + row * job.kv_heads + kv, active)) return;
   block.own([&](unsigned thread) {
-    for (unsigned e = thread; e < group * kDim; e += kAttendThreads) {
+    for (unsigned e = thread; e < group * kDim; e += kThreads) {
       const unsigned h = e / kDim, d = e % kDim;
       const auto part = [&](unsigned s, unsigned at) {
         return load_shared_result(partial + (s * kHeads + h) * (kDim + 2) + at);
       };
+      constexpr unsigned kTogether = 4;
       float top = -INFINITY, sum = 0, value = 0;
-      for (unsigned s = 0; s < active; ++s) top = larger(part(s, kDim), top);
-      for (unsigned s = 0; s < active; ++s) {
-        const float kept = fast_exp(part(s, kDim) - top);
-        sum += part(s, kDim + 1) * kept;
-        value += part(s, d) * kept;
+      for (unsigned first = 0; first < active; first += kTogether) {
+        float its_top[kTogether], its_sum[kTogether], its_value[kTogether];
+        ECHO_UNROLL
+        for (unsigned i = 0; i < kTogether; ++i) {
+          const bool there = first + i < active;
+          its_top[i] = there ? part(first + i, kDim) : -INFINITY;
+          its_sum[i] = there ? part(first + i, kDim + 1) : 0;
+          its_value[i] = there ? part(first + i, d) : 0;
+        }
+        float next = top;
+        ECHO_UNROLL
+        for (unsigned i = 0; i < kTogether; ++i) next = larger(its_top[i], next);
+        const float before = fast_exp(top - next);
+        sum *= before, value *= before, top = next;
+        ECHO_UNROLL
+        for (unsigned i = 0; i < kTogether; ++i) {
+          const float kept = fast_exp(its_top[i] - next);
+          sum += its_sum[i] * kept, value += its_value[i] * kept;
+        }
       }
       out[e] = narrow(value / sum);
     }

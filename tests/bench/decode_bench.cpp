@@ -1,4 +1,4 @@
-// How fast the built-in engine reads prompts and draws tokens, beside llama.cpp with the same weights.
+// How fast the built-in engine reads prompts and draws tokens, beside llama.cpp with the same weights, or on a GPU.
 //
 //   decode_bench [--preset qwen3-0.6b] [--threads 2] [--batch 1,4,16,64] [--prompt 512] [--tokens 16] [--repeats 3]
 //                [--llama build/bin/llama-batched-bench] [--gguf /tmp/decode_bench.gguf]
@@ -7,7 +7,15 @@
 // llama.cpp, which runs as a child between two measurements of ours. Weights are random and bf16 on both sides. This
 // engine also samples, llama.cpp does not. Medians of wall-clock time. --smoke: something tiny without llama.cpp, so
 // that it cannot rot.
+//
+//   decode_bench --device cuda [--preset qwen3-0.6b] [--batch 1,16,64,256] [--prompt 128] [--tokens 128]
+//
+// On a GPU: --tokens drawn for each row behind a prompt of its own. Beside every figure: the same by libtorch's
+// operations one after another, and the time in which weights, keys and values could be read once, at the rate of a copy
+// within the device's memory in the same run.
 #include <CLI/CLI.hpp>
+#include <torch/cuda.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -26,8 +34,8 @@ namespace {
 using model::ModelConfig;
 using model::Transformer;
 
-std::shared_ptr<Transformer> random_weights(const ModelConfig& config) {
-  const auto model = std::make_shared<Transformer>(config, torch::kCPU, torch::kBFloat16);
+std::shared_ptr<Transformer> random_weights(const ModelConfig& config, torch::Device device = torch::kCPU) {
+  const auto model = std::make_shared<Transformer>(config, device, torch::kBFloat16);
   torch::NoGradGuard no_grad;
   torch::manual_seed(1);
   for (auto& item : model->named_parameters()) {
@@ -147,14 +155,16 @@ class Gguf {
 // Tokens a second: of the prompts that are read, of those that are drawn.
 struct Speed {
   double reading = 0, drawing = 0;
+  std::size_t kernels = 0;  // of a recorded step
 };
 
 struct Load {
   std::int64_t rows, prompt, tokens;
 };
 
-Speed ours(const std::shared_ptr<Transformer>& model, const Load& load) {
-  model::RunningBatch batch(model, {.rows_max = load.rows});
+Speed ours(const std::shared_ptr<Transformer>& model, const Load& load, bool recorded = true) {
+  model::RunningBatch batch(
+      model, {.rows_max = load.rows, .cache_max = {std::uint64_t{40} << 30}, .recorded = recorded});
   for (std::int64_t row = 0; row < load.rows; ++row) {
     model::Sequence s{.id = static_cast<std::uint64_t>(row), .prompt = {}, .sampling = {}};
     for (std::int64_t t = 0; t < load.prompt; ++t)  // no two alike: those would be read once
@@ -174,6 +184,7 @@ Speed ours(const std::shared_ptr<Transformer>& model, const Load& load) {
     speed.drawing = double(load.rows * load.tokens) / seconds([&] {
                       for (std::int64_t t = 0; t < load.tokens; ++t) batch.step();
                     });
+  speed.kernels = batch.kernels();
   return speed;
 }
 
@@ -206,13 +217,59 @@ double median(std::vector<double> values) {
 }
 
 struct Options {
-  std::string preset = "qwen3-0.6b", program, gguf = "/tmp/decode_bench.gguf";
+  std::string preset = "qwen3-0.6b", program, gguf = "/tmp/decode_bench.gguf", device = "cpu";
   int threads = 2, repeats = 3;
   std::vector<std::int64_t> batches = {1, 4, 16, 64};
   std::int64_t prompt = 512, tokens = 16;
 };
 
+int run_on_gpu(const Options& options) {
+  const ModelConfig config = model::preset(options.preset).value();
+  const auto device = model::device_named(options.device);
+  if (!device) {
+    fmt::print(stderr, "decode_bench: {}\n", device.error().message());
+    return 1;
+  }
+  const auto model = random_weights(config, *device);
+  const torch::Tensor from = torch::zeros({std::int64_t{1} << 30}, torch::TensorOptions(*device).dtype(torch::kByte));
+  torch::Tensor to = torch::empty_like(from);
+  std::vector<double> copies;
+  for (int i = 0; i < 10; ++i) {
+    torch::cuda::synchronize();
+    const auto begin = std::chrono::steady_clock::now();
+    to.copy_(from);
+    torch::cuda::synchronize();
+    copies.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+  to = torch::Tensor();
+  const double bandwidth = 2 * double(1 << 30) / median(copies);  // read and written
+  const std::uint64_t weights =  // of the embedding, a row for each token unless it is the head as well
+      2 * (config.parameters() - (config.tie_embeddings ? 0 : std::uint64_t(config.vocab_size * config.hidden_size)));
+  fmt::print("{} on {}, bf16; a copy reads and writes {:.0f} GB/s; {} tokens behind prompts of {}\n", options.preset,
+             options.device, bandwidth / 1e9, options.tokens, options.prompt);
+  fmt::print("{:>5} {:>10} {:>9} {:>8} {:>12} {:>10} {:>22}\n", "rows", "tokens/s", "ms/step", "kernels", "bound ms",
+             "share", "by operations tokens/s");
+  for (const std::int64_t rows : options.batches) {
+    const Load load{rows, options.prompt, options.tokens};
+    std::vector<double> speeds;
+    Speed one;
+    for (int repeat = -1; repeat < options.repeats; ++repeat) {  // the first one warms up
+      one = ours(model, load);
+      if (repeat >= 0) speeds.push_back(one.drawing);
+    }
+    const Speed operations = ours(model, {rows, options.prompt, std::min<std::int64_t>(options.tokens, 32)}, false);
+    const double cache = double(rows) * (double(options.prompt) + double(options.tokens) / 2) *
+                         double(model::memory_estimate(config).kv_cache_per_token.count);
+    const double step = double(rows) / median(speeds), bound = (double(weights) + cache) / bandwidth;
+    fmt::print("{:5} {:10.0f} {:9.3f} {:8} {:12.3f} {:10.2f} {:22.0f}\n", rows, median(speeds), step * 1e3,
+               one.kernels, bound * 1e3, bound / step, operations.drawing);
+    std::fflush(stdout);
+  }
+  return 0;
+}
+
 int run(const Options& options) {
+  if (options.device != "cpu") return run_on_gpu(options);
   const ModelConfig config = model::preset(options.preset).value();
   model::use_threads(options.threads);
   model::keep_freed_memory();
@@ -266,6 +323,7 @@ int main(int argc, char** argv) {
   app.add_option("--tokens", options.tokens, "drawn for every row")->check(CLI::Range(1, 4096));
   app.add_option("--repeats", options.repeats, "of every measurement; the median counts")->check(CLI::Range(1, 100));
   app.add_option("--llama", options.program, "llama.cpp's llama-batched-bench; absent: this engine alone");
+  app.add_option("--device", options.device, "cpu, cuda or cuda:N");
   app.add_option("--gguf", options.gguf, "where the weights are written for it");
   app.add_flag("--smoke", smoke, "a tiny shape");
   try {

@@ -192,6 +192,13 @@ TEST(Model, GeneratesAndScoresWhatItGenerated) {
   EXPECT_EQ(chat.at("prompt"), "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n");
   expect_refused({"model", "generate", model, "--prompt", "x", "--system", "y"}, {"task.chat"});
   expect_refused({"model", "generate", model, "--prompt", ""}, {"empty"});
+  // On a device: the CPU is the default.
+  std::vector<std::string> on_cpu = verb;
+  on_cpu.insert(on_cpu.end(), {"--device", "cpu"});
+  EXPECT_EQ(run_program(on_cpu).out, first.out);
+  expect_refused({"model", "generate", model, "--prompt", "x", "--device", "cuda:97"}, {"cuda:97 is not there"});
+  expect_refused({"model", "generate", model, "--prompt", "x", "--continuation", "y", "--device", "gpu"},
+                 {"expected cpu, cuda or cuda:N, found 'gpu'"});
 }
 
 TEST(BadInput, WhatNeedsLibtorchSaysSoWhereItIsNotThere) {

@@ -16,8 +16,13 @@ void run_product(const ProductJob& job, unsigned block_index, unsigned blocks) {
 
 template <unsigned kDim, unsigned kHeads>
 void run_attend(const AttendJob& job, unsigned row, unsigned kv, unsigned split) {
-  LoopBlock<kAttendThreads> block(attend_shared_bytes<kDim, kHeads>());
-  attend_block<kDim, kHeads>(block, job, row, kv, split);
+  const auto run = [&](auto block) { attend_block<kDim, kHeads>(block, job, row, kv, split); };
+  const unsigned threads = attend_threads(job.rows, job.heads / job.kv_heads);
+  if (threads == kAttendThreads) {
+    run(LoopBlock<kAttendThreads>(attend_shared_bytes<kDim, kHeads>(threads)));
+  } else {
+    run(LoopBlock<kAttendThreadsMany>(attend_shared_bytes<kDim, kHeads>(threads)));
+  }
 }
 
 template <unsigned kDim>
