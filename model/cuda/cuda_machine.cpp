@@ -29,6 +29,7 @@ class CudaMachine final : public Machine {
       : device_(device), launcher_(launcher), stream_(at::cuda::getStreamFromPool(false, device.index())) {}
 
   unsigned processors() const override { return launcher_.processors; }
+  void run(const ReceiveJob& job) override { check(launch(next(), job)); }
   void run(const EmbedJob& job) override { check(launch(next(), job)); }
   void run(const NormJob& job) override { check(launch(next(), job)); }
   void run(const ProductJob& job) override { check(launch(next(), job)); }

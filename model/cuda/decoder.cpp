@@ -14,7 +14,6 @@ namespace {
 
 constexpr std::int64_t kStepsBeforeMore = 512;  // after a failure
 constexpr std::int64_t kPagesFirst = 1 << 14;
-constexpr std::int64_t kAheadBytesMax = 12 << 20;  // of a weight: the level 2 cache of an H100 has 50 MB
 
 // The number of rows that is recorded for so many: few different ones, none much larger.
 std::int64_t recorded_rows(std::int64_t rows) {
@@ -31,21 +30,17 @@ const Bf16* bf16(const Tensor& tensor) {
 }
 Bf16* bf16_out(const Tensor& tensor) { return static_cast<Bf16*>(tensor.data_ptr()); }
 
-Ahead ahead_of(const Tensor& weight) {
-  return {bf16(weight), static_cast<std::uint32_t>(std::min<std::int64_t>(weight.numel() * 2, kAheadBytesMax) / 16 * 16)};
-}
-
 std::uint32_t u32(std::int64_t value) { return static_cast<std::uint32_t>(value); }
 
 }  // namespace
 
-// Memory on the device that recordings have the addresses of. What crosses lies together: `sent` for so many rows and
-// pages, `got` for so many rows, each also on the host.
+// Memory that recordings have the addresses of. What crosses lies together: `sent_host`, which the first kernel copies to
+// `sent`, for so many rows and pages, and `got`, which the last one writes to the host's memory.
 struct Decoder::Buffers {
   std::int64_t rows, pages;
   Tensor x, change, normed, qkv, mixed, gate_up, inner, logits;  // bf16 [rows, ...]
   Tensor partial, attend_arrived, tops, sums, sample_arrived;
-  Tensor sent, sent_host, got, got_host;  // bytes
+  Tensor sent, sent_host, got;  // bytes
 
   Buffers(const ModelConfig& c, const torch::Device& device, unsigned processors, std::int64_t r, std::int64_t p)
       : rows(r), pages(p) {
@@ -62,25 +57,25 @@ struct Decoder::Buffers {
       parts = std::max<std::int64_t>(parts, n * attend_splits(processors, u32(n), u32(c.kv_heads)));
     partial = floats(parts * c.kv_heads * attend_heads(u32(c.heads / c.kv_heads)) * (c.head_dim + 2));
     attend_arrived = words(rows * c.kv_heads), sample_arrived = words(rows);
-    tops = floats(rows * sample_chunks(u32(c.vocab_size))), sums = torch::zeros_like(tops);
+    tops = floats(rows * kSampleWarps * sample_blocks(u32(c.vocab_size))), sums = torch::zeros_like(tops);
     const auto bytes = torch::TensorOptions().dtype(torch::kByte);
-    sent = torch::zeros({sent_bytes(pages)}, bytes.device(device));
-    got = torch::zeros({rows * 8}, bytes.device(device));
-    sent_host = torch::zeros({sent.numel()}, bytes.pinned_memory(device.is_cuda()));
-    got_host = torch::zeros({got.numel()}, bytes.pinned_memory(device.is_cuda()));
+    const auto on_host = bytes.pinned_memory(device.is_cuda());
+    sent = torch::zeros({sent_vectors(pages) * 16}, bytes.device(device));
+    sent_host = torch::zeros({sent.numel()}, on_host);
+    got = torch::zeros({rows * 8}, on_host);
   }
 
-  std::int64_t sent_bytes(std::int64_t pages_used) const { return rows * 24 + pages_used * 4; }
+  std::int64_t sent_vectors(std::int64_t pages_used) const { return 1 + (rows * 24 + pages_used * 4 + 15) / 16; }
   // Of `sent` or `sent_host`.
-  double* uniform(const Tensor& of) const { return static_cast<double*>(of.data_ptr()); }
+  static SentHeader* header(const Tensor& of) { return static_cast<SentHeader*>(of.data_ptr()); }
+  double* uniform(const Tensor& of) const { return reinterpret_cast<double*>(header(of) + 1); }
   float* temperature(const Tensor& of) const { return reinterpret_cast<float*>(uniform(of) + rows); }
   std::int32_t* ids(const Tensor& of) const { return reinterpret_cast<std::int32_t*>(temperature(of) + rows); }
   std::int32_t* positions(const Tensor& of) const { return ids(of) + rows; }
   std::int32_t* pages_begin(const Tensor& of) const { return positions(of) + rows; }
   std::int32_t* page_list(const Tensor& of) const { return pages_begin(of) + rows; }
-  // Of `got` or `got_host`.
-  std::int32_t* tokens(const Tensor& of) const { return static_cast<std::int32_t*>(of.data_ptr()); }
-  float* logprobs(const Tensor& of) const { return reinterpret_cast<float*>(tokens(of) + rows); }
+  std::int32_t* tokens() const { return static_cast<std::int32_t*>(got.data_ptr()); }
+  float* logprobs() const { return reinterpret_cast<float*>(tokens() + rows); }
 };
 
 Status Decoder::check(const Transformer& model) {
@@ -94,8 +89,8 @@ Status Decoder::check(const Transformer& model) {
                c.head_dim, c.heads / c.kv_heads);
   for (const std::int64_t inputs : {c.hidden_size, c.heads * c.head_dim, c.intermediate_size})
     if (inputs % kStepInputs != 0) return bad("a product has {} inputs, expected a multiple of {}", inputs, kStepInputs);
-  if (sample_chunks(u32(c.vocab_size)) > kSampleChunksMax)
-    return bad("the vocabulary has {} tokens, expected at most {}", c.vocab_size, kSampleChunksMax * kSampleChunk);
+  if (kSampleWarps * sample_blocks(u32(c.vocab_size)) > kSampleSharesMax)
+    return bad("the vocabulary has {} tokens, expected at most {}", c.vocab_size, kSampleSharesMax * kSampleShare);
   return ok();
 }
 
@@ -189,17 +184,15 @@ Drawn Decoder::attempt(std::span<const DecodeRow> rows) {
     at += count;
     sorting |= restricted(*row->draw.sampling);
   }
-  const std::int64_t bytes = b.sent_bytes(pages);
-  b.sent.narrow(0, 0, bytes).copy_(b.sent_host.narrow(0, 0, bytes), /*non_blocking=*/true);
+  b.header(b.sent_host)->vectors = u32(b.sent_vectors(pages));
   auto& recording = recordings_[recorded];
   if (!recording) recording = machine_->record([&] { queue(recorded); });
   kernels_ = recording->kernels();
   recording->replay();
-  b.got_host.copy_(b.got, /*non_blocking=*/true);
   machine_->wait();
   Drawn out;
-  out.tokens.assign(b.tokens(b.got_host), b.tokens(b.got_host) + rows.size());
-  out.logprobs.assign(b.logprobs(b.got_host), b.logprobs(b.got_host) + rows.size());
+  out.tokens.assign(b.tokens(), b.tokens() + rows.size());
+  out.logprobs.assign(b.logprobs(), b.logprobs() + rows.size());
   if (!sorting) return out;
   std::vector<Draw> draws;
   std::vector<std::int64_t> of;
@@ -221,7 +214,7 @@ Drawn Decoder::attempt(std::span<const DecodeRow> rows) {
 
 // to = norm(from) weight^T + bias (+ to); without `norm` from as it is.
 void Decoder::project(std::int64_t rows, const Tensor& from, const Tensor& norm, const Tensor& weight,
-                      const Tensor& bias, const Tensor& to, bool adding, const Tensor& ahead) {
+                      const Tensor& bias, const Tensor& to, bool adding) {
   const auto eps = static_cast<float>(model_.config().rms_norm_eps);
   const std::uint32_t in = u32(weight.size(1)), outputs = u32(weight.size(0));
   const bool norms = norm.defined() && product_norms(u32(rows), in, false);
@@ -232,12 +225,10 @@ void Decoder::project(std::int64_t rows, const Tensor& from, const Tensor& norm,
   }
   machine_->run(ProductJob{x, norms ? bf16(norm) : nullptr, bf16(weight), nullptr, bf16(bias),
                            adding ? bf16(to) : nullptr, bf16_out(to), u32(rows), in, outputs, u32(to.size(1)),
-                           product_parts(machine_->processors(), in, outputs), eps,
-                           ahead.defined() ? ahead_of(ahead) : Ahead{}});
+                           product_parts(machine_->processors(), in, outputs, false), eps});
 }
 
-// The kernels of a step. While few rows are decoded, most of a kernel's time is waiting: weights that a later one reads
-// are fetched into the device's cache meanwhile, up to two kernels ahead.
+// The kernels of a step.
 void Decoder::queue(std::int64_t rows) {
   const ModelConfig& c = model_.config();
   const Transformer::Parts parts = model_.parts(0);
@@ -246,17 +237,19 @@ void Decoder::queue(std::int64_t rows) {
   const auto eps = static_cast<float>(c.rms_norm_eps);
   const std::uint32_t r = u32(rows), hidden = u32(c.hidden_size), width = u32(c.intermediate_size);
   const unsigned splits = attend_splits(machine_->processors(), r, u32(c.kv_heads));
+  const unsigned tokens_min = attend_tokens_min(machine_->processors(), r, u32(c.kv_heads));
   const bool few = rows <= kProductRowsMax;
   const auto first = [&](const Tensor& tensor) { return tensor.narrow(0, 0, rows); };
   const auto norm = [&](const Tensor& added, const Tensor& weight) {
     machine_->run(NormJob{bf16_out(b.x), bf16(added), bf16(weight), bf16_out(b.normed), r, hidden, eps});
   };
+  machine_->run(ReceiveJob{static_cast<const Vector*>(b.sent_host.data_ptr()), static_cast<Vector*>(b.sent.data_ptr()),
+                           few ? 1u : 8u});
   machine_->run(EmbedJob{bf16(parts.embedding), b.ids(b.sent), bf16_out(b.x), r, hidden});
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const Transformer::Layer& l = layers[i];
-    const Tensor next = i + 1 < layers.size() ? layers[i + 1].qkv : parts.lm_head;
     if (few) {
-      project(rows, b.x, l.input_norm, l.qkv, l.qkv_bias, b.qkv, false, l.o);
+      project(rows, b.x, l.input_norm, l.qkv, l.qkv_bias, b.qkv, false);
     } else {
       norm(i == 0 ? Tensor() : b.change, l.input_norm);
       machine_->multiply(first(b.normed), l.qkv, l.qkv_bias, first(b.qkv));
@@ -266,16 +259,16 @@ void Decoder::queue(std::int64_t rows) {
                             b.pages_begin(b.sent), bf16_out(cache_.keys()[i]), bf16_out(cache_.values()[i]),
                             bf16_out(b.mixed), b.partial.data_ptr<float>(),
                             reinterpret_cast<unsigned*>(b.attend_arrived.data_ptr<std::int32_t>()), r, u32(c.heads),
-                            u32(c.kv_heads), splits, eps, {ahead_of(l.gate), ahead_of(l.up)}},
+                            u32(c.kv_heads), splits, tokens_min, eps},
                   u32(c.head_dim));
     if (few) {
-      project(rows, b.mixed, {}, l.o, {}, b.x, true, l.down);
+      project(rows, b.mixed, {}, l.o, {}, b.x, true);
       const bool norms = product_norms(r, hidden, true);
       if (!norms) norm({}, l.post_norm);
       machine_->run(ProductJob{norms ? bf16(b.x) : bf16(b.normed), norms ? bf16(l.post_norm) : nullptr, bf16(l.gate),
                                bf16(l.up), nullptr, nullptr, bf16_out(b.inner), r, hidden, width, width,
-                               product_parts(machine_->processors(), hidden, width), eps, ahead_of(next)});
-      project(rows, b.inner, {}, l.down, {}, b.x, true, {});
+                               product_parts(machine_->processors(), hidden, width, true), eps});
+      project(rows, b.inner, {}, l.down, {}, b.x, true);
     } else {
       machine_->multiply(first(b.mixed), l.o, {}, first(b.change));
       norm(b.change, l.post_norm);
@@ -285,22 +278,20 @@ void Decoder::queue(std::int64_t rows) {
         machine_->multiply(first(b.normed), l.gate, {}, first(b.gate_up).narrow(1, 0, width));
         machine_->multiply(first(b.normed), l.up, {}, first(b.gate_up).narrow(1, width, width));
       }
-      machine_->run(GateJob{bf16(b.gate_up), bf16(b.gate_up) + width, bf16_out(b.inner), r, width, 2 * width,
-                            ahead_of(next)});
+      machine_->run(GateJob{bf16(b.gate_up), bf16(b.gate_up) + width, bf16_out(b.inner), r, width, 2 * width});
       machine_->multiply(first(b.inner), l.down, {}, first(b.change));
     }
   }
   if (few) {
-    project(rows, b.x, parts.norm, parts.lm_head, {}, b.logits, false, {});
+    project(rows, b.x, parts.norm, parts.lm_head, {}, b.logits, false);
   } else {
     norm(b.change, parts.norm);
     machine_->multiply(first(b.normed), parts.lm_head, {}, first(b.logits).narrow(1, 0, c.vocab_size));
   }
   machine_->run(SampleJob{bf16(b.logits), b.temperature(b.sent), b.uniform(b.sent), b.tops.data_ptr<float>(),
                           b.sums.data_ptr<float>(),
-                          reinterpret_cast<unsigned*>(b.sample_arrived.data_ptr<std::int32_t>()), b.tokens(b.got),
-                          b.logprobs(b.got), r, u32(c.vocab_size), u32(b.logits.size(1)),
-                          sample_chunks(u32(c.vocab_size))});
+                          reinterpret_cast<unsigned*>(b.sample_arrived.data_ptr<std::int32_t>()), b.tokens(),
+                          b.logprobs(), r, u32(c.vocab_size), u32(b.logits.size(1))});
 }
 
 }  // namespace echoline::model::cuda

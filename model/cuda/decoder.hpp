@@ -47,7 +47,7 @@ class Decoder {
   std::vector<const void*> addresses(std::int64_t positions);
   void queue(std::int64_t rows);
   void project(std::int64_t rows, const torch::Tensor& from, const torch::Tensor& norm, const torch::Tensor& weight,
-               const torch::Tensor& bias, const torch::Tensor& to, bool adding, const torch::Tensor& ahead);
+               const torch::Tensor& bias, const torch::Tensor& to, bool adding);
 
   Transformer& model_;
   PagedCache& cache_;

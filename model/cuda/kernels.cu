@@ -45,6 +45,13 @@ class ThreadBlock {
     for (unsigned distance = kWidth / 2; distance > 0; distance /= 2)
       own += __shfl_xor_sync(kAllThreads, own, distance);
   }
+  template <unsigned kWidth, class F>
+  __device__ __forceinline__ void largest(F&& value) {
+    float& own = value(threadIdx.x);
+    ECHO_UNROLL
+    for (unsigned distance = kWidth / 2; distance > 0; distance /= 2)
+      own = larger(__shfl_xor_sync(kAllThreads, own, distance), own);
+  }
   template <class Sums, class Low, class High, class Weights>
   __device__ __forceinline__ void multiply(Sums&& sums, Low&& low, High&& high, Weights&& weights) {
     float* const c = sums(threadIdx.x);
@@ -67,11 +74,6 @@ class ThreadBlock {
     __threadfence();
     return last;
   }
-  __device__ __forceinline__ void fetch_ahead(const std::byte* at, unsigned bytes) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(at)), "r"(bytes) : "memory");
-#endif
-  }
   __device__ __forceinline__ void wait_for_inputs() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -79,6 +81,11 @@ class ThreadBlock {
 #endif
   }
 };
+
+__global__ __launch_bounds__(kRowThreads) void receive_kernel(ReceiveJob job) {
+  ThreadBlock<kRowThreads> block;
+  receive_block(block, job, blockIdx.x);
+}
 
 __global__ __launch_bounds__(kRowThreads) void embed_kernel(EmbedJob job) {
   ThreadBlock<kRowThreads> block;
@@ -98,7 +105,6 @@ __global__ __launch_bounds__(kProductThreads) void product_kernel(ProductJob job
 
 __global__ __launch_bounds__(kRowThreads) void gate_kernel(GateJob job) {
   ThreadBlock<kRowThreads> block;
-  fetch_share(block, job.ahead, blockIdx.x, gridDim.x);
   block.wait_for_inputs();
   gate_thread(job, std::size_t{blockIdx.x} * kRowThreads + threadIdx.x);
 }
@@ -198,6 +204,10 @@ cudaError_t make_launcher(int device, cudaStream_t stream, Launcher& out) {
   return cudaSuccess;
 }
 
+cudaError_t launch(const Launcher& launcher, const ReceiveJob& job) {
+  return start(launcher, receive_kernel, job, dim3(job.blocks), kRowThreads, 0);
+}
+
 cudaError_t launch(const Launcher& launcher, const EmbedJob& job) {
   return start(launcher, embed_kernel, job, dim3(job.rows), kRowThreads, 0);
 }
@@ -240,7 +250,7 @@ cudaError_t launch(const Launcher& launcher, const AttendJob& job, unsigned dim)
 }
 
 cudaError_t launch(const Launcher& launcher, const SampleJob& job) {
-  return start(launcher, sample_kernel, job, dim3(job.chunks, job.rows), kSampleThreads, sizeof(SampleShared));
+  return start(launcher, sample_kernel, job, dim3(sample_blocks(job.vocab), job.rows), kSampleThreads, sizeof(SampleShared));
 }
 
 }  // namespace echoline::model::cuda

@@ -10,12 +10,13 @@
 //   own(f)              f(thread) on every thread; what f writes is read by the same thread alone
 //   each(f)             the same, and all are done when it returns
 //   sum<kWidth>(f)      replaces f(thread), a float&, by the sum over the kWidth neighbouring threads that it is among
+//   largest<kWidth>(f)  the same with the largest instead of the sum
 //   multiply(sums, low, high, weights)
 //                       one product of 16 rows, 32 inputs and 8 outputs by each warp, see multiply_step()
 //   arrive(counter, n)  for n blocks that share a counter of 0: true in the last of them, which then sees what the
 //                       others have written; the counter is 0 again
-//   fetch_ahead(at, n)  n bytes will be wanted soon; both multiples of 16. Called by one thread.
-//   wait_for_inputs()   returns when the kernels before have ended. What is read earlier, no kernel of a step writes.
+//   wait_for_inputs()   returns when the kernel before has ended. Until then a block may read what the kernels before
+//                       that one have written, and nothing that it or a later one overwrites.
 //   shared<T>()         memory of the block
 #pragma once
 #include <cmath>
@@ -103,6 +104,18 @@ ECHO_DEVICE Vector load_once(const Bf16* from) {
   return load_vector(from);
 #endif
 }
+// The same of the host's memory, which it has just written.
+ECHO_DEVICE Vector load_from_host(const Vector* from) {
+#if defined(__CUDA_ARCH__)
+  Vector v;
+  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.words[0]), "=r"(v.words[1]), "=r"(v.words[2]), "=r"(v.words[3])
+               : "l"(from));
+  return v;
+#else
+  return *from;
+#endif
+}
 ECHO_DEVICE void store_vector(Bf16* to, const Vector& v) { *reinterpret_cast<Vector*>(to) = v; }
 
 // Of what other blocks of the same kernel have written.
@@ -142,29 +155,32 @@ ECHO_EITHER T most(T a, T b) {
   return a > b ? a : b;
 }
 
-// What a later kernel reads, all from device memory: while a few rows are decoded, that memory is idle most of the time.
-struct Ahead {
-  const Bf16* at = nullptr;
-  std::uint32_t bytes = 0;  // a multiple of 16
+// ---- what the host sends ----
+
+inline constexpr unsigned kRowThreads = 128;
+
+struct alignas(16) SentHeader {
+  std::uint32_t vectors;  // of 16 bytes, this one included
+  std::uint32_t unused[3];
 };
 
-// The share of block `index` of `blocks`.
+struct ReceiveJob {
+  const Vector* from;  // memory of the host; it begins with a SentHeader
+  Vector* to;
+  std::uint32_t blocks;
+};
+
 template <class Block>
-ECHO_DEVICE void fetch_share(Block& block, const Ahead& ahead, unsigned index, unsigned blocks) {
-  constexpr unsigned kLine = 128;
-  const unsigned share = ((ahead.bytes + blocks - 1) / blocks + kLine - 1) / kLine * kLine;
-  const std::size_t begin = static_cast<std::size_t>(index) * share;
-  if (begin >= ahead.bytes) return;
+ECHO_DEVICE void receive_block(Block& block, const ReceiveJob& job, unsigned index) {
+  block.wait_for_inputs();
   block.own([&](unsigned thread) {
-    if (thread == 0)
-      block.fetch_ahead(reinterpret_cast<const std::byte*>(ahead.at) + begin,
-                        least(share, ahead.bytes - static_cast<unsigned>(begin)));
+    const unsigned vectors = load_from_host(job.from).words[0];
+    for (unsigned at = index * Block::kThreads + thread; at < vectors; at += job.blocks * Block::kThreads)
+      job.to[at] = load_from_host(job.from + at);
   });
 }
 
 // ---- embedding ----
-
-inline constexpr unsigned kRowThreads = 128;
 
 struct EmbedJob {
   const Bf16* embedding;    // [vocab, width]
@@ -175,9 +191,9 @@ struct EmbedJob {
 
 template <class Block>
 ECHO_DEVICE void embed_block(Block& block, const EmbedJob& job, unsigned row) {
+  block.wait_for_inputs();
   const Bf16* const from = job.embedding + static_cast<std::size_t>(job.ids[row]) * job.width;
   Bf16* const to = job.out + static_cast<std::size_t>(row) * job.width;
-  block.wait_for_inputs();
   block.own([&](unsigned thread) {
     for (unsigned at = thread * kVectorCount; at < job.width; at += Block::kThreads * kVectorCount)
       store_vector(to + at, load_vector(from + at));
@@ -275,7 +291,6 @@ struct ProductJob {
   std::uint32_t rows, in, outputs, out_stride;
   std::uint32_t parts;  // warps that share the inputs of a tile: 1, 2, 4 or 8
   float eps;
-  Ahead ahead = {};
 };
 
 // The memory that a block needs.
@@ -292,10 +307,11 @@ inline unsigned product_groups(unsigned rows) { return rows <= 8 ? 1 : rows <= 1
 inline constexpr unsigned kProductRowsMax = 16;  // with more, libtorch's products are as fast
 
 // For ProductJob::parts: so many warps that each processor has a block.
-inline unsigned product_parts(unsigned processors, unsigned in, unsigned outputs) {
+inline unsigned product_parts(unsigned processors, unsigned in, unsigned outputs, bool gated) {
   const unsigned tiles = (outputs + kTileOutputs - 1) / kTileOutputs, steps = in / kStepInputs;
+  const unsigned warps = processors * kProductWarps * (gated ? 2 : 1);
   unsigned parts = 1;
-  while (parts < kProductWarps && 2 * parts <= steps && tiles * parts < processors * kProductWarps) parts *= 2;
+  while (parts < kProductWarps && 2 * parts <= steps && tiles * parts < warps) parts *= 2;
   return parts;
 }
 
@@ -348,7 +364,6 @@ ECHO_DEVICE void product_block(Block& block, const ProductJob& job, unsigned ind
   };
 
   block.own([&](unsigned thread) { load(thread, index * per_round, 0); });
-  fetch_share(block, job.ahead, index, blocks);
   block.wait_for_inputs();
 
   if (job.norm != nullptr) {
@@ -479,7 +494,6 @@ struct GateJob {
   const Bf16* up;
   Bf16* out;  // [rows, width]
   std::uint32_t rows, width, stride;
-  Ahead ahead = {};
 };
 
 ECHO_DEVICE void gate_thread(const GateJob& job, std::size_t vector) {
@@ -517,8 +531,8 @@ struct AttendJob {
   float* partial;                   // [rows, kv_heads, splits, kHeads, dim + 2]
   unsigned* arrived;                // [rows * kv_heads], 0
   std::uint32_t rows, heads, kv_heads, splits;
+  std::uint32_t tokens_min;  // of a split
   float eps;
-  Ahead ahead[2] = {};
 };
 
 // Whether the code is there, for heads of `dim` values and `group` query heads to a key-value head.
@@ -533,10 +547,14 @@ inline unsigned attend_threads(unsigned rows, unsigned group) {
   return attend_heads(group) <= 4 && rows <= 32 ? kAttendThreadsMany : kAttendThreads;
 }
 
-// For AttendJob::splits: so many that every processor has several blocks.
+// For AttendJob::splits and tokens_min. A text is shared among blocks where processors would idle otherwise, a long one
+// in any case; to put the shares together costs as much as some hundred tokens.
 inline unsigned attend_splits(unsigned processors, unsigned rows, unsigned kv_heads) {
-  const unsigned pairs = rows * kv_heads, wanted = (4 * processors + pairs - 1) / pairs;
+  const unsigned pairs = rows * kv_heads, wanted = (16 * processors + pairs - 1) / pairs;
   return most(1u, least(wanted, 32u));
+}
+inline unsigned attend_tokens_min(unsigned processors, unsigned rows, unsigned kv_heads) {
+  return 64 * most(1u, least(4 * rows * kv_heads / processors, 16u));
 }
 
 ECHO_EITHER unsigned attend_row(unsigned dim) { return dim + dim / kWarpThreads; }  // in the block's memory, padded
@@ -566,15 +584,11 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
     Vector keys[kAhead], values[kAhead];
     std::int32_t page;  // of the tokens of the round after the one that is loaded
   };
-  {
-    const unsigned index = (row * job.kv_heads + kv) * job.splits + split, blocks = job.rows * job.kv_heads * job.splits;
-    fetch_share(block, job.ahead[0], index, blocks);
-    fetch_share(block, job.ahead[1], index, blocks);
-  }
   if (job.positions[row] < 0) return;
   const unsigned group = job.heads / job.kv_heads, width = (job.heads + 2 * job.kv_heads) * kDim;
   const unsigned position = static_cast<unsigned>(job.positions[row]), seen = position + 1;
-  const unsigned share = (seen + job.splits - 1) / job.splits, chunk = (share + kRound - 1) / kRound * kRound;
+  const unsigned share = most((seen + job.splits - 1) / job.splits, job.tokens_min);
+  const unsigned chunk = (share + kRound - 1) / kRound * kRound;
   const unsigned active = (seen + chunk - 1) / chunk, begin = split * chunk, end = least(seen, begin + chunk);
   if (begin >= seen) return;
   typename Block::template Local<Own> locals;
@@ -811,10 +825,10 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
 // ---- drawing ----
 
 inline constexpr unsigned kSampleThreads = 256;
+inline constexpr unsigned kSampleWarps = kSampleThreads / kWarpThreads;
 inline constexpr unsigned kSampleOwn = 16;  // tokens of a thread
-inline constexpr unsigned kSampleChunk = kSampleThreads * kSampleOwn;
-inline constexpr unsigned kSampleChunksMax = 256;
-inline constexpr unsigned kSampleTeam = 16;  // threads whose sums are added up first
+inline constexpr unsigned kSampleShare = kWarpThreads * kSampleOwn;  // of a warp
+inline constexpr unsigned kSampleSharesMax = 2048;
 
 // The token where the cumulative probability of softmax(logits / temperature), in the vocabulary's order, passes the
 // uniform number, and its log-probability. Temperature 0: the first of the most likely ones, and its log-probability at
@@ -823,160 +837,180 @@ struct SampleJob {
   const Bf16* logits;        // [rows, stride]
   const float* temperature;  // [rows]
   const double* uniform;     // [rows]
-  float* tops;               // [rows, chunks]
-  float* sums;               // [rows, chunks]
+  float* tops;               // [rows, shares]
+  float* sums;               // [rows, shares]
   unsigned* arrived;         // [rows], 0
   std::int32_t* tokens;      // [rows]
   float* logprobs;           // [rows]
-  std::uint32_t rows, vocab, stride, chunks;
+  std::uint32_t rows, vocab, stride;
 };
-
-inline unsigned sample_chunks(unsigned vocab) { return (vocab + kSampleChunk - 1) / kSampleChunk; }
+inline unsigned sample_blocks(unsigned vocab) {
+  return (vocab + kSampleShare * kSampleWarps - 1) / (kSampleShare * kSampleWarps);
+}
 
 struct SampleShared {
-  double weights[kSampleChunksMax];
-  float sums[kSampleThreads];
-  float tops[kSampleChunksMax];
-  float by_warp[kSampleThreads / kWarpThreads];
+  double weights[kSampleSharesMax];
+  double by_lane[kWarpThreads];
+  float tops[kSampleSharesMax];
+  float by_warp[kSampleWarps];
   double left;
   float top, log_total;
-  unsigned chunk;
+  unsigned share;
 };
 
 // The first of `count` weights at which `left` is used up; of `left`, what is over before it. The last one that is not 0
 // where rounding leaves something, and then everything is left.
 template <class Weight>
 ECHO_DEVICE unsigned pick(unsigned count, double& left, const Weight& weight) {
+  constexpr unsigned kTogether = 8;
   unsigned last = 0;
-  for (unsigned i = 0; i < count; ++i) {
-    const double w = weight(i);
-    if (!(w > 0)) continue;
-    last = i;
-    if (left < w) return i;
-    left -= w;
+  for (unsigned first = 0; first < count; first += kTogether) {
+    double some[kTogether];
+    ECHO_UNROLL
+    for (unsigned i = 0; i < kTogether; ++i) some[i] = first + i < count ? static_cast<double>(weight(first + i)) : 0;
+    ECHO_UNROLL
+    for (unsigned i = 0; i < kTogether; ++i) {
+      if (!(some[i] > 0)) continue;
+      last = first + i;
+      if (left < some[i]) return last;
+      left -= some[i];
+    }
   }
   left = INFINITY;
   return last;
 }
 
+// Block `index` of sample_blocks(): each warp the tokens of one share. The last block of a row draws.
 template <class Block>
-ECHO_DEVICE void sample_block(Block& block, const SampleJob& job, unsigned row, unsigned chunk) {
-  constexpr unsigned kWarps = kSampleThreads / kWarpThreads;
+ECHO_DEVICE void sample_block(Block& block, const SampleJob& job, unsigned row, unsigned index) {
   struct Own {
     float x[kSampleOwn], top, sum;
   };
   typename Block::template Local<Own> locals;
-  SampleShared& shared = *block.template shared<SampleShared>();
   const Bf16* const logits = job.logits + static_cast<std::size_t>(row) * job.stride;
   const bool greedy = job.temperature[row] == 0;
   const float temperature = greedy ? 1 : job.temperature[row];
-  const auto value = [&](unsigned token) {
-    return token < job.vocab ? wide(logits[token]) / temperature : -INFINITY;
+  const unsigned blocks = (job.vocab + kSampleShare * kSampleWarps - 1) / (kSampleShare * kSampleWarps);
+  const unsigned shares = blocks * kSampleWarps;
+  // Of the tokens from `first` on; none is as if it were impossible.
+  const auto load = [&](unsigned first, float* x) {
+    ECHO_UNROLL
+    for (unsigned i = 0; i < kSampleOwn; i += kVectorCount) {
+      const Vector v = first + i < job.stride ? load_vector(logits + first + i) : Vector{};
+      ECHO_UNROLL
+      for (unsigned k = 0; k < kVectorCount; ++k) {
+        const float value = k % 2 == 0 ? first_of(v.words[k / 2]) : second_of(v.words[k / 2]);
+        x[i + k] = first + i + k < job.vocab ? value / temperature : -INFINITY;
+      }
+    }
   };
+  const auto top_of = [&](unsigned thread) -> float& { return locals[thread].top; };
+  const auto sum_of = [&](unsigned thread) -> float& { return locals[thread].sum; };
   block.wait_for_inputs();
 
   block.own([&](unsigned thread) {
     Own& self = locals[thread];
-    const unsigned first = chunk * kSampleChunk + thread * kSampleOwn;
+    load(index * kSampleWarps * kSampleShare + thread * kSampleOwn, self.x);
     self.top = -INFINITY;
     ECHO_UNROLL
-    for (unsigned i = 0; i < kSampleOwn; i += kVectorCount) {
-      const bool whole = first + i + kVectorCount <= job.stride;
-      const Vector v = whole ? load_vector(logits + first + i) : Vector{};
-      ECHO_UNROLL
-      for (unsigned k = 0; k < kVectorCount; ++k) {
-        const float x = k % 2 == 0 ? first_of(v.words[k / 2]) : second_of(v.words[k / 2]);
-        self.x[i + k] = first + i + k < job.vocab ? x / temperature : -INFINITY;
-        self.top = larger(self.x[i + k], self.top);
-      }
-    }
+    for (unsigned i = 0; i < kSampleOwn; ++i) self.top = larger(self.x[i], self.top);
   });
-  // The largest, by sums over nothing but one: a maximum over the block through its memory.
-  block.each([&](unsigned thread) { shared.sums[thread] = locals[thread].top; });
-  block.each([&](unsigned thread) {
-    if (thread >= kWarps) return;
-    float top = -INFINITY;
-    for (unsigned i = 0; i < kWarpThreads; ++i) top = larger(shared.sums[i * kWarps + thread], top);
-    shared.by_warp[thread] = top;
-  });
+  block.template largest<kWarpThreads>(top_of);
   block.own([&](unsigned thread) {
     Own& self = locals[thread];
-    self.top = shared.by_warp[0];
-    for (unsigned i = 1; i < kWarps; ++i) self.top = larger(shared.by_warp[i], self.top);
     self.sum = 0;
     ECHO_UNROLL
     for (unsigned i = 0; i < kSampleOwn; ++i)
-      self.sum += self.top == -INFINITY && self.x[i] == -INFINITY ? 0 : std::exp(self.x[i] - self.top);
+      self.sum += self.x[i] == -INFINITY ? 0 : std::exp(self.x[i] - self.top);
   });
-  block.template sum<kWarpThreads>([&](unsigned thread) -> float& { return locals[thread].sum; });
-  block.each([&](unsigned) {});
-  block.each([&](unsigned thread) {
-    if (thread % kWarpThreads == 0) shared.by_warp[thread / kWarpThreads] = locals[thread].sum;
-  });
+  block.template sum<kWarpThreads>(sum_of);
   block.own([&](unsigned thread) {
-    if (thread != 0) return;
-    float sum = 0;
-    for (unsigned i = 0; i < kWarps; ++i) sum += shared.by_warp[i];
-    job.tops[row * job.chunks + chunk] = locals[thread].top;
-    job.sums[row * job.chunks + chunk] = sum;
+    if (thread % kWarpThreads != 0) return;
+    const std::size_t at = static_cast<std::size_t>(row) * shares + index * kSampleWarps + thread / kWarpThreads;
+    job.tops[at] = locals[thread].top, job.sums[at] = locals[thread].sum;
   });
-  if (!block.arrive(job.arrived + row, job.chunks)) return;
+  if (!block.arrive(job.arrived + row, blocks)) return;
 
-  block.each([&](unsigned thread) {
-    if (thread < job.chunks) shared.tops[thread] = load_shared_result(job.tops + row * job.chunks + thread);
-  });
+  SampleShared& shared = *block.template shared<SampleShared>();
   block.own([&](unsigned thread) {
-    float top = -INFINITY;
-    for (unsigned i = 0; i < job.chunks; ++i) top = larger(shared.tops[i], top);
-    locals[thread].top = top;
+    float& top = locals[thread].top = -INFINITY;
+    for (unsigned i = thread; i < shares; i += kSampleThreads) {
+      shared.tops[i] = load_shared_result(job.tops + static_cast<std::size_t>(row) * shares + i);
+      shared.weights[i] = static_cast<double>(load_shared_result(job.sums + static_cast<std::size_t>(row) * shares + i));
+      top = larger(shared.tops[i], top);
+    }
+  });
+  block.template largest<kWarpThreads>(top_of);
+  block.each([&](unsigned thread) {
+    if (thread % kWarpThreads == 0) shared.by_warp[thread / kWarpThreads] = locals[thread].top;
   });
   block.each([&](unsigned thread) {
-    if (thread >= job.chunks) return;
-    const float sum = load_shared_result(job.sums + row * job.chunks + thread);
-    const double scale = std::exp(static_cast<double>(shared.tops[thread] - locals[thread].top));
-    shared.weights[thread] = sum == 0 ? 0 : static_cast<double>(sum) * scale;
+    float top = shared.by_warp[0];
+    ECHO_UNROLL
+    for (unsigned i = 1; i < kSampleWarps; ++i) top = larger(shared.by_warp[i], top);
+    for (unsigned i = thread; i < shares; i += kSampleThreads) {
+      if (greedy && shared.tops[i] == top) shared.tops[i] = INFINITY;  // marks where it is
+      if (shared.weights[i] > 0 && shared.tops[i] != INFINITY)
+        shared.weights[i] *= static_cast<double>(std::exp(shared.tops[i] - top));
+    }
+    if (thread == 0) shared.top = top;
+  });
+  const unsigned per_lane = (shares + kWarpThreads - 1) / kWarpThreads;
+  block.each([&](unsigned thread) {
+    if (thread >= kWarpThreads) return;
+    double sum = 0;
+    for (unsigned i = thread * per_lane; i < least((thread + 1) * per_lane, shares); ++i) sum += shared.weights[i];
+    shared.by_lane[thread] = sum;
   });
   block.each([&](unsigned thread) {
     if (thread != 0) return;
-    const float top = locals[thread].top;
     double total = 0;
-    for (unsigned i = 0; i < job.chunks; ++i) total += shared.weights[i];
-    shared.top = top;
+    ECHO_UNROLL
+    for (unsigned i = 0; i < kWarpThreads; ++i) total += shared.by_lane[i];
     shared.log_total = static_cast<float>(std::log(total));
-    shared.left = greedy ? 0 : job.uniform[row] * total;
-    shared.chunk = pick(job.chunks, shared.left, [&](unsigned i) {
-      return greedy ? (shared.tops[i] == top ? 1.0 : 0.0) : shared.weights[i];
-    });
+    if (greedy) {
+      shared.left = 0;
+      shared.share = pick(shares, shared.left, [&](unsigned i) { return shared.tops[i] == INFINITY ? 1 : 0; });
+      return;
+    }
+    double left = job.uniform[row] * total;
+    const unsigned first = pick(kWarpThreads, left, [&](unsigned i) { return shared.by_lane[i]; }) * per_lane;
+    shared.share = first + pick(least(per_lane, shares - least(first, shares)), left,
+                                [&](unsigned i) { return shared.weights[first + i]; });
+    shared.left = left;
   });
-  const auto p = [&](unsigned token) {
-    const float x = value(token);
-    return greedy ? (x == shared.top ? 1.0f : 0.0f) : std::exp(x - shared.top);
-  };
+  const auto p = [&](float x) { return greedy ? (x == shared.top ? 1.0f : 0.0f) : std::exp(x - shared.top); };
   block.each([&](unsigned thread) {
+    if (thread >= kWarpThreads) return;
+    Own& self = locals[thread];
+    load(shared.share * kSampleShare + thread * kSampleOwn, self.x);
     float sum = 0;
-    const unsigned first = shared.chunk * kSampleChunk + thread * kSampleOwn;
-    for (unsigned i = 0; i < kSampleOwn; ++i) sum += p(first + i);
-    shared.sums[thread] = sum;
+    ECHO_UNROLL
+    for (unsigned i = 0; i < kSampleOwn; ++i) sum += p(self.x[i]);
+    shared.by_lane[thread] = static_cast<double>(sum);
   });
   block.each([&](unsigned thread) {
-    if (thread >= kSampleThreads / kSampleTeam) return;
-    double sum = 0;
-    for (unsigned i = 0; i < kSampleTeam; ++i) sum += static_cast<double>(shared.sums[thread * kSampleTeam + i]);
-    shared.weights[thread] = sum;
-  });
-  block.own([&](unsigned thread) {
     if (thread != 0) return;
     double left = shared.left;
-    const unsigned team =
-        pick(kSampleThreads / kSampleTeam, left, [&](unsigned i) { return shared.weights[i]; }) * kSampleTeam;
-    const unsigned own =
-        team + pick(kSampleTeam, left, [&](unsigned i) { return static_cast<double>(shared.sums[team + i]); });
-    const unsigned first = shared.chunk * kSampleChunk + own * kSampleOwn;
-    const unsigned token =
-        least(first + pick(kSampleOwn, left, [&](unsigned i) { return static_cast<double>(p(first + i)); }),
-              job.vocab - 1);
-    job.tokens[row] = static_cast<std::int32_t>(token);
-    job.logprobs[row] = (value(token) - shared.top) - shared.log_total;
+    shared.share = shared.share * kWarpThreads + pick(kWarpThreads, left, [&](unsigned i) { return shared.by_lane[i]; });
+    shared.left = left;
+  });
+  block.own([&](unsigned thread) {
+    if (thread != shared.share % kWarpThreads) return;
+    Own& self = locals[thread];
+    double left = shared.left;
+    unsigned token = 0;
+    float x = self.x[0];
+    ECHO_UNROLL
+    for (unsigned i = 0; i < kSampleOwn; ++i) {
+      const double w = static_cast<double>(p(self.x[i]));
+      if (!(w > 0) || left < 0) continue;
+      token = i, x = self.x[i];
+      left = left < w ? -1 : left - w;  // below 0: found
+    }
+    const unsigned first = shared.share * kSampleOwn;
+    job.tokens[row] = static_cast<std::int32_t>(least(first + token, job.vocab - 1));
+    job.logprobs[row] = (x - shared.top) - shared.log_total;
   });
 }
 

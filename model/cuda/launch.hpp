@@ -17,6 +17,7 @@ struct Launcher {
 // What the device can do.
 cudaError_t make_launcher(int device, cudaStream_t stream, Launcher& out);
 
+cudaError_t launch(const Launcher& launcher, const ReceiveJob& job);
 cudaError_t launch(const Launcher& launcher, const EmbedJob& job);
 cudaError_t launch(const Launcher& launcher, const NormJob& job);
 cudaError_t launch(const Launcher& launcher, const ProductJob& job);

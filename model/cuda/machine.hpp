@@ -15,6 +15,7 @@ class Machine {
   virtual ~Machine() = default;
   virtual unsigned processors() const = 0;
 
+  virtual void run(const ReceiveJob& job) = 0;
   virtual void run(const EmbedJob& job) = 0;
   virtual void run(const NormJob& job) = 0;
   virtual void run(const ProductJob& job) = 0;

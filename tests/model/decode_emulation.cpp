@@ -77,6 +77,15 @@ std::unique_ptr<Machine::Recording> EmulatedMachine::record(const std::function<
   return out;
 }
 
+void EmulatedMachine::run(const ReceiveJob& job) {
+  queue([this, job] {
+    for (const unsigned index : any_order(job.blocks)) {
+      LoopBlock<kRowThreads> block(0);
+      receive_block(block, job, index);
+    }
+  });
+}
+
 void EmulatedMachine::run(const EmbedJob& job) {
   queue([this, job] {
     for (const unsigned row : any_order(job.rows)) {
@@ -140,9 +149,10 @@ void EmulatedMachine::run(const AttendJob& job, unsigned dim) {
 
 void EmulatedMachine::run(const SampleJob& job) {
   queue([this, job] {
-    for (const unsigned index : any_order(job.rows * job.chunks)) {
+    const unsigned blocks = sample_blocks(job.vocab);
+    for (const unsigned index : any_order(job.rows * blocks)) {
       LoopBlock<kSampleThreads> block(sizeof(SampleShared));
-      sample_block(block, job, index / job.chunks, index % job.chunks);
+      sample_block(block, job, index / blocks, index % blocks);
     }
   });
 }

@@ -52,6 +52,14 @@ class LoopBlock {
       for (unsigned i = 0; i < kWidth; ++i) value(first + i) = sums[i];
     }
   }
+  template <unsigned kWidth, class F>
+  void largest(F&& value) {
+    for (unsigned first = 0; first < kCount; first += kWidth) {
+      float top = value(first);
+      for (unsigned i = 1; i < kWidth; ++i) top = larger(value(first + i), top);
+      for (unsigned i = 0; i < kWidth; ++i) value(first + i) = top;
+    }
+  }
   template <class Sums, class Low, class High, class Weights>
   void multiply(Sums&& sums, Low&& low, High&& high, Weights&& weights) {
     const auto at = [](const Vector& v, unsigned i) {
@@ -75,12 +83,6 @@ class LoopBlock {
     return true;
   }
   void wait_for_inputs() {}
-  void fetch_ahead(const std::byte* at, unsigned bytes) {  // has to be there, for the address sanitizer
-    for (const unsigned i : {0u, bytes - 1}) {
-      volatile std::byte read = at[i];
-      (void)read;
-    }
-  }
 
  private:
   std::size_t shared_bytes_;
@@ -93,6 +95,7 @@ class EmulatedMachine final : public Machine {
   explicit EmulatedMachine(unsigned processors) : processors_(processors) {}
 
   unsigned processors() const override { return processors_; }
+  void run(const ReceiveJob& job) override;
   void run(const EmbedJob& job) override;
   void run(const NormJob& job) override;
   void run(const ProductJob& job) override;

