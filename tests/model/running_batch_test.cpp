@@ -380,7 +380,7 @@ TEST(RunningBatch, WhatElseFailsEndsThoseInThePass) {
   for (std::uint64_t id = 1; id <= 3; ++id)
     ASSERT_TRUE(batch.add({.id = id, .prompt = {1, 2}, .sampling = {.tokens_max = 5, .seed = id}}));
   batch.step();
-  Tensor& norm = model->named_parameters()["model.norm.weight"];
+  Tensor norm = model->named_parameters()["model.norm.weight"];
   const Tensor kept = norm.data();
   norm.set_data(torch::ones({21}));  // no longer of the shape that it has to have
   std::vector<std::uint64_t> failed;
