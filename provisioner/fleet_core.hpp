@@ -215,19 +215,19 @@ struct Note {
 using FleetAction = std::variant<fleet::Book, fleet::Start, fleet::Stop, fleet::Look, fleet::BookEnd, fleet::GiveUp,
                                  fleet::Drain, fleet::Note>;
 
+// Of the whole run, so far.
+struct FleetCounts {
+  std::uint64_t started = 0, lost = 0, replaced = 0;
+};
+
 // How the fleet stands, for those who watch.
-struct FleetNumbers {
+struct FleetNumbers : FleetTotals, FleetCounts {
   double required_rollouts_per_s = 0;  // M*
   double target_rollouts_per_s = 0;    // with headroom
-  double working_rollouts_per_s = 0;   // of workers, measured or promised
-  double expected_rollouts_per_s = 0;  // with those that are on their way
-  double usd_per_hour = 0;             // of all that is or may be rented
   double usd = 0;
   double idle_fraction = 0;  // of the learner, lately
   Duration step_time{}, broadcast_time{};
   Bytes payload{};
-  std::size_t working = 0, joining = 0, stopping = 0;
-  std::uint64_t started = 0, lost = 0, replaced = 0;
   bool money_spent = false;  // the total budget is used up: everything is given back
   bool exhausted = false;    // more is wanted, and there is nothing that may be rented
 };
@@ -288,9 +288,6 @@ class FleetCore {
   struct Spending {
     double usd = 0;
     TimePoint at{};
-  };
-  struct Counts {
-    std::uint64_t started = 0, lost = 0, replaced = 0;
   };
   // Actions to be carried out, and what has been said once already.
   struct Outbox {
@@ -355,7 +352,7 @@ class FleetCore {
   std::vector<std::string> choose(double missing);
   bool affordable(double usd_per_hour) const;  // of all that would be rented then
   std::size_t rentals_allowed();
-  const FleetMachines::Totals& totals() const { return machines_.totals(traffic_scale()); }
+  const FleetTotals& totals() const { return machines_.totals(traffic_scale()); }
   Duration step_time() const, broadcast_time() const;  // as planned until enough were measured
   Bytes payload() const;
   double traffic_scale() const;                    // what traffic costs, as measured, against the plan
@@ -380,7 +377,7 @@ class FleetCore {
   Duration stalled_from_{};  // of Output::worked: no worker counts as stalled before
   Shortfall shortfall_;
   std::optional<TimePoint> above_since_;
-  Counts counts_;
+  FleetCounts counts_;
 };
 
 }  // namespace echoline::provisioner

@@ -10,26 +10,21 @@ namespace {
 
 using S = MachineState;
 
-// States that may follow.
-bool follows(S from, S to) {
-  switch (from) {
-    case S::kAsked:
-      return to == S::kStarting;
-    case S::kStarting:
-      return to == S::kBooting || to == S::kStopping || to == S::kDoubtful;
-    case S::kBooting:
-      return to == S::kWorking || to == S::kStopping;
-    case S::kWorking:
-      return to == S::kDraining || to == S::kStopping;
-    case S::kDraining:
-      return to == S::kStopping;
-    case S::kDoubtful:
-      return to == S::kBooting || to == S::kStopping;
-    case S::kStopping:
-      return false;
-  }
-  return false;
+// The states that may follow each, as bits.
+constexpr unsigned bits(std::initializer_list<S> states) {
+  unsigned all = 0;
+  for (const S s : states) all |= 1u << static_cast<unsigned>(s);
+  return all;
 }
+constexpr std::array<unsigned, 7> kFollow{
+    bits({S::kStarting}),                             // after kAsked
+    bits({S::kBooting, S::kStopping, S::kDoubtful}),  // kStarting
+    bits({S::kWorking, S::kStopping}),                // kBooting
+    bits({S::kDraining, S::kStopping}),               // kWorking
+    bits({S::kStopping}),                             // kDraining
+    bits({}),                                         // kStopping
+    bits({S::kBooting, S::kStopping}),                // kDoubtful
+};
 
 }  // namespace
 
@@ -70,8 +65,8 @@ void FleetMachines::leave(WorkerId worker) {
 }
 
 void FleetMachines::move(FleetMachine& machine, MachineState to, TimePoint now) {
-  ECHO_CHECK(follows(machine.state, to), "{}: from {} to {}", machine.offer.id, to_string(machine.state),
-             to_string(to));
+  ECHO_CHECK((kFollow.at(static_cast<std::size_t>(machine.state)) & bits({to})) != 0, "{}: from {} to {}",
+             machine.offer.id, to_string(machine.state), to_string(to));
   ECHO_CHECK(to == S::kStarting || machine.ticket != 0 || to == S::kDoubtful);
   ECHO_CHECK(to == S::kStarting || to == S::kDoubtful || !machine.instance.text.empty());
   if (to == S::kWorking) not_working_.erase(machine.key);
@@ -108,7 +103,7 @@ FleetMachine* FleetMachines::dearest(double traffic_scale, const std::function<b
   return found;
 }
 
-void FleetMachines::count(Totals& totals, const FleetMachine& machine, double traffic_scale) {
+void FleetMachines::count(FleetTotals& totals, const FleetMachine& machine, double traffic_scale) {
   const double rate = machine.rate(), price = machine.price(traffic_scale);
   const bool works = machine.state == S::kWorking, counts = machine.counts();
   totals.usd_per_hour += price;
@@ -118,13 +113,13 @@ void FleetMachines::count(Totals& totals, const FleetMachine& machine, double tr
   if (!counts) ++totals.stopping;
 }
 
-FleetMachines::Totals FleetMachines::sum(double traffic_scale) const {
-  Totals totals;
+FleetTotals FleetMachines::sum(double traffic_scale) const {
+  FleetTotals totals;
   for (const auto& [key, machine] : machines_) count(totals, machine, traffic_scale);
   return totals;
 }
 
-const FleetMachines::Totals& FleetMachines::totals(double traffic_scale) const {
+const FleetTotals& FleetMachines::totals(double traffic_scale) const {
   if (!totals_ || totals_->first != traffic_scale) totals_.emplace(traffic_scale, sum(traffic_scale));
   return totals_->second;
 }

@@ -87,16 +87,16 @@ struct FleetMachine {
   bool counts() const { return !unwanted && state != MachineState::kStopping && state != MachineState::kDraining; }
 };
 
+struct FleetTotals {
+  double expected_rollouts_per_s = 0;                 // of the machines that count
+  double working_rollouts_per_s = 0;                  // of workers, measured or promised
+  double usd_per_hour = 0, counted_usd_per_hour = 0;  // of all that is or may be rented; of the machines that count
+  std::size_t working = 0, joining = 0, stopping = 0;
+  friend bool operator==(const FleetTotals&, const FleetTotals&) = default;
+};
+
 class FleetMachines {
  public:
-  struct Totals {
-    double expected_rollouts_per_s = 0;  // of those that count
-    double working_rollouts_per_s = 0;
-    double usd_per_hour = 0, counted_usd_per_hour = 0;  // of all; of those that count
-    std::size_t working = 0, joining = 0, stopping = 0;
-    friend bool operator==(const Totals&, const Totals&) = default;
-  };
-
   // A machine that is wanted, or (`state` kDoubtful) may be there.
   FleetMachine& add(const FleetOffer& offer, double share, MachineState state, TimePoint now);
   void book(FleetMachine& machine, Ticket ticket);
@@ -125,7 +125,7 @@ class FleetMachines {
   bool empty() const { return machines_.empty(); }
   std::size_t size() const { return machines_.size(); }
   // Worked out once for each change: a fleet of ten thousand is asked several times a tick.
-  const Totals& totals(double traffic_scale) const;
+  const FleetTotals& totals(double traffic_scale) const;
   // The indexes and the totals are those of the machines.
   void check() const;
 
@@ -135,8 +135,8 @@ class FleetMachines {
     const auto it = index.find(key);
     return it == index.end() ? nullptr : it->second;
   }
-  static void count(Totals& totals, const FleetMachine& machine, double traffic_scale);
-  Totals sum(double traffic_scale) const;
+  static void count(FleetTotals& totals, const FleetMachine& machine, double traffic_scale);
+  FleetTotals sum(double traffic_scale) const;
 
   std::map<std::uint64_t, FleetMachine> machines_;            // by a number of their own, which grows
   std::set<std::pair<std::string, std::uint64_t>> by_offer_;  // the offers' ids
@@ -144,7 +144,7 @@ class FleetMachines {
   std::unordered_map<WorkerId, FleetMachine*> by_worker_;
   std::set<std::uint64_t> not_working_;
   std::uint64_t next_ = 1;
-  mutable std::optional<std::pair<double, Totals>> totals_;  // with the scale of traffic
+  mutable std::optional<std::pair<double, FleetTotals>> totals_;  // with the scale of traffic
 };
 
 }  // namespace echoline::provisioner

@@ -66,10 +66,6 @@ std::vector<FleetOffer> RunFleet::page() const {
   return offers;
 }
 
-bool RunFleet::anything_left() const {
-  return std::any_of(back_s_.begin(), back_s_.end(), [&](double at) { return at < kNeverS; });
-}
-
 void RunFleet::hear(const FleetEvent& event, double now) {
   now_ = now;
   carry_out(core_->handle(event, time_of(now)));

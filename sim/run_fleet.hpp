@@ -35,7 +35,6 @@ class RunFleet {
   // It was taken away, or has died.
   void taken(provisioner::Ticket ticket, bool outbid, double now);
   void traffic(provisioner::Ticket ticket, double bytes_in, double bytes_forwarded);
-  bool anything_left() const;
 
  private:
   struct Answer {

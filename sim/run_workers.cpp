@@ -11,18 +11,9 @@ namespace {
 
 using S = WorkerState;
 
+// One after the other; it may die in each.
 bool follows(S from, S to) {
-  switch (from) {
-    case S::kBooting:
-      return to == S::kSyncing || to == S::kDead;
-    case S::kSyncing:
-      return to == S::kWorking || to == S::kDead;
-    case S::kWorking:
-      return to == S::kDead;
-    case S::kDead:
-      return false;
-  }
-  return false;
+  return to == S::kDead ? from != S::kDead : static_cast<int>(to) == static_cast<int>(from) + 1;
 }
 
 }  // namespace
