@@ -117,13 +117,13 @@ Status Driver::listen() {
   const bool preferred = port == 0 && options_.preferred_port != 0 &&
                          to_address(host, options_.preferred_port, address) == 0 && is_free(address);
   if (!preferred) ECHO_CHECK(to_address(host, port, address) == 0, "'{}'", host);
-  listening_fd_ = ::socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  listener_.fd = ::socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   const int on = 1;
-  const bool bound = listening_fd_ >= 0 && ::setsockopt(listening_fd_, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
-                     ::bind(listening_fd_, reinterpret_cast<const sockaddr*>(&address), address_bytes(address)) == 0;
+  const bool bound = listener_.fd >= 0 && ::setsockopt(listener_.fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
+                     ::bind(listener_.fd, reinterpret_cast<const sockaddr*>(&address), address_bytes(address)) == 0;
   int e = bound ? 0 : uv_translate_sys_error(errno);
-  if (bound) begin_unpaced(listening_fd_);
-  if (bound && ::listen(listening_fd_, kBacklog) != 0) e = uv_translate_sys_error(errno);
+  if (bound) begin_unpaced(listener_.fd);
+  if (bound && ::listen(listener_.fd, kBacklog) != 0) e = uv_translate_sys_error(errno);
   if (e == UV_EADDRINUSE)
     return fail(Code::kInvalid, op,
                 "port {} on {} is in use: stop the program that uses it, or choose another port (0 picks a free one)",
@@ -132,7 +132,7 @@ Status Driver::listen() {
     return fail(e == UV_EACCES || e == UV_EADDRNOTAVAIL ? Code::kInvalid : Code::kIo, op, "{}:{}: {}", host, port,
                 uv_strerror(e));
   socklen_t length = sizeof address;
-  ::getsockname(listening_fd_, reinterpret_cast<sockaddr*>(&address), &length);
+  ::getsockname(listener_.fd, reinterpret_cast<sockaddr*>(&address), &length);
   endpoint_ = to_endpoint(address);
   return start_listening();
 }
@@ -140,31 +140,32 @@ Status Driver::listen() {
 // libuv tries again and again to accept where no file is left, so then the loop must not know of the listener; what
 // waits to be accepted stays where it is, in the socket that the driver keeps.
 Status Driver::start_listening() {
-  const int fd = ::fcntl(listening_fd_, F_DUPFD_CLOEXEC, 0);
+  const int fd = ::fcntl(listener_.fd, F_DUPFD_CLOEXEC, 0);
   if (fd < 0) return fail(Code::kIo, "listen", "{}", std::strerror(errno));
   auto listener = std::make_unique<uv_tcp_t>();
   uv_tcp_init(&loop_, listener.get());
   listener->data = this;
-  listener_ = listener.release();  // freed by its close callback
-  int e = uv_tcp_open(listener_, fd);
+  listener_.handle = listener.release();  // freed by its close callback
+  int e = uv_tcp_open(listener_.handle, fd);
   if (e != 0) ::close(fd);
   if (e == 0)
-    e = uv_listen(stream(*listener_), kBacklog,
+    e = uv_listen(stream(*listener_.handle), kBacklog,
                   [](uv_stream_t* s, int status) { static_cast<Driver*>(s->data)->accept(status); });
   if (e != 0) return fail(Code::kIo, "listen", "{}: {}", to_text(endpoint_), uv_strerror(e));
   return ok();
 }
 
 void Driver::stop_listening() {
-  if (listener_)
-    uv_close(handle(*std::exchange(listener_, nullptr)), [](uv_handle_t* h) { delete reinterpret_cast<uv_tcp_t*>(h); });
+  if (listener_.handle)
+    uv_close(handle(*std::exchange(listener_.handle, nullptr)),
+             [](uv_handle_t* h) { delete reinterpret_cast<uv_tcp_t*>(h); });
 }
 
 Driver::~Driver() {
   ECHO_CHECK(!thread_.joinable(), "destroyed while running");
   options_.disk.reset();  // its thread may still post answers
   stop_listening();
-  if (listening_fd_ >= 0) ::close(listening_fd_);
+  if (listener_.fd >= 0) ::close(listener_.fd);
   uv_walk(
       &loop_,
       [](uv_handle_t* h, void*) {
@@ -182,8 +183,7 @@ void Driver::run(Core& core, std::function<void(const Action&)> to_application, 
   core_ = &core;
   to_application_ = std::move(to_application);
   read_buffer_.resize(kReadBytes);
-  running_ = true;
-  posted_.push_back(std::move(start));
+  posted_.open(std::move(start));
   if (options_.disk) {
     Disk::Events events;
     events.saved = [this](Status s) { post([this, s = std::move(s)](TimePoint t) { core_->on_saved(s, t); }); };
@@ -208,11 +208,7 @@ void Driver::run(Core& core, std::function<void(const Action&)> to_application, 
 }
 
 bool Driver::post(std::function<void(TimePoint)> work) {
-  const std::lock_guard lock(mutex_);
-  if (!running_) return false;
-  posted_.push_back(std::move(work));
-  uv_async_send(&async_);
-  return true;
+  return posted_.add(std::move(work), [this] { uv_async_send(&async_); });
 }
 
 bool Driver::post_and_wait(const std::function<void(TimePoint)>& work) {
@@ -235,10 +231,9 @@ void Driver::stop(std::function<void(TimePoint)> leave) {
   ECHO_CHECK(std::this_thread::get_id() != loop_thread_.load(), "stop() called from a callback");
   post([this, leave = std::move(leave)](TimePoint t) {
     leave(t);
-    stopping_ = true;
     stop_at_ = t + kFlushMax;
     stop_listening();
-    listen_again_at_ = kNever;
+    listener_.again_at = kNever;
   });
   thread_.join();
 }
@@ -246,12 +241,7 @@ void Driver::stop(std::function<void(TimePoint)> leave) {
 // ---- events ----
 
 void Driver::on_async() {
-  std::vector<std::function<void(TimePoint)>> work;
-  {
-    const std::lock_guard lock(mutex_);
-    work.swap(posted_);
-  }
-  for (const auto& w : work) {
+  for (const auto& w : posted_.take()) {
     w(now());
     drain();
   }
@@ -270,9 +260,9 @@ void Driver::on_timer() {
     return;
   }
   read_first_ = false;
-  while (!deadlines_.empty() && deadlines_.begin()->first <= t) {
-    Connection& c = *connections_.at(deadlines_.begin()->second);
-    if (c.leaving || !c.dialled) {
+  while (deadlines_.first() <= t) {
+    Connection& c = *connections_.at(deadlines_.all().begin()->second);
+    if (c.leaving() || !c.dialled) {
       destroy(c);  // a stranger that never said who it is, or a flush that takes too long
     } else {
       uv_os_fd_t fd = -1;
@@ -280,11 +270,11 @@ void Driver::on_timer() {
       lost(c, fmt::format("no answer within {}", echoline::to_text(Core::kHandshakeTimeout)));
     }
   }
-  if (t >= listen_again_at_) {
-    listen_again_at_ = kNever;
+  if (t >= listener_.again_at) {
+    listener_.again_at = kNever;
     if (const Status listening = start_listening(); !listening) {
       stop_listening();
-      listen_again_at_ = t + kNoFilesPause;
+      listener_.again_at = t + kNoFilesPause;
     }
   }
   resume_bundles(t);
@@ -294,15 +284,11 @@ void Driver::on_timer() {
 }
 
 void Driver::end_if_stopped() {
-  if (!stopping_) return;
+  if (stop_at_ == kNever) return;
   if (now() < stop_at_)
     for (const auto& [id, c] : connections_)
-      if (c->leaving) return;  // still flushing
-  {
-    const std::lock_guard lock(mutex_);
-    if (!posted_.empty()) return;  // on_async comes again
-    running_ = false;
-  }
+      if (c->leaving()) return;  // still flushing
+  if (!posted_.close()) return;  // on_async comes again
   while (!connections_.empty()) destroy(*connections_.begin()->second);
   timer_.close();
   if (auto* const async = reinterpret_cast<uv_handle_t*>(&async_); !uv_is_closing(async)) uv_close(async, nullptr);
@@ -313,7 +299,7 @@ void Driver::accept(int status) {
     if ((status == UV_EMFILE || status == UV_ENFILE) && make_room()) return;
     log::warn("nobody is accepted for {}: {}", echoline::to_text(kNoFilesPause), uv_strerror(status));
     stop_listening();
-    listen_again_at_ = now() + kNoFilesPause;
+    listener_.again_at = now() + kNoFilesPause;
     return arm_timer();
   }
   const bool full = connections_.size() >= options_.limits.total && !make_room();
@@ -321,12 +307,12 @@ void Driver::accept(int status) {
   next_accepted_ += 2;
   sockaddr_storage address{};
   int length = sizeof address;
-  if (uv_accept(stream(*listener_), stream(c.tcp)) != 0 || full ||
+  if (uv_accept(stream(*listener_.handle), stream(c.tcp)) != 0 || full ||
       uv_tcp_getpeername(&c.tcp, reinterpret_cast<sockaddr*>(&address), &length) != 0 || !tls_)
     return destroy(c);
   c.unproven_from = network_of(to_endpoint(address).host);
-  unproven_[c.unproven_from].push_back(c.id);
-  if (++unproven_count_ > options_.limits.unproven) make_room();
+  unproven_.add(c.id, c.unproven_from);
+  if (unproven_.size() > options_.limits.unproven) make_room();
   tune(c.tcp, true);
   c.host = to_endpoint(address).host;
   auto session = TlsSession::server(
@@ -346,27 +332,19 @@ void Driver::accept(int status) {
 // Ends the connection that is worth least: one that is being closed anyway, or else the oldest without proof from the
 // network that has most of them. False: all are of use.
 bool Driver::make_room() {
-  for (const auto& [at, id] : deadlines_) {
+  for (const auto& [at, id] : deadlines_.all()) {
     Connection& c = *connections_.at(id);
-    if (!c.leaving) continue;
+    if (!c.leaving()) continue;
     destroy(c);
     return true;
   }
-  const auto most = std::max_element(unproven_.begin(), unproven_.end(), [](const auto& a, const auto& b) {
-    return a.second.size() != b.second.size() ? a.second.size() < b.second.size() : a.second.front() > b.second.front();
-  });
-  if (most == unproven_.end()) return false;
-  destroy(*connections_.at(most->second.front()));
-  return true;
+  const auto least = unproven_.least();
+  if (least) destroy(*connections_.at(*least));
+  return least.has_value();
 }
 
 // It is no longer one of those that may be anybody.
-void Driver::proven(Connection& c) {
-  const auto from = unproven_.find(std::exchange(c.unproven_from, {}));
-  if (from == unproven_.end()) return;
-  unproven_count_ -= std::erase(from->second, c.id);
-  if (from->second.empty()) unproven_.erase(from);
-}
+void Driver::proven(Connection& c) { unproven_.remove(c.id, std::exchange(c.unproven_from, {})); }
 
 // TCP is there: TLS begins.
 void Driver::opened(Connection& c) {
@@ -385,17 +363,17 @@ void Driver::on_read(Connection& c, ssize_t n, const uv_buf_t* buffer) {
   if (n == 0 || n == UV_ENOBUFS) return;  // nothing there, or the others' turn
   if (n < 0) {
     c.readable = false;
-    if (c.leaving)
+    if (c.leaving())
       destroy(c);
     else
       lost(c, n == UV_EOF ? "closed by the peer" : uv_strerror(static_cast<int>(n)));
     drain();
     return end_if_stopped();
   }
-  if (c.leaving) return;
+  if (c.leaving()) return;
   c.had_its_turn = static_cast<std::size_t>(n) == buffer->len;
   last_read_ = c.id;
-  if (c.known) core_->on_received(static_cast<std::size_t>(n), now());
+  if (c.stage == Connection::Stage::kOpen) core_->on_received(static_cast<std::size_t>(n), now());
   const ConnId id = c.id;
   c.tls->feed(std::as_bytes(std::span(buffer->base, static_cast<std::size_t>(n))));
   while (on_plaintext(c)) {
@@ -412,12 +390,12 @@ bool Driver::on_plaintext(Connection& c) {
   if (!n) {
     flush(c);  // says the reason to the peer
     const std::string reason = n.error().message();
-    if (!c.known && !c.dialled) log::debug("{}: {}", c.host, reason);
+    if (c.stage == Connection::Stage::kOpening && !c.dialled) log::debug("{}: {}", c.host, reason);
     lost(c, reason);
     return false;
   }
-  if (!c.known && c.tls->established()) {
-    c.known = true;
+  if (c.stage == Connection::Stage::kOpening && c.tls->established()) {
+    c.move(Connection::Stage::kOpen);
     set_deadline(c, kNever);
     if (c.tls->has_output()) flush(c);
     if (c.dialled) {
@@ -430,7 +408,7 @@ bool Driver::on_plaintext(Connection& c) {
       core_->on_accepted(c.id, {c.host, c.tls->identity()}, now());
     }
     drain();
-    if (c.leaving) return false;
+    if (c.leaving()) return false;
   }
   if (*n == 0) {
     if (!c.tls->peer_closed()) return false;
@@ -458,8 +436,8 @@ bool Driver::on_plaintext(Connection& c) {
 // The connection broke or its bytes make no sense: the core is told, and it is closed without a flush.
 void Driver::lost(Connection& c, const std::string& reason, bool corrupt) {
   const ConnId id = c.id;
-  const bool tell = (c.known || c.dialled) && !c.download;
-  if (const auto turn = turns_.find(c.host); c.dialled && !c.known && turn != turns_.end() && turn->second == c.turn)
+  const bool opening = c.stage == Connection::Stage::kOpening, tell = (!opening || c.dialled) && !c.download;
+  if (const auto turn = turns_.find(c.host); c.dialled && opening && turn != turns_.end() && turn->second == c.turn)
     ++turn->second;
   destroy(c);
   if (!tell) return;
@@ -599,7 +577,7 @@ void Driver::flush(Connection& c) {
       w->block.clear();
       connection.block = std::move(w->block);
     }
-    if (status != 0 || connection.leaving) return;  // the read side reports the loss
+    if (status != 0 || connection.leaving()) return;  // the read side reports the loss
     Driver& d = *connection.driver;
     if (w->plain) d.core_->on_sent(connection.id, w->plain, d.now());
     if (connection.download) d.read_bundle(connection);
@@ -687,7 +665,7 @@ void Driver::connect(Connection& c, const Endpoint& to, const sockaddr_storage& 
     e = uv_tcp_connect(&c.connect, &c.tcp, reinterpret_cast<const sockaddr*>(&address),
                        [](uv_connect_t* request, int status) {
                          Connection& connection = *static_cast<Connection*>(request->data);
-                         if (status == UV_ECANCELED || connection.leaving) return;  // being closed
+                         if (status == UV_ECANCELED || connection.leaving()) return;  // being closed
                          Driver& d = *connection.driver;
                          if (status != 0)
                            d.lost(connection, uv_strerror(status));
@@ -700,12 +678,11 @@ void Driver::connect(Connection& c, const Endpoint& to, const sockaddr_storage& 
 
 // Flush, say the end, and wait for the peer's end: closing at once could destroy bytes that are still on their way.
 void Driver::leave(Connection& c) {
-  if (c.leaving) return;
+  if (c.leaving()) return;
   if (c.tls && c.tls->established()) c.tls->close_notify();
   if (c.readable) flush(c);
-  c.leaving = true;
+  c.move(Connection::Stage::kLeaving);
   proven(c);
-  c.known = true;
   set_deadline(c, now() + kFlushMax);
   set_reading(c);
   c.shutdown.data = &c;
@@ -715,7 +692,7 @@ void Driver::leave(Connection& c) {
 void Driver::destroy(Connection& c) {
   const auto it = connections_.find(c.id);
   if (it == connections_.end() || it->second.get() != &c) return;
-  c.leaving = true;
+  c.move(Connection::Stage::kLeaving);
   proven(c);
   if (c.download) {
     gate_->over(c.id);
@@ -727,15 +704,11 @@ void Driver::destroy(Connection& c) {
   uv_close(handle(c.tcp), [](uv_handle_t* h) { delete static_cast<Connection*>(h->data); });
 }
 
-void Driver::set_deadline(Connection& c, TimePoint at) {
-  if (c.deadline != kNever) deadlines_.erase({c.deadline, c.id});
-  c.deadline = at;
-  if (at != kNever) deadlines_.emplace(at, c.id);
-}
+void Driver::set_deadline(Connection& c, TimePoint at) { deadlines_.move(c.id, c.deadline, at); }
 
 void Driver::set_reading(Connection& c) {
   if (!c.readable) return;
-  if ((!reading_ || c.held) && !c.leaving) {
+  if ((!reading_ || c.held) && !c.leaving()) {
     uv_read_stop(stream(c.tcp));
     return;
   }
@@ -758,7 +731,7 @@ void Driver::set_reading(Connection& c) {
 
 Driver::Connection* Driver::find(ConnId id) {
   const auto it = connections_.find(id);
-  return it == connections_.end() || it->second->leaving ? nullptr : it->second.get();
+  return it == connections_.end() || it->second->leaving() ? nullptr : it->second.get();
 }
 
 Driver::Connection& Driver::add(ConnId id) {
@@ -771,8 +744,8 @@ Driver::Connection& Driver::add(ConnId id) {
 }
 
 void Driver::arm_timer() {
-  TimePoint at = std::min({core_->next_deadline(), stop_at_, listen_again_at_, downloads_due_});
-  if (!deadlines_.empty()) at = std::min(at, deadlines_.begin()->first);
+  const TimePoint at =
+      std::min({core_->next_deadline(), stop_at_, listener_.again_at, downloads_due_, deadlines_.first()});
   armed_for_ = at == kNever ? kNever : std::max(at, now());
   timer_.arm(at);
 }

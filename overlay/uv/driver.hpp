@@ -3,11 +3,8 @@
 #include <uv.h>
 
 #include <atomic>
-#include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
-#include <set>
 #include <thread>
 
 #include "overlay/core.hpp"
@@ -15,6 +12,7 @@
 #include "overlay/narrow_paths.hpp"
 #include "overlay/uv/bundle.hpp"
 #include "overlay/uv/disk.hpp"
+#include "overlay/uv/driver_parts.hpp"
 #include "overlay/uv/timer.hpp"
 #include "overlay/uv/tls.hpp"
 
@@ -87,20 +85,35 @@ class Driver {
     FrameDecoder decoder;
     std::vector<std::byte> block;  // encrypted, to be written when the actions are done
     std::size_t block_plain = 0;   // bytes of frames in it
-    bool known = false;            // the core was told of it
-    std::string unproven_from;     // the network it is counted under while its handshake is not done
-    bool heard = false;            // it has said something
+    enum class Stage : std::uint8_t {
+      kOpening,  // the core has not been told of it, or only of the dialling
+      kOpen,     // the core knows it
+      kLeaving,  // the core is done with it; flushed, then closed
+    } stage = Stage::kOpening;
+    std::string unproven_from;  // the network it is counted under while its handshake is not done
+    bool heard = false;         // it has said something
     std::optional<Download> download;
     bool readable = false;      // connected and not at its end
     bool held = false;          // the core does not want to read from it
     bool dirty = false;         // listed in dirty_
     bool had_its_turn = false;  // its last read filled the buffer
-    bool leaving = false;       // the core is done with it; flushed, then closed
     std::string dialled_at;     // the address, once it is connected to
     bool small_segments = false;
     std::size_t turn = 0;         // of the addresses of the name that was dialled
     std::size_t writing = 0;      // uv_write requests under way
     TimePoint deadline = kNever;  // of the handshake, or of the flush
+    bool leaving() const { return stage == Stage::kLeaving; }
+    // Aborts for a stage before the present one.
+    void move(Stage to) {
+      ECHO_CHECK(to >= stage, "connection {}: from stage {} to {}", id, static_cast<int>(stage), static_cast<int>(to));
+      stage = to;
+    }
+  };
+  // The socket, which stays while nobody is accepted, and libuv's handle on it.
+  struct Listener {
+    int fd = -1;
+    uv_tcp_t* handle = nullptr;
+    TimePoint again_at = kNever;
   };
   struct Write;
   struct Lookup;
@@ -148,8 +161,7 @@ class Driver {
   DriverOptions options_;
   Endpoint endpoint_;
   uv_loop_t loop_{};
-  int listening_fd_ = -1;  // what waits there is kept while nobody is accepted
-  uv_tcp_t* listener_ = nullptr;
+  Listener listener_;
   Timer timer_;
   uv_async_t async_{};
   std::thread thread_;
@@ -161,27 +173,22 @@ class Driver {
   std::optional<TlsContext> tls_, anonymous_;
   std::function<void(const Action&)> to_application_;
   std::map<ConnId, std::unique_ptr<Connection>> connections_;
-  std::set<std::pair<TimePoint, ConnId>> deadlines_;
+  Deadlines deadlines_;
   std::vector<ConnId> dirty_;                 // with something in their block
   std::vector<std::function<void()>> later_;  // events found while actions were performed
   std::map<std::string, std::size_t> turns_;  // of names that were dialled: whose turn it is of their addresses
   NarrowPaths narrow_;
-  // Accepted connections that have not proven who they are, oldest first, by the network they come from.
-  std::map<std::string, std::deque<ConnId>> unproven_;
-  std::size_t unproven_count_ = 0;
-  TimePoint listen_again_at_ = kNever;
+  UnprovenConnections unproven_;
   TimePoint armed_for_ = kNever;
   std::optional<BundleGate>& gate_ = options_.gate;
   TimePoint downloads_due_ = kNever;  // when one that waits for the uplink's share goes on
   bool read_first_ = false;
-  bool draining_ = false, reading_ = true, stopping_ = false;
-  ConnId last_read_{};  // whose bytes came last
-  TimePoint stop_at_ = kNever;
+  bool draining_ = false, reading_ = true;
+  ConnId last_read_{};          // whose bytes came last
+  TimePoint stop_at_ = kNever;  // not kNever: it is stopping
   std::uint64_t next_accepted_ = 2;
 
-  std::mutex mutex_;
-  std::vector<std::function<void(TimePoint)>> posted_;  // under mutex_
-  bool running_ = false;                                // under mutex_
+  PostedWork posted_;
 };
 
 }  // namespace echoline::overlay

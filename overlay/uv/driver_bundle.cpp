@@ -53,7 +53,7 @@ void Driver::take_bundle_turns() {
 // The next block, once the one before has left and the uplink's share has room.
 void Driver::read_bundle(Connection& c) {
   Download& d = *c.download;
-  if (!d.turn || d.reading || c.leaving || c.writing > 0) return;
+  if (!d.turn || d.reading || c.leaving() || c.writing > 0) return;
   if (d.at == options_.bundle->size.count) return leave(c);
   if (now() < d.not_before) {
     downloads_due_ = std::min(downloads_due_, d.not_before);

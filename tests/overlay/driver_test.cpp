@@ -54,6 +54,47 @@ TEST(Timer, KeepsToMicrosecondsAndIsNeverEarly) {
   EXPECT_EQ(uv_loop_close(&loop), 0);
 }
 
+TEST(DriverParts, PostedWorkIsTakenInOrderAndClosesOnlyEmpty) {
+  PostedWork posted;
+  int woken = 0, sum = 0;
+  const auto add = [&](int n) { return posted.add([&, n](TimePoint) { sum = 10 * sum + n; }, [&] { ++woken; }); };
+  EXPECT_FALSE(add(1)) << "the loop does not run";
+  posted.open([&](TimePoint) { sum = 1; });
+  EXPECT_TRUE(add(2) && add(3));
+  EXPECT_FALSE(posted.close()) << "work waits";
+  for (const auto& work : posted.take()) work(TimePoint{});
+  EXPECT_EQ(sum, 123);
+  EXPECT_EQ(woken, 2);
+  EXPECT_TRUE(posted.close());
+  EXPECT_FALSE(add(4));
+}
+
+TEST(DriverParts, TheOldestOfTheFullestNetworkIsWorthLeast) {
+  UnprovenConnections unproven;
+  EXPECT_FALSE(unproven.least());
+  unproven.add(ConnId{2}, "a");
+  unproven.add(ConnId{4}, "b");
+  EXPECT_EQ(unproven.least(), ConnId{2}) << "of equals the oldest";
+  unproven.add(ConnId{6}, "b");
+  EXPECT_EQ(unproven.least(), ConnId{4});
+  unproven.remove(ConnId{4}, "b");
+  unproven.remove(ConnId{4}, "b");
+  unproven.remove(ConnId{2}, "none");
+  EXPECT_EQ(unproven.size(), 2u);
+}
+
+TEST(DriverParts, ADeadlineMovesWithItsConnection) {
+  Deadlines deadlines;
+  TimePoint a = kNever, b = kNever;
+  deadlines.move(ConnId{1}, a, TimePoint(std::chrono::seconds(3)));
+  deadlines.move(ConnId{2}, b, TimePoint(std::chrono::seconds(2)));
+  EXPECT_EQ(deadlines.first(), b);
+  deadlines.move(ConnId{2}, b, kNever);
+  EXPECT_EQ(deadlines.first(), a);
+  deadlines.move(ConnId{1}, a, kNever);
+  EXPECT_EQ(deadlines.first(), kNever);
+}
+
 // A core with a certificate and at most one connection that it dials; a test overrides what it needs.
 class Idle : public Core {
  public:

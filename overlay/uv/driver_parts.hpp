@@ -1,0 +1,95 @@
+// State of the driver that needs neither libuv nor TLS. Private to overlay/uv/.
+#pragma once
+#include <algorithm>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "base/result.hpp"
+#include "overlay/types.hpp"
+
+namespace echoline::overlay {
+
+// Work for the loop thread. Any thread adds, and the loop thread takes.
+class PostedWork {
+ public:
+  using Work = std::function<void(TimePoint)>;
+
+  void open(Work first) {
+    const std::lock_guard lock(mutex_);
+    open_ = true;
+    work_.push_back(std::move(first));
+  }
+  // Calls `wake` once the work waits; false if the queue is not open.
+  template <class Wake>
+  bool add(Work work, Wake wake) {
+    const std::lock_guard lock(mutex_);
+    if (open_) work_.push_back(std::move(work)), wake();
+    return open_;
+  }
+  std::vector<Work> take() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(work_, {});
+  }
+  // False, and it stays open, while work waits.
+  bool close() {
+    const std::lock_guard lock(mutex_);
+    open_ = open_ && !work_.empty();
+    return !open_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<Work> work_;
+  bool open_ = false;
+};
+
+// Accepted connections that have not proven who they are, by the network they come from.
+class UnprovenConnections {
+ public:
+  void add(ConnId id, const std::string& network) { by_network_[network].push_back(id), ++size_; }
+  void remove(ConnId id, const std::string& network) {
+    const auto from = by_network_.find(network);
+    if (from == by_network_.end()) return;
+    size_ -= std::erase(from->second, id);
+    if (from->second.empty()) by_network_.erase(from);
+  }
+  std::size_t size() const { return size_; }
+  // The oldest of the network that has most of them.
+  std::optional<ConnId> least() const {
+    const auto most = std::max_element(by_network_.begin(), by_network_.end(), [](const auto& a, const auto& b) {
+      return a.second.size() != b.second.size() ? a.second.size() < b.second.size()
+                                                : a.second.front() > b.second.front();
+    });
+    return most == by_network_.end() ? std::nullopt : std::optional(most->second.front());
+  }
+
+ private:
+  std::map<std::string, std::deque<ConnId>> by_network_;  // oldest first
+  std::size_t size_ = 0;
+};
+
+// Of handshakes and flushes.
+class Deadlines {
+ public:
+  // `deadline`: of the connection, kNever for none.
+  void move(ConnId id, TimePoint& deadline, TimePoint to) {
+    if (deadline != kNever) all_.erase({deadline, id});
+    deadline = to;
+    if (to != kNever) all_.emplace(to, id);
+  }
+  TimePoint first() const { return all_.empty() ? kNever : all_.begin()->first; }
+  const std::set<std::pair<TimePoint, ConnId>>& all() const { return all_; }
+
+ private:
+  std::set<std::pair<TimePoint, ConnId>> all_;
+};
+
+}  // namespace echoline::overlay
