@@ -205,7 +205,8 @@ class CudaMachine final : public Machine {
       std::free(block);
       return error;
     }
-    ::madvise(block, bytes, MADV_DONTFORK);  // or what is written after a fork would lie in other pages than those pinned
+    // Otherwise what is written after a fork would lie in other pages than those that are pinned.
+    ::madvise(block, bytes, MADV_DONTFORK);
     const std::lock_guard lock(registered_mutex_);
     registered_[static_cast<std::byte*>(block)] = bytes;
     *memory = block;
