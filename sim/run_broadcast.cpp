@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "chains/choice.hpp"
+#include "chains/fleet_graph.hpp"
 #include "chains/score.hpp"
 
 namespace echoline::sim {
@@ -66,21 +67,16 @@ Status RunBroadcast::plan() {
   ECHO_ASSIGN(topology_, chains::plan_chains(request.learner_up, chain_rate, workers, policy, request.quorum,
                                              request.paths.regions.ways));
   copies_.clear();
-  std::size_t from_learner = 0;
-  std::map<WorkerId, std::size_t> shares;
+  const chains::Regions& ways = request.paths.regions.ways;
+  const auto region_of = [&](WorkerId id) { return id == kLearnerId ? ways.learner : members_.at(id).region; };
   std::size_t crossing = 0;
-  for (const auto& [id, of] : topology_.parents())
-    for (const WorkerId parent : of) {
-      if (parent == kLearnerId)
-        ++from_learner;
-      else
-        ++shares[parent];
-      crossing += members_.at(id).region !=
-                  (parent == kLearnerId ? request.paths.regions.ways.learner : members_.at(parent).region);
+  for (std::size_t s = 0; s < topology_.stripes(); ++s)
+    for (const chains::Edge& edge : chains::edges_of(topology_, s)) {
+      ++copies_[edge.from];
+      if (ways.several()) crossing += region_of(edge.to) != region_of(edge.from) ? 1 : 0;
     }
   crossing_ = static_cast<double>(crossing) / topology_.stripes();
-  for (const auto& [id, n] : shares) copies_[id] = static_cast<double>(n) / topology_.stripes();
-  learner_copies_ = static_cast<double>(from_learner) / topology_.stripes();
+  for (auto& [id, n] : copies_) n /= topology_.stripes();
   depth_ = topology_.depth();
   ++planned_;
   changed_ = unseen_ = 0;
@@ -94,7 +90,7 @@ Status RunBroadcast::prepare(Bytes payload) {
     times_ = {};
     links_.clear();
     copies_.clear();
-    learner_copies_ = crossing_ = 0;
+    crossing_ = 0;
     first_ = half_ = quorum_ = {};
     payload_ = {};
     changed_ = 1;

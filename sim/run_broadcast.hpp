@@ -2,6 +2,7 @@
 #pragma once
 #include <map>
 #include <optional>
+#include <unordered_map>
 #include <vector>
 
 #include "chains/broadcast_model.hpp"
@@ -39,7 +40,7 @@ class RunBroadcast {
   Duration lower_bound() const;
   // How many whole payloads they send.
   double copies_of(WorkerId id) const;
-  double learner_copies() const { return learner_copies_; }
+  double learner_copies() const { return copies_of(kLearnerId); }
   // And how many go from one region to another.
   double crossing_copies() const { return crossing_; }
   // How long a newcomer waits for a payload that a neighbour has.
@@ -62,8 +63,8 @@ class RunBroadcast {
   std::size_t chosen_for_ = 0;
   chains::Topology topology_;
   std::vector<chains::WorkerLink> links_;
-  std::map<WorkerId, double> copies_;
-  double learner_copies_ = 0, crossing_ = 0;
+  std::unordered_map<WorkerId, double> copies_;  // of the learner, too
+  double crossing_ = 0;
   std::size_t depth_ = 0;
   std::uint64_t planned_ = 0;
   Bytes payload_;
