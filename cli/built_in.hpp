@@ -29,8 +29,8 @@ Result<model::Generation> ask(const std::filesystem::path& folder, const std::st
                               const std::vector<model::Token>& prompt, const model::Sampling& sampling);
 Status ask_all(const std::filesystem::path& folder, const model::Questions& questions);
 Result<std::vector<float>> score(const std::filesystem::path& folder, const std::string& device,
-                                 const std::vector<model::Token>& prompt,
-                                 const std::vector<model::Token>& continuation, double temperature);
+                                 const std::vector<model::Token>& prompt, const std::vector<model::Token>& continuation,
+                                 double temperature);
 
 // What `doctor` says of it.
 learner::Check check_torch();

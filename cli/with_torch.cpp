@@ -100,8 +100,8 @@ Status ask_all(const std::filesystem::path& folder, const model::Questions& ques
 }
 
 Result<std::vector<float>> score(const std::filesystem::path& folder, const std::string& device,
-                                 const std::vector<model::Token>& prompt,
-                                 const std::vector<model::Token>& continuation, double temperature) {
+                                 const std::vector<model::Token>& prompt, const std::vector<model::Token>& continuation,
+                                 double temperature) {
   ECHO_ASSIGN(const Opened& opened, torch_module());
   return opened.module->score(folder, device, prompt, continuation, temperature);
 }

@@ -1,9 +1,11 @@
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <torch/version.h>
 
 #include "model/cuda/launch.hpp"
 #include "model/cuda/machine.hpp"
+#include "model/transformer.hpp"
 
 namespace echoline::model::cuda {
 namespace {
@@ -34,6 +36,7 @@ class CudaMachine final : public Machine {
   void run(const NormJob& job) override { check(launch(next(), job)); }
   void run(const ProductJob& job) override { check(launch(next(), job)); }
   void run(const GateJob& job) override { check(launch(next(), job)); }
+  void run(const TurnJob& job, unsigned dim) override { check(launch(next(), job, dim)); }
   void run(const AttendJob& job, unsigned dim) override { check(launch(next(), job, dim)); }
   void run(const SampleJob& job) override { check(launch(next(), job)); }
   void multiply(const torch::Tensor& x, const torch::Tensor& weight, const torch::Tensor& bias,
@@ -45,6 +48,18 @@ class CudaMachine final : public Machine {
     } else {
       at::mm_out(to, x, weight.t());
     }
+  }
+
+  torch::Tensor attend(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v) override {
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 5)
+    const auto by_head = [](const torch::Tensor& t) { return t.transpose(1, 2); };
+    return at::scaled_dot_product_attention(by_head(q), by_head(k), by_head(v), {}, 0.0, /*is_causal=*/true, 1.0,
+                                            /*enable_gqa=*/true)
+        .transpose(1, 2)
+        .reshape({q.size(0) * q.size(1), q.size(2) * q.size(3)});
+#else
+    return attend_causally(q, k, v);
+#endif
   }
 
   std::unique_ptr<Recording> record(const std::function<void()>& work) override {

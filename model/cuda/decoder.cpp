@@ -34,8 +34,8 @@ std::uint32_t u32(std::int64_t value) { return static_cast<std::uint32_t>(value)
 
 }  // namespace
 
-// Memory that recordings have the addresses of. What crosses lies together: `sent_host`, which the first kernel copies to
-// `sent`, for so many rows and pages, and `got`, which the last one writes to the host's memory.
+// Memory that recordings have the addresses of. What crosses lies together: `sent_host`, which the first kernel copies
+// to `sent`, for so many rows and pages, and `got`, which the last one writes to the host's memory.
 struct Decoder::Buffers {
   std::int64_t rows, pages;
   Tensor x, change, normed, qkv, mixed, gate_up, inner, logits;  // bf16 [rows, ...]
@@ -45,10 +45,13 @@ struct Decoder::Buffers {
   Buffers(const ModelConfig& c, const torch::Device& device, unsigned processors, std::int64_t r, std::int64_t p)
       : rows(r), pages(p) {
     const auto on_device = torch::TensorOptions().device(device);
-    const auto values = [&](std::int64_t width) { return torch::zeros({rows, width}, on_device.dtype(torch::kBFloat16)); };
+    const auto values = [&](std::int64_t width) {
+      return torch::zeros({rows, width}, on_device.dtype(torch::kBFloat16));
+    };
     const auto floats = [&](std::int64_t count) { return torch::zeros({count}, on_device.dtype(torch::kFloat)); };
     const auto words = [&](std::int64_t count) { return torch::zeros({count}, on_device.dtype(torch::kInt)); };
-    x = values(c.hidden_size), change = values(c.hidden_size), normed = values(c.hidden_size), mixed = values(c.heads * c.head_dim);
+    x = values(c.hidden_size), change = values(c.hidden_size), normed = values(c.hidden_size),
+    mixed = values(c.heads * c.head_dim);
     qkv = values((c.heads + 2 * c.kv_heads) * c.head_dim);
     gate_up = values(2 * c.intermediate_size), inner = values(c.intermediate_size);
     logits = values((c.vocab_size + 7) / 8 * 8);
@@ -88,7 +91,8 @@ Status Decoder::check(const Transformer& model) {
     return bad("heads have {} values and {} query heads share a key, expected 16, 32, 64 or 128 and at most 8",
                c.head_dim, c.heads / c.kv_heads);
   for (const std::int64_t inputs : {c.hidden_size, c.heads * c.head_dim, c.intermediate_size})
-    if (inputs % kStepInputs != 0) return bad("a product has {} inputs, expected a multiple of {}", inputs, kStepInputs);
+    if (inputs % kStepInputs != 0)
+      return bad("a product has {} inputs, expected a multiple of {}", inputs, kStepInputs);
   if (kSampleWarps * sample_blocks(u32(c.vocab_size)) > kSampleSharesMax)
     return bad("the vocabulary has {} tokens, expected at most {}", c.vocab_size, kSampleSharesMax * kSampleShare);
   return ok();
@@ -117,27 +121,97 @@ std::optional<Drawn> Decoder::step(std::span<const DecodeRow> rows) {
   try {
     return attempt(rows);
   } catch (const c10::Error& e) {
-    log::warn("a decoding step of {} rows failed, and libtorch's operations draw the next tokens: {}", rows.size(),
-              e.what_without_backtrace());
+    pause("decoding", rows.size(), e.what_without_backtrace());
   } catch (const std::exception& e) {
-    log::warn("a decoding step of {} rows failed, and libtorch's operations draw the next tokens: {}", rows.size(),
-              e.what());
+    pause("decoding", rows.size(), e.what());
   }
+  return std::nullopt;
+}
+
+void Decoder::pause(std::string_view what, std::size_t rows, std::string_view why) {
+  log::warn("{} {} rows failed, and libtorch's operations take over for {} steps: {}", what, rows, kStepsBeforeMore,
+            why);
   recordings_.clear();
   buffers_.reset();
   pause_ = kStepsBeforeMore;
-  return std::nullopt;
+}
+
+std::optional<Tensor> Decoder::read(const Tensor& ids, const std::vector<std::int64_t>& lengths,
+                                    const std::vector<const Pages*>& texts) {
+  if (pause_ > 0) return std::nullopt;
+  try {
+    return attempt_to_read(ids, lengths, texts);
+  } catch (const c10::Error& e) {
+    const std::string why = e.what_without_backtrace();
+    if (why.find("memory") != std::string::npos) throw;
+    pause("reading", texts.size(), why);
+    return std::nullopt;
+  }
+}
+
+// As a step for many rows, with a row for each token, but not recorded: no two are alike.
+Tensor Decoder::attempt_to_read(const Tensor& ids, const std::vector<std::int64_t>& lengths,
+                                const std::vector<const Pages*>& texts) {
+  const ModelConfig& c = model_.config();
+  const std::int64_t rows = ids.size(0), longest = ids.size(1), tokens = rows * longest;
+  const std::int64_t heads = c.heads, kv = c.kv_heads, dim = c.head_dim, width = c.intermediate_size;
+  const Transformer::Parts parts = model_.parts(longest);
+  const auto eps = static_cast<float>(c.rms_norm_eps);
+  const Tensor places = torch::full({rows, longest}, -1, torch::kInt);
+  std::vector<std::int64_t> last;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const Pages& text = *texts[static_cast<std::size_t>(row)];
+    const std::int64_t count = lengths[static_cast<std::size_t>(row)];
+    std::int32_t* const to = places.data_ptr<std::int32_t>() + row * longest;
+    for (std::int64_t t = 0; t < count; ++t)
+      to[t] = static_cast<std::int32_t>(text.list[static_cast<std::size_t>(t / kPageTokens)] * kPageTokens +
+                                        t % kPageTokens);
+    last.push_back(row * longest + count - 1);
+  }
+  const Tensor sent = torch::stack({ids.to(torch::kInt), places}).to(model_.device());
+  const auto values = [&](std::int64_t count) { return torch::empty({tokens, count}, parts.embedding.options()); };
+  const Tensor x = values(c.hidden_size), change = values(c.hidden_size), normed = values(c.hidden_size);
+  const Tensor qkv = values((heads + 2 * kv) * dim), gate_up = values(2 * width), inner = values(width);
+  const auto norm = [&](const Tensor& to, const Tensor& added, const Tensor& weight, const Tensor& out) {
+    machine_->run(
+        NormJob{bf16_out(to), bf16(added), bf16(weight), bf16_out(out), u32(to.size(0)), u32(c.hidden_size), eps});
+  };
+  const auto* const numbers = sent.data_ptr<std::int32_t>();
+  machine_->run(EmbedJob{bf16(parts.embedding), numbers, bf16_out(x), u32(tokens), u32(c.hidden_size)});
+  for (std::size_t i = 0; i < parts.layers->size(); ++i) {
+    const Transformer::Layer& l = (*parts.layers)[i];
+    norm(x, i == 0 ? Tensor() : change, l.input_norm, normed);
+    machine_->multiply(normed, l.qkv, l.qkv_bias, qkv);
+    machine_->run(TurnJob{bf16_out(qkv), bf16(l.q_norm), bf16(l.k_norm), parts.cos.data_ptr<float>(),
+                          parts.sin.data_ptr<float>(), numbers + tokens, bf16_out(cache_.keys()[i]),
+                          bf16_out(cache_.values()[i]), u32(tokens), u32(longest), u32(heads), u32(kv), eps},
+                  u32(dim));
+    const Tensor by_head = qkv.view({rows, longest, heads + 2 * kv, dim});
+    const Tensor mixed =
+        machine_->attend(by_head.narrow(2, 0, heads), by_head.narrow(2, heads, kv), by_head.narrow(2, heads + kv, kv));
+    machine_->multiply(mixed, l.o, {}, change);
+    norm(x, change, l.post_norm, normed);
+    multiply_gate_up(l, normed, gate_up);
+    machine_->run(
+        GateJob{bf16(gate_up), bf16(gate_up) + width, bf16_out(inner), u32(tokens), u32(width), u32(2 * width)});
+    machine_->multiply(inner, l.down, {}, change);
+  }
+  const Tensor at = torch::tensor(last, torch::kLong).to(model_.device());
+  const Tensor ends = x.index_select(0, at), out = torch::empty_like(ends);
+  norm(ends, change.index_select(0, at), parts.norm, out);
+  return out;
 }
 
 // Memory for so many rows and pages.
 void Decoder::provide(std::int64_t rows, std::int64_t pages) {
   if (buffers_ && buffers_->rows >= rows && buffers_->pages >= pages) return;
-  const std::int64_t rows_before = buffers_ ? buffers_->rows : 0, pages_before = buffers_ ? buffers_->pages : kPagesFirst;
+  const std::int64_t rows_before = buffers_ ? buffers_->rows : 0,
+                     pages_before = buffers_ ? buffers_->pages : kPagesFirst;
   recordings_.clear();
   buffers_.reset();
-  buffers_ = std::make_unique<Buffers>(model_.config(), model_.device(), machine_->processors(),
-                                       std::max(rows, rows_before),
-                                       pages > pages_before ? std::max(pages, 2 * pages_before) : pages_before);
+  buffers_ =
+      std::make_unique<Buffers>(model_.config(), model_.device(), machine_->processors(), std::max(rows, rows_before),
+                                pages > pages_before ? std::max(pages, 2 * pages_before) : pages_before);
 }
 
 std::vector<const void*> Decoder::addresses(std::int64_t positions) {
@@ -146,8 +220,8 @@ std::vector<const void*> Decoder::addresses(std::int64_t positions) {
   const auto add = [&](const Tensor& tensor) { out.push_back(tensor.defined() ? tensor.data_ptr() : nullptr); };
   for (const Tensor* tensor : {&parts.embedding, &parts.norm, &parts.lm_head, &parts.cos, &parts.sin}) add(*tensor);
   for (const Transformer::Layer& l : *parts.layers)
-    for (const Tensor* tensor : {&l.qkv, &l.qkv_bias, &l.q_norm, &l.k_norm, &l.o, &l.input_norm, &l.post_norm, &l.gate,
-                                 &l.up, &l.down})
+    for (const Tensor* tensor :
+         {&l.qkv, &l.qkv_bias, &l.q_norm, &l.k_norm, &l.o, &l.input_norm, &l.post_norm, &l.gate, &l.up, &l.down})
       add(*tensor);
   for (const Tensor& keys : cache_.keys()) add(keys);
   for (const Tensor& values : cache_.values()) add(values);
@@ -228,6 +302,16 @@ void Decoder::project(std::int64_t rows, const Tensor& from, const Tensor& norm,
                            product_parts(machine_->processors(), in, outputs, false), eps});
 }
 
+void Decoder::multiply_gate_up(const Transformer::Layer& layer, const Tensor& x, const Tensor& out) {
+  const std::int64_t width = layer.gate.size(0);
+  if (layer.gate_up.defined()) {
+    machine_->multiply(x, layer.gate_up, {}, out);
+  } else {
+    machine_->multiply(x, layer.gate, {}, out.narrow(1, 0, width));
+    machine_->multiply(x, layer.up, {}, out.narrow(1, width, width));
+  }
+}
+
 // The kernels of a step.
 void Decoder::queue(std::int64_t rows) {
   const ModelConfig& c = model_.config();
@@ -254,13 +338,13 @@ void Decoder::queue(std::int64_t rows) {
       norm(i == 0 ? Tensor() : b.change, l.input_norm);
       machine_->multiply(first(b.normed), l.qkv, l.qkv_bias, first(b.qkv));
     }
-    machine_->run(AttendJob{bf16(b.qkv), bf16(l.q_norm), bf16(l.k_norm), parts.cos.data_ptr<float>(),
-                            parts.sin.data_ptr<float>(), b.positions(b.sent), b.page_list(b.sent),
-                            b.pages_begin(b.sent), bf16_out(cache_.keys()[i]), bf16_out(cache_.values()[i]),
-                            bf16_out(b.mixed), b.partial.data_ptr<float>(),
-                            reinterpret_cast<unsigned*>(b.attend_arrived.data_ptr<std::int32_t>()), r, u32(c.heads),
-                            u32(c.kv_heads), splits, tokens_min, eps},
-                  u32(c.head_dim));
+    machine_->run(
+        AttendJob{bf16(b.qkv), bf16(l.q_norm), bf16(l.k_norm), parts.cos.data_ptr<float>(), parts.sin.data_ptr<float>(),
+                  b.positions(b.sent), b.page_list(b.sent), b.pages_begin(b.sent), bf16_out(cache_.keys()[i]),
+                  bf16_out(cache_.values()[i]), bf16_out(b.mixed), b.partial.data_ptr<float>(),
+                  reinterpret_cast<unsigned*>(b.attend_arrived.data_ptr<std::int32_t>()), r, u32(c.heads),
+                  u32(c.kv_heads), splits, tokens_min, eps},
+        u32(c.head_dim));
     if (few) {
       project(rows, b.mixed, {}, l.o, {}, b.x, true);
       const bool norms = product_norms(r, hidden, true);
@@ -272,12 +356,7 @@ void Decoder::queue(std::int64_t rows) {
     } else {
       machine_->multiply(first(b.mixed), l.o, {}, first(b.change));
       norm(b.change, l.post_norm);
-      if (l.gate_up.defined()) {
-        machine_->multiply(first(b.normed), l.gate_up, {}, first(b.gate_up));
-      } else {
-        machine_->multiply(first(b.normed), l.gate, {}, first(b.gate_up).narrow(1, 0, width));
-        machine_->multiply(first(b.normed), l.up, {}, first(b.gate_up).narrow(1, width, width));
-      }
+      multiply_gate_up(l, first(b.normed), first(b.gate_up));
       machine_->run(GateJob{bf16(b.gate_up), bf16(b.gate_up) + width, bf16_out(b.inner), r, width, 2 * width});
       machine_->multiply(first(b.inner), l.down, {}, first(b.change));
     }

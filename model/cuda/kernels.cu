@@ -74,8 +74,13 @@ class ThreadBlock {
     __threadfence();
     return last;
   }
+  // The assembler moves loads of constants behind the wait, which is there for them to come before it, but not beyond
+  // the end of a basic block.
   __device__ __forceinline__ void wait_for_inputs() {
 #if __CUDA_ARCH__ >= 900
+    unsigned processor;
+    asm volatile("mov.u32 %0, %%smid;" : "=r"(processor));
+    if (processor == 0xffffffffu) __nanosleep(1);  // never
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
@@ -109,13 +114,20 @@ __global__ __launch_bounds__(kRowThreads) void gate_kernel(GateJob job) {
   gate_thread(job, std::size_t{blockIdx.x} * kRowThreads + threadIdx.x);
 }
 
+template <unsigned kDim>
+__global__ __launch_bounds__(kRowThreads) void turn_kernel(TurnJob job) {
+  ThreadBlock<kRowThreads> block;
+  block.wait_for_inputs();
+  turn_block<kDim>(block, job, blockIdx.x);
+}
+
 template <unsigned kDim, unsigned kHeads, unsigned kThreads>
 __global__ __launch_bounds__(kThreads) void attend_kernel(AttendJob job) {
   ThreadBlock<kThreads> block;
   attend_block<kDim, kHeads>(block, job, blockIdx.z, blockIdx.y, blockIdx.x);
 }
 
-__global__ __launch_bounds__(kSampleThreads) void sample_kernel(SampleJob job) {
+__global__ __launch_bounds__(kSampleThreads, 4) void sample_kernel(SampleJob job) {
   ThreadBlock<kSampleThreads> block;
   sample_block(block, job, blockIdx.y, blockIdx.x);
 }
@@ -148,11 +160,12 @@ cudaError_t start(const Launcher& launcher, void (*kernel)(Job), const Job& job,
 template <unsigned kGroups, bool kGated>
 cudaError_t launch_product(const Launcher& launcher, const ProductJob& job) {
   const auto kernel = product_kernel<kGroups, kGated>;
-  const std::size_t shared = product_sums_bytes<kGroups, kGated>() +
-                             (job.norm != nullptr ? product_stage_bytes(job.rows, job.in) : 0);
+  const std::size_t shared =
+      product_sums_bytes<kGroups, kGated>() + (job.norm != nullptr ? product_stage_bytes(job.rows, job.in) : 0);
   if (const cudaError_t error = allow(kernel, shared); error != cudaSuccess) return error;
   int resident = 1;
-  if (const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, kProductThreads, shared);
+  if (const cudaError_t error =
+          cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, kProductThreads, shared);
       error != cudaSuccess)
     return error;
   const unsigned tiles = (job.outputs + kTileOutputs - 1) / kTileOutputs, per_round = kProductWarps / job.parts;
@@ -236,6 +249,14 @@ cudaError_t launch(const Launcher& launcher, const GateJob& job) {
                kRowThreads, 0);
 }
 
+cudaError_t launch(const Launcher& launcher, const TurnJob& job, unsigned dim) {
+  const auto kernel = dim == 16   ? turn_kernel<16>
+                      : dim == 32 ? turn_kernel<32>
+                      : dim == 64 ? turn_kernel<64>
+                                  : turn_kernel<128>;
+  return start(launcher, kernel, job, dim3(job.tokens), kRowThreads, 0);
+}
+
 cudaError_t launch(const Launcher& launcher, const AttendJob& job, unsigned dim) {
   switch (dim) {
     case 16:
@@ -250,7 +271,8 @@ cudaError_t launch(const Launcher& launcher, const AttendJob& job, unsigned dim)
 }
 
 cudaError_t launch(const Launcher& launcher, const SampleJob& job) {
-  return start(launcher, sample_kernel, job, dim3(sample_blocks(job.vocab), job.rows), kSampleThreads, sizeof(SampleShared));
+  return start(launcher, sample_kernel, job, dim3(sample_blocks(job.vocab), job.rows), kSampleThreads,
+               sizeof(SampleShared));
 }
 
 }  // namespace echoline::model::cuda

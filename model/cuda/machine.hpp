@@ -20,11 +20,15 @@ class Machine {
   virtual void run(const NormJob& job) = 0;
   virtual void run(const ProductJob& job) = 0;
   virtual void run(const GateJob& job) = 0;
+  virtual void run(const TurnJob& job, unsigned dim) = 0;
   virtual void run(const AttendJob& job, unsigned dim) = 0;
   virtual void run(const SampleJob& job) = 0;
   // out = x weight^T + bias, by libtorch; all bf16, bias undefined or [outputs].
   virtual void multiply(const torch::Tensor& x, const torch::Tensor& weight, const torch::Tensor& bias,
                         const torch::Tensor& out) = 0;
+
+  // As attend_causally() of model/transformer.
+  virtual torch::Tensor attend(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v) = 0;
 
   class Recording {
    public:

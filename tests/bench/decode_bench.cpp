@@ -11,11 +11,11 @@
 //   decode_bench --device cuda [--preset qwen3-0.6b] [--batch 1,16,64,256] [--prompt 128] [--tokens 128]
 //
 // On a GPU: --tokens drawn for each row behind a prompt of its own. Beside every figure: the same by libtorch's
-// operations one after another, and the time in which weights, keys and values could be read once, at the rate of a copy
-// within the device's memory in the same run.
-#include <CLI/CLI.hpp>
+// operations one after another, and the time in which weights, keys and values could be read once, at the rate of a
+// copy within the device's memory in the same run.
 #include <torch/cuda.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -163,8 +163,8 @@ struct Load {
 };
 
 Speed ours(const std::shared_ptr<Transformer>& model, const Load& load, bool recorded = true) {
-  model::RunningBatch batch(
-      model, {.rows_max = load.rows, .cache_max = {std::uint64_t{40} << 30}, .recorded = recorded});
+  model::RunningBatch batch(model,
+                            {.rows_max = load.rows, .cache_max = {std::uint64_t{40} << 30}, .recorded = recorded});
   for (std::int64_t row = 0; row < load.rows; ++row) {
     model::Sequence s{.id = static_cast<std::uint64_t>(row), .prompt = {}, .sampling = {}};
     for (std::int64_t t = 0; t < load.prompt; ++t)  // no two alike: those would be read once
@@ -247,22 +247,25 @@ int run_on_gpu(const Options& options) {
       2 * (config.parameters() - (config.tie_embeddings ? 0 : std::uint64_t(config.vocab_size * config.hidden_size)));
   fmt::print("{} on {}, bf16; a copy reads and writes {:.0f} GB/s; {} tokens behind prompts of {}\n", options.preset,
              options.device, bandwidth / 1e9, options.tokens, options.prompt);
-  fmt::print("{:>5} {:>10} {:>9} {:>8} {:>12} {:>10} {:>22}\n", "rows", "tokens/s", "ms/step", "kernels", "bound ms",
-             "share", "by operations tokens/s");
+  fmt::print("{:>5} {:>10} {:>9} {:>8} {:>9} {:>6} {:>12}   {:>34}\n", "rows", "tokens/s", "ms/step", "kernels",
+             "bound ms", "share", "read, /s", "by operations: tokens/s, read, /s");
   for (const std::int64_t rows : options.batches) {
     const Load load{rows, options.prompt, options.tokens};
-    std::vector<double> speeds;
+    std::vector<double> speeds, readings;
     Speed one;
     for (int repeat = -1; repeat < options.repeats; ++repeat) {  // the first one warms up
       one = ours(model, load);
-      if (repeat >= 0) speeds.push_back(one.drawing);
+      if (repeat < 0) continue;
+      speeds.push_back(one.drawing);
+      readings.push_back(one.reading);
     }
     const Speed operations = ours(model, {rows, options.prompt, std::min<std::int64_t>(options.tokens, 32)}, false);
     const double cache = double(rows) * (double(options.prompt) + double(options.tokens) / 2) *
                          double(model::memory_estimate(config).kv_cache_per_token.count);
     const double step = double(rows) / median(speeds), bound = (double(weights) + cache) / bandwidth;
-    fmt::print("{:5} {:10.0f} {:9.3f} {:8} {:12.3f} {:10.2f} {:22.0f}\n", rows, median(speeds), step * 1e3,
-               one.kernels, bound * 1e3, bound / step, operations.drawing);
+    fmt::print("{:5} {:10.0f} {:9.3f} {:8} {:9.3f} {:6.2f} {:12.0f}   {:22.0f} {:11.0f}\n", rows, median(speeds),
+               step * 1e3, one.kernels, bound * 1e3, bound / step, median(readings), operations.drawing,
+               operations.reading);
     std::fflush(stdout);
   }
   return 0;

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "base/random.hpp"
+#include "model/transformer.hpp"
 
 namespace echoline::model::cuda::test {
 namespace {
@@ -123,6 +124,32 @@ void EmulatedMachine::run(const GateJob& job) {
     for (std::size_t vector = 0; vector < std::size_t{job.rows} * job.width / kVectorCount; ++vector)
       gate_thread(job, vector);
   });
+}
+
+void EmulatedMachine::run(const TurnJob& job, unsigned dim) {
+  queue([this, job, dim] {
+    for (const unsigned token : any_order(job.tokens)) {
+      LoopBlock<kRowThreads> block(0);
+      switch (dim) {
+        case 16:
+          turn_block<16>(block, job, token);
+          break;
+        case 32:
+          turn_block<32>(block, job, token);
+          break;
+        case 64:
+          turn_block<64>(block, job, token);
+          break;
+        default:
+          turn_block<128>(block, job, token);
+      }
+    }
+  });
+}
+
+torch::Tensor EmulatedMachine::attend(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v) {
+  const auto wide = [](const torch::Tensor& t) { return t.to(torch::kFloat); };
+  return attend_causally(wide(q), wide(k), wide(v)).to(torch::kBFloat16);
 }
 
 void EmulatedMachine::run(const AttendJob& job, unsigned dim) {

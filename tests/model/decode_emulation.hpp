@@ -100,10 +100,12 @@ class EmulatedMachine final : public Machine {
   void run(const NormJob& job) override;
   void run(const ProductJob& job) override;
   void run(const GateJob& job) override;
+  void run(const TurnJob& job, unsigned dim) override;
   void run(const AttendJob& job, unsigned dim) override;
   void run(const SampleJob& job) override;
   void multiply(const torch::Tensor& x, const torch::Tensor& weight, const torch::Tensor& bias,
                 const torch::Tensor& out) override;
+  torch::Tensor attend(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v) override;
   std::unique_ptr<Recording> record(const std::function<void()>& work) override;
   void wait() override {}
 

@@ -76,13 +76,12 @@ TEST(DecodeKernels, NormGateAndProductRoundAsTheTrainingPassDoes) {
       Tensor got = torch::full({rows, stride}, NAN, torch::kBFloat16);
       machine.run(ProductJob{of(x), of(norm), of(weight), nullptr, of(bias), of(residual), into(got), r, 96, 43, 48,
                              parts, 1e-6f});
-      const Tensor want =
-          residual.narrow(1, 0, out) + (product(rms_norm(x, norm, 1e-6), weight) + bias);
+      const Tensor want = residual.narrow(1, 0, out) + (product(rms_norm(x, norm, 1e-6), weight) + bias);
       EXPECT_LE(apart(got.narrow(1, 0, out), want), 8) << rows;
       EXPECT_TRUE(got.narrow(1, out, stride - out).isnan().all().item<bool>());
 
-      machine.run(ProductJob{of(x), nullptr, of(weight), of(other), nullptr, nullptr, into(got), r, 96, 43, 48, parts,
-                             1e-6f});
+      machine.run(
+          ProductJob{of(x), nullptr, of(weight), of(other), nullptr, nullptr, into(got), r, 96, 43, 48, parts, 1e-6f});
       EXPECT_LE(apart(got.narrow(1, 0, out), model::gated(product(x, weight), product(x, other))), 3) << rows;
     }
 
@@ -200,6 +199,50 @@ TEST(Decoder, GivesTheLogProbabilitiesOfAPassOverTheWholeText) {
   }
 }
 
+// Texts that are read and go on are as if every token had been decoded.
+TEST(Decoder, ReadsTextsThatThenGoOn) {
+  torch::NoGradGuard no_grad;
+  for (const Family family : {Family::kQwen3, Family::kQwen2}) {
+    const auto model = half_model(decoded_config(family, 32), 16);
+    const std::vector<std::int64_t> lengths = {1, 16, 17, 40};
+    Texts texts(*model, lengths.size());
+    Decoder decoder(*model, texts.cache, std::make_unique<EmulatedMachine>(4));
+    Tensor ids = torch::zeros({4, 40}, torch::kLong);
+    std::vector<const Pages*> pages;
+    ASSERT_TRUE(texts.cache.reserve(20));
+    Random random(2);
+    for (std::size_t r = 0; r < 4; ++r) {
+      texts.tokens[r].clear();
+      for (std::int64_t t = 0; t < lengths[r]; ++t) {
+        texts.tokens[r].push_back(static_cast<Token>(random.below(43)));
+        ids[std::int64_t(r)][t] = texts.tokens[r].back();
+      }
+      for (std::int64_t n = 0; n < PagedCache::pages_of(lengths[r] + 1); ++n)
+        texts.pages[r].list.push_back(texts.cache.take());
+      texts.pages[r].tokens = lengths[r];
+      pages.push_back(&texts.pages[r]);
+    }
+    const std::optional<Tensor> hidden = decoder.read(ids, lengths, pages);
+    ASSERT_TRUE(hidden);
+    for (std::size_t r = 0; r < 4; ++r) {
+      const Tensor want = model->hidden_states(ids_of({texts.tokens[r]}))[0][lengths[r] - 1];
+      EXPECT_LT(((*hidden)[std::int64_t(r)] - want).norm().item<double>(), 0.03 * want.norm().item<double>()) << r;
+      texts.tokens[r].push_back(7);
+    }
+    std::vector<std::vector<float>> logprobs(4);
+    for (int step = 0; step < 4; ++step) {
+      const auto drawn = texts.step(decoder, 4, 5);
+      ASSERT_TRUE(drawn);
+      for (std::size_t r = 0; r < 4; ++r) logprobs[r].push_back(drawn->logprobs[r]);
+    }
+    for (std::size_t r = 0; r < 4; ++r) {
+      const Tensor want = model->token_logprobs(ids_of({texts.tokens[r]})).logprobs[0];
+      for (std::int64_t t = 0; t < 4; ++t)
+        EXPECT_NEAR(logprobs[r][std::size_t(t)], want[lengths[r] + t].item<double>(), 0.1) << r << " " << t;
+    }
+  }
+}
+
 TEST(Decoder, LongTextsAreSharedAmongBlocks) {
   torch::NoGradGuard no_grad;
   constexpr int kSteps = 150;
@@ -217,7 +260,8 @@ TEST(Decoder, LongTextsAreSharedAmongBlocks) {
     }
     const Tensor want = model->token_logprobs(ids_of({texts.tokens[0]})).logprobs[0];
     double sum = 0;
-    for (std::size_t t = 0; t < last.size(); ++t) sum += std::abs(double(last[t]) - want[std::int64_t(t)].item<double>());
+    for (std::size_t t = 0; t < last.size(); ++t)
+      sum += std::abs(double(last[t]) - want[std::int64_t(t)].item<double>());
     EXPECT_LT(sum / kSteps, 0.02) << dim;
   }
 }
@@ -337,12 +381,13 @@ TEST_F(OnGpu, GivesTheLogProbabilitiesOfATrainingPass) {
         random.below(60), random.next();
         ids.insert(ids.end(), generation.tokens.begin(), generation.tokens.end());
         const double temperature = id % 5 == 1 ? 0.7 : 1;
-        const Tensor want = model->token_logprobs(torch::tensor(ids, torch::kLong).unsqueeze(0).to(model->device()),
-                                                  temperature, {}, /*as_trained=*/true)
+        const Tensor want = model
+                                ->token_logprobs(torch::tensor(ids, torch::kLong).unsqueeze(0).to(model->device()),
+                                                 temperature, {}, /*as_trained=*/true)
                                 .logprobs.cpu();
         for (std::size_t t = 0; t < generation.tokens.size(); ++t) {
-          const double off = std::abs(double(generation.logprobs[t]) -
-                                      want[0][std::int64_t(prompt + t) - 1].item<double>());
+          const double off =
+              std::abs(double(generation.logprobs[t]) - want[0][std::int64_t(prompt + t) - 1].item<double>());
           sum += off, worst = std::max(worst, off), ++count;
         }
       }

@@ -1,0 +1,380 @@
+// Norm and rotation of queries and keys, and attention over pages: device code as in block.hpp. Internal to this
+// folder.
+#pragma once
+#include "model/cuda/block.hpp"
+
+namespace echoline::model::cuda {
+
+// ---- norm and rotation of queries and keys ----// The values of a head that thread `lane` of a warp has: pairs that
+// are rotated together.
+template <unsigned kDim>
+struct HeadPairs {
+  static constexpr unsigned kHalf = kDim / 2, kCount = (kHalf + kWarpThreads - 1) / kWarpThreads;
+  float first[kCount], second[kCount], squares;  // f(i, at): the pair of values `at` and at + kHalf.
+  template <class F>
+  ECHO_DEVICE static void each(unsigned lane, F&& f) {
+    ECHO_UNROLL
+    for (unsigned i = 0; i < kCount; ++i)
+      if (lane + i * kWarpThreads < kHalf) f(i, lane + i * kWarpThreads);
+  }
+  ECHO_DEVICE void load(const Bf16* head, unsigned lane) {
+    squares = 0;
+    each(lane, [&](unsigned i, unsigned at) {
+      first[i] = wide(head[at]), second[i] = wide(head[at + kHalf]);
+      squares += first[i] * first[i] + second[i] * second[i];
+    });
+  }
+  // With the whole head's squares: normed where there is a norm, and rotated by the turns [kDim] of a position.
+  ECHO_DEVICE void turn(unsigned lane, const Bf16* norm, float eps, const float* cos, const float* sin) {
+    const float scale = reciprocal_root(squares / static_cast<float>(kDim) + eps);
+    each(lane, [&](unsigned i, unsigned at) {
+      float a = first[i], b = second[i];
+      if (norm != nullptr) a = a * scale * wide(norm[at]), b = b * scale * wide(norm[at + kHalf]);
+      first[i] = a * cos[at] + b * sin[at];
+      second[i] = b * cos[at + kHalf] + a * sin[at + kHalf];
+    });
+  }
+};  // Queries and keys of many tokens in place; keys and values are written to their place in the cache, too.
+struct TurnJob {
+  Bf16* qkv;                        // [tokens, (heads + 2 kv_heads) * dim]
+  const Bf16* q_norm;               // [dim], or null
+  const Bf16* k_norm;               // [dim], or null
+  const float* cos;                 // [positions, dim]
+  const float* sin;                 // [positions, dim], with the sign of the rotation
+  const std::int32_t* places;       // [tokens]: page * kPageTokens + token within; negative: padding, which is not kept
+  Bf16* keys;                       // [pages, kv_heads, kPageTokens, dim]
+  Bf16* values;                     // [pages, kv_heads, kPageTokens, dim]
+  std::uint32_t tokens, positions;  // token t stands at position t % positions
+  std::uint32_t heads, kv_heads;
+  float eps;
+};  // One block a token.
+template <unsigned kDim, class Block>
+ECHO_DEVICE void turn_block(Block& block, const TurnJob& job, unsigned token) {
+  constexpr unsigned kWarps = Block::kThreads / kWarpThreads;
+  using Pairs = HeadPairs<kDim>;
+  typename Block::template Local<Pairs> locals;
+  Bf16* const row = job.qkv + static_cast<std::size_t>(token) * (job.heads + 2 * job.kv_heads) * kDim;
+  const std::int32_t place = job.places[token];
+  const std::size_t turns = static_cast<std::size_t>(token % job.positions) * kDim;
+  const auto kept_at = [&](unsigned kv) {
+    const auto page = static_cast<std::size_t>(place) / kPageTokens,
+               within = static_cast<std::size_t>(place) % kPageTokens;
+    return ((page * job.kv_heads + kv) * kPageTokens + within) * kDim;
+  };
+  const unsigned heads = job.heads + job.kv_heads;
+  for (unsigned first = 0; first < heads; first += kWarps) {
+    const auto head_of = [&](unsigned thread) { return first + thread / kWarpThreads; };
+    block.own([&](unsigned thread) {
+      if (head_of(thread) < heads) locals[thread].load(row + head_of(thread) * kDim, thread % kWarpThreads);
+    });
+    if (job.q_norm != nullptr)
+      block.template sum<kWarpThreads>([&](unsigned thread) -> float& { return locals[thread].squares; });
+    block.own([&](unsigned thread) {
+      const unsigned head = head_of(thread), lane = thread % kWarpThreads;
+      if (head >= heads) return;
+      Pairs& self = locals[thread];
+      const bool is_query = head < job.heads;
+      self.turn(lane, is_query ? job.q_norm : job.k_norm, job.eps, job.cos + turns, job.sin + turns);
+      const bool kept = !is_query && place >= 0;
+      Bf16* const cached = job.keys + (kept ? kept_at(head - job.heads) : 0);
+      Pairs::each(lane, [&](unsigned i, unsigned at) {
+        const Bf16 a = narrow(self.first[i]), b = narrow(self.second[i]);
+        row[head * kDim + at] = a, row[head * kDim + at + kDim / 2] = b;
+        if (kept) cached[at] = a, cached[at + kDim / 2] = b;
+      });
+    });
+  }
+  if (place < 0) return;
+  block.own([&](unsigned thread) {
+    for (unsigned at = thread * kVectorCount; at < job.kv_heads * kDim; at += Block::kThreads * kVectorCount)
+      store_vector(job.values + kept_at(at / kDim) + at % kDim, load_vector(row + heads * kDim + at));
+  });
+}  // ---- attention of one new token a row over its pages ----// Threads of a block, for kHeads query heads: more are
+   // faster for a few rows, but want more memory.
+inline constexpr unsigned kAttendThreads = 128,
+                          kAttendThreadsMany = 256;  // Queries and keys are normed and rotated, the new key and value
+                                                     // written to their place, and the query heads of a
+// key-value head attend to all that its text holds.
+struct AttendJob {
+  const Bf16* qkv;                  // [rows, (heads + 2 kv_heads) * dim]
+  const Bf16* q_norm;               // [dim], or null
+  const Bf16* k_norm;               // [dim], or null
+  const float* cos;                 // [positions, dim]
+  const float* sin;                 // [positions, dim], with the sign of the rotation
+  const std::int32_t* positions;    // [rows]: of the new token; negative: no row
+  const std::int32_t* pages;        // of all rows
+  const std::int32_t* pages_begin;  // [rows]: where a row's begin
+  Bf16* keys;                       // [pages, kv_heads, kPageTokens, dim]
+  Bf16* values;                     // [pages, kv_heads, kPageTokens, dim]
+  Bf16* out;                        // [rows, heads * dim]
+  float* partial;                   // [rows, kv_heads, splits, kHeads, dim + 2]
+  unsigned* arrived;                // [rows * kv_heads], 0
+  std::uint32_t rows, heads, kv_heads, splits;
+  std::uint32_t tokens_min;  // of a split
+  float eps;
+};  // Whether the code is there, for heads of `dim` values and `group` query heads to a key-value head.
+inline bool attend_knows(unsigned dim, unsigned group) {
+  return (dim == 16 || dim == 32 || dim == 64 || dim == 128) && group <= 8;
+}
+// kHeads for such a group.
+inline unsigned attend_heads(unsigned group) {
+  return group <= 2 ? group : group <= 4 ? 4 : 8;
+}  // Threads of a block for such a group.
+inline unsigned attend_threads(unsigned rows, unsigned group) {
+  return attend_heads(group) <= 4 && rows <= 32 ? kAttendThreadsMany : kAttendThreads;
+}  // For AttendJob::splits and tokens_min. A text is shared among blocks where processors would idle otherwise, a long
+   // one
+// in any case; to put the shares together costs as much as some hundred tokens.
+inline unsigned attend_splits(unsigned processors, unsigned rows, unsigned kv_heads) {
+  const unsigned pairs = rows * kv_heads, wanted = (4 * processors + pairs - 1) / pairs;
+  return most(1u, least(wanted, 32u));
+}
+inline unsigned attend_tokens_min(unsigned processors, unsigned rows, unsigned kv_heads) {
+  return 64 * most(1u, least(4 * rows * kv_heads / processors, 16u));
+}
+ECHO_EITHER unsigned attend_row(unsigned dim) { return dim + dim / kWarpThreads; }  // in the block's memory, padded
+template <unsigned kDim, unsigned kHeads>
+ECHO_EITHER std::size_t attend_shared_bytes(unsigned threads) {
+  return sizeof(float) * (kHeads * kDim + kDim + threads / (kDim / 8) * kHeads * (attend_row(kDim) + std::size_t{3}));
+}  // The block of split `split` for a row and a key-value head, of which the query heads are at most kHeads.
+//
+// A team of threads has a token, each of them 8 of its values. Teams keep sums of their own and are added up at the
+// end. Keys and values of a round of tokens are on their way while the round before is computed, and the first ones
+// while the kernels before still run.
+template <unsigned kDim, unsigned kHeads, class Block>
+ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, unsigned kv, unsigned split) {
+  constexpr unsigned kThreads = Block::kThreads, kWarps = kThreads / kWarpThreads;
+  constexpr unsigned kLanes = kDim / kVectorCount;  // threads of a team
+  constexpr unsigned kTeams = kThreads / kLanes;
+  constexpr unsigned kAhead = kHeads > 4 ? 2 : 4;  // tokens of a team in one round, of one page
+  constexpr unsigned kRound = kTeams * kAhead, kHalf = kDim / 2, kRow = attend_row(kDim);
+  static_assert(kLanes >= 2 && kLanes <= kWarpThreads && kPageTokens % kAhead == 0, "a team is a part of a warp");
+  struct Own {
+    HeadPairs<kDim> pairs;
+    float q[kHeads][kVectorCount], mixed[kHeads][kVectorCount];
+    float top[kHeads], sum[kHeads], scores[kAhead][kHeads];
+    Vector keys[kAhead], values[kAhead];
+    std::int32_t page;  // of the tokens of the round after the one that is loaded
+  };
+  if (job.positions[row] < 0) return;
+  const unsigned group = job.heads / job.kv_heads, width = (job.heads + 2 * job.kv_heads) * kDim;
+  const unsigned position = static_cast<unsigned>(job.positions[row]), seen = position + 1;
+  const unsigned share = most((seen + job.splits - 1) / job.splits, job.tokens_min);
+  const unsigned chunk = (share + kRound - 1) / kRound * kRound;
+  const unsigned active = (seen + chunk - 1) / chunk, begin = split * chunk, end = least(seen, begin + chunk);
+  if (begin >= seen) return;
+  typename Block::template Local<Own> locals;
+  const std::int32_t* const pages = job.pages + job.pages_begin[row];
+  const auto place = [&](std::int32_t page, unsigned token) {
+    return ((static_cast<std::size_t>(page) * job.kv_heads + kv) * kPageTokens + token % kPageTokens) * kDim;
+  };
+  float* const queries = block.template shared<float>();  // [kHeads][kDim]
+  float* const fresh = queries + kHeads * kDim;           // key and value of the new token, bf16 [2][kDim]
+  float* const mixed = fresh + kDim;                      // [kTeams][kHeads][kRow]
+  float* const tops = mixed + kTeams * kHeads * kRow;     // [kTeams][kHeads], and the next two
+  float* const sums = tops + kTeams * kHeads;
+  float* const shares = sums + kTeams * kHeads;
+  Bf16* const fresh_key = reinterpret_cast<Bf16*>(fresh);
+  Bf16* const fresh_value = fresh_key + kDim;
+  const auto token_of = [&](unsigned thread, unsigned round) { return round + thread / kLanes * kAhead; };
+  // The new token's are not there yet, and come from the block's memory.
+  const auto load = [&](unsigned thread, unsigned round, const Bf16* from, std::int32_t page, Vector* to) {
+    const unsigned t = token_of(thread, round);
+    const std::size_t at = place(page, t) + thread % kLanes * kVectorCount;
+    ECHO_UNROLL
+    for (unsigned i = 0; i < kAhead; ++i)
+      to[i] = t + i < end && t + i != position ? load_vector(from + at + i * kDim) : Vector{};
+  };
+  const auto page_of = [&](unsigned thread, unsigned round) {
+    const unsigned t = token_of(thread, round);
+    return t < end ? pages[t / kPageTokens] : 0;
+  };
+  block.own([&](unsigned thread) {
+    Own& self = locals[thread];
+    self.page = page_of(thread, begin);
+    load(thread, begin, job.keys, self.page, self.keys);
+    load(thread, begin, job.values, self.page, self.values);
+    self.page = page_of(thread, begin + kRound);
+  });
+  block.wait_for_inputs();  // Queries, and where the new token is in this split, its key and value.
+  const Bf16* const token = job.qkv + static_cast<std::size_t>(row) * width;
+  const unsigned units = group + (end == seen ? 1 : 0);
+  for (unsigned first_unit = 0; first_unit < units; first_unit += kWarps) {
+    const auto unit_of = [&](unsigned thread) { return first_unit + thread / kWarpThreads; };
+    block.own([&](unsigned thread) {
+      const unsigned unit = unit_of(thread);
+      const Bf16* const head = token + (unit < group ? kv * group + unit : job.heads + kv) * kDim;
+      if (unit < units) locals[thread].pairs.load(head, thread % kWarpThreads);
+    });
+    if (job.q_norm != nullptr)
+      block.template sum<kWarpThreads>([&](unsigned thread) -> float& { return locals[thread].pairs.squares; });
+    block.own([&](unsigned thread) {
+      HeadPairs<kDim>& pairs = locals[thread].pairs;
+      const unsigned unit = unit_of(thread), lane = thread % kWarpThreads;
+      if (unit >= units) return;
+      const std::size_t turns = static_cast<std::size_t>(position) * kDim;
+      pairs.turn(lane, unit < group ? job.q_norm : job.k_norm, job.eps, job.cos + turns, job.sin + turns);
+      if (unit < group) {
+        pairs.each(lane, [&](unsigned i, unsigned at) {
+          queries[unit * kDim + at] = rounded(pairs.first[i]);
+          queries[unit * kDim + at + kHalf] = rounded(pairs.second[i]);
+        });
+        return;
+      }
+      const std::size_t to = place(pages[position / kPageTokens], position);
+      const Bf16* const value = token + (job.heads + job.kv_heads + kv) * kDim;
+      pairs.each(lane, [&](unsigned i, unsigned at) {
+        job.keys[to + at] = fresh_key[at] = narrow(pairs.first[i]);
+        job.keys[to + at + kHalf] = fresh_key[at + kHalf] = narrow(pairs.second[i]);
+        job.values[to + at] = fresh_value[at] = value[at];
+        job.values[to + at + kHalf] = fresh_value[at + kHalf] = value[at + kHalf];
+      });
+    });
+  }
+  block.each([](unsigned) {});
+  block.own([&](unsigned thread) {
+    Own& self = locals[thread];
+    ECHO_UNROLL
+    for (unsigned h = 0; h < kHeads; ++h) {
+      self.top[h] = -INFINITY, self.sum[h] = 0;
+      ECHO_UNROLL
+      for (unsigned d = 0; d < kVectorCount; ++d) {
+        self.q[h][d] = h < group ? queries[h * kDim + thread % kLanes * kVectorCount + d] : 0;
+        self.mixed[h][d] = 0;
+      }
+    }
+  });
+  for (unsigned round = begin; round < end; round += kRound) {
+    block.own([&](unsigned thread) {
+      Own& self = locals[thread];
+      const unsigned t = token_of(thread, round);
+      ECHO_UNROLL
+      for (unsigned i = 0; i < kAhead; ++i) {
+        if (t + i == position) {
+          self.keys[i] = load_vector(fresh_key + thread % kLanes * kVectorCount);
+          self.values[i] = load_vector(fresh_value + thread % kLanes * kVectorCount);
+        }
+        ECHO_UNROLL
+        for (unsigned h = 0; h < kHeads; ++h) {
+          float score = 0;
+          ECHO_UNROLL
+          for (unsigned w = 0; w < 4; ++w)
+            score += first_of(self.keys[i].words[w]) * self.q[h][2 * w] +
+                     second_of(self.keys[i].words[w]) * self.q[h][2 * w + 1];
+          self.scores[i][h] = score;
+        }
+      }
+      load(thread, round + kRound, job.keys, self.page, self.keys);
+    });
+    ECHO_UNROLL
+    for (unsigned i = 0; i < kAhead; ++i) {
+      ECHO_UNROLL
+      for (unsigned h = 0; h < kHeads; ++h)
+        block.template sum<kLanes>([&](unsigned thread) -> float& { return locals[thread].scores[i][h]; });
+    }
+    block.own([&](unsigned thread) {
+      Own& self = locals[thread];
+      const unsigned t = token_of(thread, round);
+      ECHO_UNROLL
+      for (unsigned h = 0; h < kHeads; ++h) {
+        float top = self.top[h];
+        ECHO_UNROLL
+        for (unsigned i = 0; i < kAhead; ++i)
+          if (t + i < end) top = larger(self.scores[i][h], top);
+        const float base = top == -INFINITY ? 0 : top, kept = fast_exp(self.top[h] - base);
+        self.top[h] = top;
+        self.sum[h] *= kept;
+        ECHO_UNROLL
+        for (unsigned d = 0; d < kVectorCount; ++d) self.mixed[h][d] *= kept;
+        ECHO_UNROLL
+        for (unsigned i = 0; i < kAhead; ++i) {
+          const float p = t + i < end ? fast_exp(self.scores[i][h] - base) : 0;
+          self.sum[h] += p;
+          ECHO_UNROLL
+          for (unsigned w = 0; w < 4; ++w) {
+            self.mixed[h][2 * w] += p * first_of(self.values[i].words[w]);
+            self.mixed[h][2 * w + 1] += p * second_of(self.values[i].words[w]);
+          }
+        }
+      }
+      load(thread, round + kRound, job.values, self.page, self.values);
+      self.page = page_of(thread, round + 2 * kRound);
+    });
+  }
+  const auto padded = [](unsigned d) { return d + d / kWarpThreads; };
+  block.each([&](unsigned thread) {
+    const Own& self = locals[thread];
+    const unsigned team = thread / kLanes, lane = thread % kLanes;
+    ECHO_UNROLL
+    for (unsigned h = 0; h < kHeads; ++h) {
+      ECHO_UNROLL
+      for (unsigned d = 0; d < kVectorCount; ++d)
+        mixed[(team * kHeads + h) * kRow + padded(lane * kVectorCount + d)] = self.mixed[h][d];
+      if (lane == 0) tops[team * kHeads + h] = self.top[h], sums[team * kHeads + h] = self.sum[h];
+    }
+  });
+  const auto top_of = [&](unsigned h) {
+    float top = -INFINITY;
+    ECHO_UNROLL
+    for (unsigned team = 0; team < kTeams; ++team) top = larger(tops[team * kHeads + h], top);
+    return top;
+  };
+  block.each([&](unsigned thread) {
+    for (unsigned e = thread; e < kTeams * kHeads; e += kThreads) shares[e] = fast_exp(tops[e] - top_of(e % kHeads));
+  });
+  Bf16* const out = job.out + static_cast<std::size_t>(row) * job.heads * kDim + kv * group * kDim;
+  float* const partial =
+      job.partial + (static_cast<std::size_t>(row) * job.kv_heads + kv) * job.splits * kHeads * (kDim + 2);
+  block.own([&](unsigned thread) {
+    for (unsigned e = thread; e < group * kDim; e += kThreads) {
+      const unsigned h = e / kDim, d = e % kDim;
+      float sum = 0, value = 0;
+      ECHO_UNROLL
+      for (unsigned team = 0; team < kTeams; ++team) {
+        const float kept = shares[team * kHeads + h];
+        sum += sums[team * kHeads + h] * kept;
+        value += mixed[(team * kHeads + h) * kRow + padded(d)] * kept;
+      }
+      if (active == 1) {
+        out[e] = narrow(value / sum);
+        continue;
+      }
+      float* const to = partial + (split * kHeads + h) * (kDim + 2);
+      to[d] = value;
+      if (d == 0) to[kDim] = top_of(h), to[kDim + 1] = sum;
+    }
+  });
+  if (active == 1 || !block.arrive(job.arrived + row * job.kv_heads + kv, active)) return;
+  block.own([&](unsigned thread) {
+    for (unsigned e = thread; e < group * kDim; e += kThreads) {
+      const unsigned h = e / kDim, d = e % kDim;
+      const auto part = [&](unsigned s, unsigned at) {
+        return load_shared_result(partial + (s * kHeads + h) * (kDim + 2) + at);
+      };
+      constexpr unsigned kTogether = 4;
+      float top = -INFINITY, sum = 0, value = 0;
+      for (unsigned first = 0; first < active; first += kTogether) {
+        float its_top[kTogether], its_sum[kTogether], its_value[kTogether];
+        ECHO_UNROLL
+        for (unsigned i = 0; i < kTogether; ++i) {
+          const bool there = first + i < active;
+          its_top[i] = there ? part(first + i, kDim) : -INFINITY;
+          its_sum[i] = there ? part(first + i, kDim + 1) : 0;
+          its_value[i] = there ? part(first + i, d) : 0;
+        }
+        float next = top;
+        ECHO_UNROLL
+        for (unsigned i = 0; i < kTogether; ++i) next = larger(its_top[i], next);
+        const float before = fast_exp(top - next);
+        sum *= before, value *= before, top = next;
+        ECHO_UNROLL
+        for (unsigned i = 0; i < kTogether; ++i) {
+          const float kept = fast_exp(its_top[i] - next);
+          sum += its_sum[i] * kept, value += its_value[i] * kept;
+        }
+      }
+      out[e] = narrow(value / sum);
+    }
+  });
+}
+}  // namespace echoline::model::cuda

@@ -1,0 +1,300 @@
+// The device code of a decoding step: what one block does, written over a policy that stands for it. kernels.cu runs it
+// with a policy of real threads; the tests run the same functions with one that loops over the threads on the CPU.
+// C++17, because CUDA compilers lag behind. Here is what all of it shares, and the smaller kernels. Internal to this
+// folder.
+//
+// Values between two kernels are bf16, arithmetic is fp32, and roundings stand where libtorch's operations have them
+// (model/training_ops), so that log-probabilities are those of a training pass.
+//
+// A policy `Block` of Block::kThreads threads has
+//   Local<T>            a T of each thread, indexed by thread; registers on a device
+//   own(f)              f(thread) on every thread; what f writes is read by the same thread alone
+//   each(f)             the same, and all are done when it returns
+//   sum<kWidth>(f)      replaces f(thread), a float&, by the sum over the kWidth neighbouring threads that it is among
+//   largest<kWidth>(f)  the same with the largest instead of the sum
+//   multiply(sums, low, high, weights)
+//                       one product of 16 rows, 32 inputs and 8 outputs by each warp, see multiply_step()
+//   arrive(counter, n)  for n blocks that share a counter of 0: true in the last of them, which then sees what the
+//                       others have written; the counter is 0 again
+//   wait_for_inputs()   returns when the kernel before has ended. Until then a block may read what the kernels before
+//                       that one have written, and nothing that it or a later one overwrites.
+//   shared<T>()         memory of the block
+#pragma once
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__CUDACC__)
+#define ECHO_DEVICE __device__ __forceinline__
+#define ECHO_EITHER __host__ __device__ constexpr
+#else
+#define ECHO_DEVICE inline
+#define ECHO_EITHER constexpr
+#endif
+#if defined(__CUDA_ARCH__)
+#define ECHO_UNROLL _Pragma("unroll")
+#else
+#define ECHO_UNROLL
+#endif
+
+namespace echoline::model::cuda {
+
+using Bf16 = std::uint16_t;
+
+inline constexpr unsigned kWarpThreads = 32;
+inline constexpr unsigned kPageTokens = 16;  // PagedCache::kPageTokens
+inline constexpr unsigned kVectorCount = 8;  // values that a thread loads and stores at once
+
+struct alignas(16) Vector {
+  std::uint32_t words[4];  // two values each, the first one in the lower half
+};
+
+ECHO_DEVICE float as_float(std::uint32_t bits) {
+#if defined(__CUDA_ARCH__)
+  return __uint_as_float(bits);
+#else
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+#endif
+}
+
+ECHO_DEVICE float wide(Bf16 value) { return as_float(static_cast<std::uint32_t>(value) << 16); }
+ECHO_DEVICE float first_of(std::uint32_t pair) { return as_float(pair << 16); }
+ECHO_DEVICE float second_of(std::uint32_t pair) { return as_float(pair & 0xffff0000u); }
+
+// To the nearest, ties to even.
+ECHO_DEVICE Bf16 narrow(float value) {
+#if defined(__CUDA_ARCH__)
+  Bf16 out;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out) : "f"(value));
+  return out;
+#else
+  std::uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fff;
+  return static_cast<Bf16>((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
+#endif
+}
+ECHO_DEVICE float rounded(float value) { return wide(narrow(value)); }
+ECHO_DEVICE std::uint32_t pair_of(float first, float second) {
+  return static_cast<std::uint32_t>(narrow(second)) << 16 | narrow(first);
+}
+
+// From an address that is a multiple of 16.
+ECHO_DEVICE Vector load_vector(const Bf16* from) {
+#if defined(__CUDA_ARCH__)
+  const uint4 v = *reinterpret_cast<const uint4*>(from);
+  return {{v.x, v.y, v.z, v.w}};
+#else
+  Vector v;
+  std::memcpy(&v, from, sizeof v);
+  return v;
+#endif
+}
+// The same of what nothing writes meanwhile, and is not wanted again soon.
+ECHO_DEVICE Vector load_once(const Bf16* from) {
+#if defined(__CUDA_ARCH__)
+  Vector v;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.words[0]), "=r"(v.words[1]), "=r"(v.words[2]), "=r"(v.words[3])
+               : "l"(from));
+  return v;
+#else
+  return load_vector(from);
+#endif
+}
+// The same of the host's memory, which it has just written.
+ECHO_DEVICE Vector load_from_host(const Vector* from) {
+#if defined(__CUDA_ARCH__)
+  Vector v;
+  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.words[0]), "=r"(v.words[1]), "=r"(v.words[2]), "=r"(v.words[3])
+               : "l"(from));
+  return v;
+#else
+  return *from;
+#endif
+}
+ECHO_DEVICE void store_vector(Bf16* to, const Vector& v) { *reinterpret_cast<Vector*>(to) = v; }
+
+// Of what other blocks of the same kernel have written.
+template <class T>
+ECHO_DEVICE T load_shared_result(const T* from) {
+#if defined(__CUDA_ARCH__)
+  return __ldcg(from);
+#else
+  return *from;
+#endif
+}
+
+ECHO_DEVICE float reciprocal_root(float value) {
+#if defined(__CUDA_ARCH__)
+  return rsqrtf(value);
+#else
+  return 1 / std::sqrt(value);
+#endif
+}
+
+// e^x, within two units of the last place for results near 1.
+ECHO_DEVICE float fast_exp(float x) {
+#if defined(__CUDA_ARCH__)
+  return __expf(x);
+#else
+  return std::exp(x);
+#endif
+}
+
+ECHO_DEVICE float larger(float a, float b) { return a > b ? a : b; }  // b where a is no number
+template <class T>
+ECHO_EITHER T least(T a, T b) {
+  return a < b ? a : b;
+}
+template <class T>
+ECHO_EITHER T most(T a, T b) {
+  return a > b ? a : b;
+}
+
+// ---- what the host sends ----
+
+inline constexpr unsigned kRowThreads = 128;
+
+struct alignas(16) SentHeader {
+  std::uint32_t vectors;  // of 16 bytes, this one included
+  std::uint32_t unused[3];
+};
+
+struct ReceiveJob {
+  const Vector* from;  // memory of the host; it begins with a SentHeader
+  Vector* to;
+  std::uint32_t blocks;
+};
+
+template <class Block>
+ECHO_DEVICE void receive_block(Block& block, const ReceiveJob& job, unsigned index) {
+  block.wait_for_inputs();
+  block.own([&](unsigned thread) {
+    const unsigned vectors = load_from_host(job.from).words[0];
+    for (unsigned at = index * Block::kThreads + thread; at < vectors; at += job.blocks * Block::kThreads)
+      job.to[at] = load_from_host(job.from + at);
+  });
+}
+
+// ---- embedding ----
+
+struct EmbedJob {
+  const Bf16* embedding;    // [vocab, width]
+  const std::int32_t* ids;  // [rows]
+  Bf16* out;                // [rows, width]
+  std::uint32_t rows, width;
+};
+
+template <class Block>
+ECHO_DEVICE void embed_block(Block& block, const EmbedJob& job, unsigned row) {
+  block.wait_for_inputs();
+  const Bf16* const from = job.embedding + static_cast<std::size_t>(job.ids[row]) * job.width;
+  Bf16* const to = job.out + static_cast<std::size_t>(row) * job.width;
+  block.own([&](unsigned thread) {
+    for (unsigned at = thread * kVectorCount; at < job.width; at += Block::kThreads * kVectorCount)
+      store_vector(to + at, load_vector(from + at));
+  });
+}
+
+// ---- norm ----
+
+// The sum of squares of 8 values.
+ECHO_DEVICE float squares(const Vector& v) {
+  float sum = 0;
+  ECHO_UNROLL
+  for (unsigned w = 0; w < 4; ++w) {
+    const float a = first_of(v.words[w]), b = second_of(v.words[w]);
+    sum += a * a + b * b;
+  }
+  return sum;
+}
+
+// x * scale * weight, rounded where rms_norm() rounds.
+ECHO_DEVICE Vector normed(const Vector& x, const Vector& weight, float scale) {
+  Vector out;
+  ECHO_UNROLL
+  for (unsigned w = 0; w < 4; ++w)
+    out.words[w] = pair_of(rounded(first_of(x.words[w]) * scale) * first_of(weight.words[w]),
+                           rounded(second_of(x.words[w]) * scale) * second_of(weight.words[w]));
+  return out;
+}
+
+struct NormJob {
+  Bf16* x;            // [rows, width]
+  const Bf16* added;  // [rows, width], is added to x first; or null
+  const Bf16* weight;
+  Bf16* out;  // [rows, width]
+  std::uint32_t rows, width;
+  float eps;
+};
+
+// One block a row.
+template <class Block>
+ECHO_DEVICE void norm_block(Block& block, const NormJob& job, unsigned row) {
+  constexpr unsigned kWarps = Block::kThreads / kWarpThreads, kStep = Block::kThreads * kVectorCount;
+  Bf16* const x = job.x + static_cast<std::size_t>(row) * job.width;
+  typename Block::template Local<float> sums;
+  float* const by_warp = block.template shared<float>();
+  block.wait_for_inputs();
+  block.own([&](unsigned thread) {
+    float sum = 0;
+    for (unsigned at = thread * kVectorCount; at < job.width; at += kStep) {
+      Vector v = load_vector(x + at);
+      if (job.added != nullptr) {
+        const Vector more = load_vector(job.added + static_cast<std::size_t>(row) * job.width + at);
+        ECHO_UNROLL
+        for (unsigned w = 0; w < 4; ++w)
+          v.words[w] =
+              pair_of(first_of(v.words[w]) + first_of(more.words[w]), second_of(v.words[w]) + second_of(more.words[w]));
+        store_vector(x + at, v);
+      }
+      sum += squares(v);
+    }
+    sums[thread] = sum;
+  });
+  block.template sum<kWarpThreads>([&](unsigned thread) -> float& { return sums[thread]; });
+  block.each([&](unsigned thread) {
+    if (thread % kWarpThreads == 0) by_warp[thread / kWarpThreads] = sums[thread];
+  });
+  block.own([&](unsigned thread) {
+    float sum = 0;
+    ECHO_UNROLL
+    for (unsigned warp = 0; warp < kWarps; ++warp) sum += by_warp[warp];
+    const float scale = reciprocal_root(sum / static_cast<float>(job.width) + job.eps);
+    for (unsigned at = thread * kVectorCount; at < job.width; at += kStep)
+      store_vector(job.out + static_cast<std::size_t>(row) * job.width + at,
+                   normed(load_vector(x + at), load_vector(job.weight + at), scale));
+  });
+}
+
+// ---- silu(gate) * up ----
+
+// silu(gate) * up, rounded where libtorch rounds.
+ECHO_DEVICE float gated(float gate, float up) { return rounded(gate / (1 + fast_exp(-gate))) * up; }
+
+struct GateJob {
+  const Bf16* gate;  // [rows, stride], the first `width` of each
+  const Bf16* up;
+  Bf16* out;  // [rows, width]
+  std::uint32_t rows, width, stride;
+};
+
+ECHO_DEVICE void gate_thread(const GateJob& job, std::size_t vector) {
+  const unsigned per_row = job.width / kVectorCount;
+  const std::size_t row = vector / per_row, at = vector % per_row * kVectorCount;
+  if (row >= job.rows) return;
+  const Vector gate = load_vector(job.gate + row * job.stride + at), up = load_vector(job.up + row * job.stride + at);
+  Vector out;
+  ECHO_UNROLL
+  for (unsigned w = 0; w < 4; ++w)
+    out.words[w] = pair_of(gated(first_of(gate.words[w]), first_of(up.words[w])),
+                           gated(second_of(gate.words[w]), second_of(up.words[w])));
+  store_vector(job.out + row * job.width + at, out);
+}
+
+}  // namespace echoline::model::cuda

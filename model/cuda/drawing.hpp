@@ -1,0 +1,198 @@
+// Tokens from logits: device code as in block.hpp. Internal to this folder.
+#pragma once
+#include "model/cuda/block.hpp"
+
+namespace echoline::model::cuda {
+
+inline constexpr unsigned kSampleThreads = 256;
+inline constexpr unsigned kSampleWarps = kSampleThreads / kWarpThreads;
+inline constexpr unsigned kSampleOwn = 16;                           // tokens of a thread
+inline constexpr unsigned kSampleShare = kWarpThreads * kSampleOwn;  // of a warp
+inline constexpr unsigned kSampleSharesMax = 2048;
+
+// The token where the cumulative probability of softmax(logits / temperature), in the vocabulary's order, passes the
+// uniform number, and its log-probability. Temperature 0: the first of the most likely ones, and its log-probability at
+// temperature 1. What is not finite gives a log-probability that is not finite.
+struct SampleJob {
+  const Bf16* logits;        // [rows, stride]
+  const float* temperature;  // [rows]
+  const double* uniform;     // [rows]
+  float* tops;               // [rows, shares]
+  float* sums;               // [rows, shares]
+  unsigned* arrived;         // [rows], 0
+  std::int32_t* tokens;      // [rows]
+  float* logprobs;           // [rows]
+  std::uint32_t rows, vocab, stride;
+};
+inline unsigned sample_blocks(unsigned vocab) {
+  return (vocab + kSampleShare * kSampleWarps - 1) / (kSampleShare * kSampleWarps);
+}
+
+struct SampleShared {
+  double weights[kSampleSharesMax];
+  double by_lane[kWarpThreads];
+  float tops[kSampleSharesMax];
+  float by_warp[kSampleWarps];
+  double left;
+  float top, log_total;
+  unsigned share;
+};
+
+// The first of `count` weights at which `left` is used up; of `left`, what is over before it. The last one that is not
+// 0 where rounding leaves something, and then everything is left.
+template <class Weight>
+ECHO_DEVICE unsigned pick(unsigned count, double& left, const Weight& weight) {
+  constexpr unsigned kTogether = 8;
+  unsigned last = 0;
+  for (unsigned first = 0; first < count; first += kTogether) {
+    double some[kTogether];
+    ECHO_UNROLL
+    for (unsigned i = 0; i < kTogether; ++i) some[i] = first + i < count ? static_cast<double>(weight(first + i)) : 0;
+    ECHO_UNROLL
+    for (unsigned i = 0; i < kTogether; ++i) {
+      if (!(some[i] > 0)) continue;
+      last = first + i;
+      if (left < some[i]) return last;
+      left -= some[i];
+    }
+  }
+  left = INFINITY;
+  return last;
+}
+
+// Block `index` of sample_blocks(): each warp the tokens of one share. The last block of a row draws.
+template <class Block>
+ECHO_DEVICE void sample_block(Block& block, const SampleJob& job, unsigned row, unsigned index) {
+  struct Own {
+    float x[kSampleOwn], top, sum;
+  };
+  typename Block::template Local<Own> locals;
+  const Bf16* const logits = job.logits + static_cast<std::size_t>(row) * job.stride;
+  const bool greedy = job.temperature[row] == 0;
+  const float temperature = greedy ? 1 : job.temperature[row];
+  const unsigned blocks = (job.vocab + kSampleShare * kSampleWarps - 1) / (kSampleShare * kSampleWarps);
+  const unsigned shares = blocks * kSampleWarps;
+  // Of the tokens from `first` on; none is as if it were impossible.
+  const auto load = [&](unsigned first, float* x) {
+    ECHO_UNROLL
+    for (unsigned i = 0; i < kSampleOwn; i += kVectorCount) {
+      const Vector v = first + i < job.stride ? load_vector(logits + first + i) : Vector{};
+      ECHO_UNROLL
+      for (unsigned k = 0; k < kVectorCount; ++k) {
+        const float value = k % 2 == 0 ? first_of(v.words[k / 2]) : second_of(v.words[k / 2]);
+        x[i + k] = first + i + k < job.vocab ? value / temperature : -INFINITY;
+      }
+    }
+  };
+  const auto top_of = [&](unsigned thread) -> float& { return locals[thread].top; };
+  const auto sum_of = [&](unsigned thread) -> float& { return locals[thread].sum; };
+  block.wait_for_inputs();
+
+  block.own([&](unsigned thread) {
+    Own& self = locals[thread];
+    load(index * kSampleWarps * kSampleShare + thread * kSampleOwn, self.x);
+    self.top = -INFINITY;
+    ECHO_UNROLL
+    for (unsigned i = 0; i < kSampleOwn; ++i) self.top = larger(self.x[i], self.top);
+  });
+  block.template largest<kWarpThreads>(top_of);
+  block.own([&](unsigned thread) {
+    Own& self = locals[thread];
+    self.sum = 0;
+    ECHO_UNROLL
+    for (unsigned i = 0; i < kSampleOwn; ++i) self.sum += self.x[i] == -INFINITY ? 0 : std::exp(self.x[i] - self.top);
+  });
+  block.template sum<kWarpThreads>(sum_of);
+  block.own([&](unsigned thread) {
+    if (thread % kWarpThreads != 0) return;
+    const std::size_t at = static_cast<std::size_t>(row) * shares + index * kSampleWarps + thread / kWarpThreads;
+    job.tops[at] = locals[thread].top, job.sums[at] = locals[thread].sum;
+  });
+  if (!block.arrive(job.arrived + row, blocks)) return;
+
+  SampleShared& shared = *block.template shared<SampleShared>();
+  block.own([&](unsigned thread) {
+    float& top = locals[thread].top = -INFINITY;
+    for (unsigned i = thread; i < shares; i += kSampleThreads) {
+      shared.tops[i] = load_shared_result(job.tops + static_cast<std::size_t>(row) * shares + i);
+      shared.weights[i] =
+          static_cast<double>(load_shared_result(job.sums + static_cast<std::size_t>(row) * shares + i));
+      top = larger(shared.tops[i], top);
+    }
+  });
+  block.template largest<kWarpThreads>(top_of);
+  block.each([&](unsigned thread) {
+    if (thread % kWarpThreads == 0) shared.by_warp[thread / kWarpThreads] = locals[thread].top;
+  });
+  block.each([&](unsigned thread) {
+    float top = shared.by_warp[0];
+    ECHO_UNROLL
+    for (unsigned i = 1; i < kSampleWarps; ++i) top = larger(shared.by_warp[i], top);
+    for (unsigned i = thread; i < shares; i += kSampleThreads) {
+      if (greedy && shared.tops[i] == top) shared.tops[i] = INFINITY;  // marks where it is
+      if (shared.weights[i] > 0 && shared.tops[i] != INFINITY)
+        shared.weights[i] *= static_cast<double>(std::exp(shared.tops[i] - top));
+    }
+    if (thread == 0) shared.top = top;
+  });
+  const unsigned per_lane = (shares + kWarpThreads - 1) / kWarpThreads;
+  block.each([&](unsigned thread) {
+    if (thread >= kWarpThreads) return;
+    double sum = 0;
+    for (unsigned i = thread * per_lane; i < least((thread + 1) * per_lane, shares); ++i) sum += shared.weights[i];
+    shared.by_lane[thread] = sum;
+  });
+  block.each([&](unsigned thread) {
+    if (thread != 0) return;
+    double total = 0;
+    ECHO_UNROLL
+    for (unsigned i = 0; i < kWarpThreads; ++i) total += shared.by_lane[i];
+    shared.log_total = static_cast<float>(std::log(total));
+    if (greedy) {
+      shared.left = 0;
+      shared.share = pick(shares, shared.left, [&](unsigned i) { return shared.tops[i] == INFINITY ? 1 : 0; });
+      return;
+    }
+    double left = job.uniform[row] * total;
+    const unsigned first = pick(kWarpThreads, left, [&](unsigned i) { return shared.by_lane[i]; }) * per_lane;
+    shared.share = first + pick(least(per_lane, shares - least(first, shares)), left,
+                                [&](unsigned i) { return shared.weights[first + i]; });
+    shared.left = left;
+  });
+  const auto p = [&](float x) { return greedy ? (x == shared.top ? 1.0f : 0.0f) : std::exp(x - shared.top); };
+  block.each([&](unsigned thread) {
+    if (thread >= kWarpThreads) return;
+    Own& self = locals[thread];
+    load(shared.share * kSampleShare + thread * kSampleOwn, self.x);
+    float sum = 0;
+    ECHO_UNROLL
+    for (unsigned i = 0; i < kSampleOwn; ++i) sum += p(self.x[i]);
+    shared.by_lane[thread] = static_cast<double>(sum);
+  });
+  block.each([&](unsigned thread) {
+    if (thread != 0) return;
+    double left = shared.left;
+    shared.share =
+        shared.share * kWarpThreads + pick(kWarpThreads, left, [&](unsigned i) { return shared.by_lane[i]; });
+    shared.left = left;
+  });
+  block.own([&](unsigned thread) {
+    if (thread != shared.share % kWarpThreads) return;
+    Own& self = locals[thread];
+    double left = shared.left;
+    unsigned token = 0;
+    float x = self.x[0];
+    ECHO_UNROLL
+    for (unsigned i = 0; i < kSampleOwn; ++i) {
+      const double w = static_cast<double>(p(self.x[i]));
+      if (!(w > 0) || left < 0) continue;
+      token = i, x = self.x[i];
+      left = left < w ? -1 : left - w;  // below 0: found
+    }
+    const unsigned first = shared.share * kSampleOwn;
+    job.tokens[row] = static_cast<std::int32_t>(least(first + token, job.vocab - 1));
+    job.logprobs[row] = (x - shared.top) - shared.log_total;
+  });
+}
+
+}  // namespace echoline::model::cuda

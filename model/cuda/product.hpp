@@ -1,0 +1,213 @@
+// Products with weights, for few rows: device code as in block.hpp. Internal to this folder.
+#pragma once
+#include "model/cuda/block.hpp"
+
+namespace echoline::model::cuda {
+
+inline constexpr unsigned kProductThreads = 256;
+inline constexpr unsigned kProductWarps = kProductThreads / kWarpThreads;
+inline constexpr unsigned kTileOutputs = 8;  // of a warp
+inline constexpr unsigned kStepInputs = 32;  // of one multiply()
+inline constexpr unsigned kStagePadding = 32;
+
+// out = x weight^T: rounded, then with `bias`, then with `residual` added; or silu(x weight^T) * (x second^T).
+struct ProductJob {
+  const Bf16* x;         // [rows, in]
+  const Bf16* norm;      // [in]: x is normed first; or null
+  const Bf16* weight;    // [outputs, in]
+  const Bf16* second;    // [outputs, in], or null
+  const Bf16* bias;      // [outputs], or null
+  const Bf16* residual;  // [rows, outputs], or null; may be `out`
+  Bf16* out;             // [rows, out_stride]
+  std::uint32_t rows, in, outputs, out_stride;
+  std::uint32_t parts;  // warps that share the inputs of a tile: 1, 2, 4 or 8
+  float eps;
+};
+
+// The memory that a block needs.
+template <unsigned kGroups, bool kGated>
+ECHO_EITHER std::size_t product_sums_bytes() {
+  return sizeof(float) * kProductWarps * (kGated ? 2 : 1) * kGroups * 8 * kTileOutputs;
+}
+inline std::size_t product_stage_bytes(unsigned rows, unsigned in) {
+  return sizeof(Bf16) * std::size_t{rows} * (in + kStagePadding);
+}
+
+// Groups of 8 rows that the code is there for: 1, 2, 4 or 8.
+inline unsigned product_groups(unsigned rows) { return rows <= 8 ? 1 : rows <= 16 ? 2 : rows <= 32 ? 4 : 8; }
+inline constexpr unsigned kProductRowsMax = 16;  // with more, libtorch's products are as fast
+
+// For ProductJob::parts: so many warps that each processor has a block.
+inline unsigned product_parts(unsigned processors, unsigned in, unsigned outputs, bool gated) {
+  const unsigned tiles = (outputs + kTileOutputs - 1) / kTileOutputs, steps = in / kStepInputs;
+  const unsigned warps = processors * kProductWarps * (gated ? 2 : 1);
+  unsigned parts = 1;
+  while (parts < kProductWarps && 2 * parts <= steps && tiles * parts < warps) parts *= 2;
+  return parts;
+}
+
+// Whether ProductJob::norm may be given: a block has memory for so many normed rows, and each norms all of them.
+inline bool product_norms(unsigned rows, unsigned in, bool gated) {
+  constexpr std::size_t kMemoryMax = 96 << 10;
+  const std::size_t sums = sizeof(float) * kProductWarps * (gated ? 2 : 1) * product_groups(rows) * 8 * kTileOutputs;
+  return rows <= 16 && sums + product_stage_bytes(rows, in) <= kMemoryMax;
+}
+
+// Block `index` of `blocks`. kGroups * 8 >= rows.
+//
+// In a warp, thread 4 g + t loads 8 inputs of output g at once, and the same inputs of rows g and g + 8: 8 t ... 8 t +
+// 7 of the 32 of a step. That is not the order in which the tensor cores number them, but the same one on both sides.
+template <unsigned kGroups, bool kGated, class Block>
+ECHO_DEVICE void product_block(Block& block, const ProductJob& job, unsigned index, unsigned blocks) {
+  constexpr unsigned kWeights = kGated ? 2 : 1, kAhead = kGated ? 4 : 8, kRows = kGroups * 8;
+  constexpr unsigned kTiles = (kGroups + 1) / 2;  // of 16 rows
+  struct Own {
+    Vector ahead[kWeights][kAhead];
+    Vector low, high;
+    float sums[kTiles][kWeights][4];
+    float squares;
+  };
+  typename Block::template Local<Own> locals;
+  float* const shared_sums = block.template shared<float>();  // [warp][kWeights][kRows][kTileOutputs]
+  Bf16* const stage = reinterpret_cast<Bf16*>(shared_sums + product_sums_bytes<kGroups, kGated>() / sizeof(float));
+  const unsigned stage_stride = job.in + kStagePadding;
+  const unsigned steps = job.in / kStepInputs, tiles = (job.outputs + kTileOutputs - 1) / kTileOutputs;
+  const unsigned per_round = kProductWarps / job.parts;
+  const unsigned chunks = ((steps + job.parts - 1) / job.parts + kAhead - 1) / kAhead;
+
+  const auto load = [&](unsigned thread, unsigned first_tile, unsigned chunk) {
+    Own& self = locals[thread];
+    const unsigned warp = thread / kWarpThreads, lane = thread % kWarpThreads, part = warp % job.parts;
+    const unsigned tile = first_tile + warp / job.parts;
+    const unsigned output = least(tile * kTileOutputs + lane / 4, job.outputs - 1);
+    const unsigned begin = part * steps / job.parts + chunk * kAhead, end = (part + 1) * steps / job.parts;
+    const std::size_t at = static_cast<std::size_t>(output) * job.in + begin * kStepInputs + lane % 4 * kVectorCount;
+    ECHO_UNROLL
+    for (unsigned i = 0; i < kAhead; ++i) {
+      const bool there = begin + i < end && tile < tiles;
+      self.ahead[0][i] = there ? load_once(job.weight + at + i * kStepInputs) : Vector{};
+      if constexpr (kGated) self.ahead[1][i] = there ? load_once(job.second + at + i * kStepInputs) : Vector{};
+    }
+  };
+
+  block.own([&](unsigned thread) { load(thread, index * per_round, 0); });
+  block.wait_for_inputs();
+
+  if (job.norm != nullptr) {
+    ECHO_UNROLL
+    for (unsigned group = 0; group < kGroups; ++group) {
+      if (group * 8 >= job.rows) break;
+      static_assert(kProductWarps == 8, "a warp norms one row of each group");
+      const auto row_of = [&](unsigned thread) { return group * 8 + thread / kWarpThreads; };
+      const auto each_vector = [&](unsigned thread, const auto& use) {  // of the row, some at a time
+        constexpr unsigned kStep = kWarpThreads * kVectorCount, kTogether = 4;
+        const Bf16* const from = job.x + static_cast<std::size_t>(row_of(thread)) * job.in;
+        for (unsigned first = thread % kWarpThreads * kVectorCount; first < job.in; first += kTogether * kStep) {
+          Vector v[kTogether];
+          ECHO_UNROLL
+          for (unsigned i = 0; i < kTogether; ++i)
+            v[i] = first + i * kStep < job.in ? load_vector(from + first + i * kStep) : Vector{};
+          ECHO_UNROLL
+          for (unsigned i = 0; i < kTogether; ++i)
+            if (first + i * kStep < job.in) use(first + i * kStep, v[i]);
+        }
+      };
+      block.own([&](unsigned thread) {
+        float sum = 0;
+        if (row_of(thread) < job.rows) each_vector(thread, [&](unsigned, const Vector& v) { sum += squares(v); });
+        locals[thread].squares = sum;
+      });
+      block.template sum<kWarpThreads>([&](unsigned thread) -> float& { return locals[thread].squares; });
+      block.own([&](unsigned thread) {
+        const unsigned row = row_of(thread);
+        if (row >= job.rows) return;
+        const float scale = reciprocal_root(locals[thread].squares / static_cast<float>(job.in) + job.eps);
+        each_vector(thread, [&](unsigned at, const Vector& v) {
+          store_vector(stage + row * stage_stride + at, normed(v, load_vector(job.norm + at), scale));
+        });
+      });
+    }
+    block.each([](unsigned) {});
+  }
+  const Bf16* const x = job.norm != nullptr ? stage : job.x;
+  const unsigned x_stride = job.norm != nullptr ? stage_stride : job.in;
+
+  for (unsigned first_tile = index * per_round; first_tile < tiles; first_tile += blocks * per_round) {
+    block.own([&](unsigned thread) {
+      ECHO_UNROLL
+      for (unsigned m = 0; m < kTiles; ++m) ECHO_UNROLL
+      for (unsigned w = 0; w < kWeights; ++w) ECHO_UNROLL
+      for (unsigned i = 0; i < 4; ++i) locals[thread].sums[m][w][i] = 0;
+    });
+    for (unsigned chunk = 0; chunk < chunks; ++chunk) {
+      ECHO_UNROLL
+      for (unsigned i = 0; i < kAhead; ++i) {
+        ECHO_UNROLL
+        for (unsigned m = 0; m < kTiles; ++m) {
+          block.own([&](unsigned thread) {
+            Own& self = locals[thread];
+            const unsigned lane = thread % kWarpThreads, part = thread / kWarpThreads % job.parts;
+            const unsigned step = part * steps / job.parts + chunk * kAhead + i;
+            const bool there = step < (part + 1) * steps / job.parts;
+            const unsigned row = m * 16 + lane / 4;
+            const Bf16* const from =
+                x + static_cast<std::size_t>(row) * x_stride + step * kStepInputs + lane % 4 * kVectorCount;
+            self.low = there && row < job.rows ? load_vector(from) : Vector{};
+            self.high =
+                kGroups > 1 && there && row + 8 < job.rows ? load_vector(from + std::size_t{8} * x_stride) : Vector{};
+          });
+          ECHO_UNROLL
+          for (unsigned w = 0; w < kWeights; ++w)
+            block.multiply([&](unsigned thread) -> float* { return locals[thread].sums[m][w]; },
+                           [&](unsigned thread) -> const Vector& { return locals[thread].low; },
+                           [&](unsigned thread) -> const Vector& { return locals[thread].high; },
+                           [&](unsigned thread) -> const Vector& { return locals[thread].ahead[w][i]; });
+        }
+      }
+      block.own([&](unsigned thread) {  // the next chunk, or the first one of the next tile
+        if (chunk + 1 < chunks) {
+          load(thread, first_tile, chunk + 1);
+        } else if (first_tile + blocks * per_round < tiles) {
+          load(thread, first_tile + blocks * per_round, 0);
+        }
+      });
+    }
+    block.each([&](unsigned thread) {
+      const Own& self = locals[thread];
+      const unsigned lane = thread % kWarpThreads, warp = thread / kWarpThreads;
+      ECHO_UNROLL
+      for (unsigned w = 0; w < kWeights; ++w) ECHO_UNROLL
+      for (unsigned m = 0; m < kTiles; ++m) {
+        float* const to =
+            shared_sums + ((warp * kWeights + w) * kRows + m * 16 + lane / 4) * kTileOutputs + lane % 4 * 2;
+        to[0] = self.sums[m][w][0], to[1] = self.sums[m][w][1];
+        if (kGroups > 1) {
+          to[8 * kTileOutputs] = self.sums[m][w][2];
+          to[8 * kTileOutputs + 1] = self.sums[m][w][3];
+        }
+      }
+    });
+    block.each([&](unsigned thread) {
+      for (unsigned e = thread; e < per_round * kRows * kTileOutputs; e += Block::kThreads) {
+        const unsigned row = e / kTileOutputs % kRows, slot = e / kTileOutputs / kRows;
+        const unsigned output = (first_tile + slot) * kTileOutputs + e % kTileOutputs;
+        if (row >= job.rows || output >= job.outputs) continue;
+        const auto total = [&](unsigned w) {
+          float sum = 0;
+          for (unsigned part = 0; part < job.parts; ++part)
+            sum += shared_sums[(((slot * job.parts + part) * kWeights + w) * kRows + row) * kTileOutputs +
+                               e % kTileOutputs];
+          return rounded(sum);
+        };
+        float value = total(0);
+        if (job.bias != nullptr) value = rounded(value + wide(job.bias[output]));
+        if constexpr (kGated) value = gated(value, total(1));
+        const std::size_t at = static_cast<std::size_t>(row) * job.out_stride + output;
+        if (job.residual != nullptr) value = wide(job.residual[at]) + value;
+        job.out[at] = narrow(value);
+      }
+    });
+  }
+}
+
+}  // namespace echoline::model::cuda
