@@ -357,10 +357,15 @@ Status RunningBatch::State::read(Admission& admission) {
       pages.push_back(&text.pages);
     }
     if (!pages.empty()) {
-      const auto attention = cache.reading(std::move(pages), lengths);
-      hidden = model->hidden_states(ids.to(model->device()), {}, attention.get())
-                   .flatten(0, 1)
-                   .index_select(0, torch::tensor(last, torch::kLong).to(model->device()));
+      if (decoder) {
+        if (const std::optional<Tensor> read = decoder->read(ids, lengths, pages)) hidden = *read;
+      }
+      if (!hidden.defined()) {
+        const auto attention = cache.reading(std::move(pages), lengths);
+        hidden = model->hidden_states(ids.to(model->device()), {}, attention.get())
+                     .flatten(0, 1)
+                     .index_select(0, torch::tensor(last, torch::kLong).to(model->device()));
+      }
     }
     std::map<const Row*, Tensor> of;
     std::int64_t index = 0;
