@@ -80,7 +80,11 @@ learner::BuiltIn built_in_trainer() {
       ECHO_ASSIGN(const Opened& opened, torch_module());
       return opened.module->built_in().probe(policy, config, temperature, threads);
     };
-  return {load, can_compute_on, settings_digest, probe};
+  const auto device_memory = [](const std::string& device) -> std::optional<Bytes> {
+    const auto& opened = torch_module();
+    return opened ? opened->module->built_in().device_memory(device) : std::nullopt;
+  };
+  return {load, can_compute_on, settings_digest, probe, device_memory};
 }
 
 Result<BuiltInEngine> built_in_engine() {

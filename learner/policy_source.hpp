@@ -82,6 +82,8 @@ struct BuiltIn {
   // Of the settings that a checkpoint must agree with, as trainer.json has it under config_digest.
   std::function<std::string(const RunConfig&, const model::ModelConfig&)> settings_digest;
   PolicyProbe probe = {};  // for the policies of an external trainer
+  // Of a GPU of this machine, all of it; nothing where this program cannot tell.
+  std::function<std::optional<Bytes>(const std::string& device)> device_memory = {};
 };
 
 // The maker of what the run file asks for; kInvalid for a run that wants the built-in trainer of a program that has

@@ -60,8 +60,12 @@ class Preflighter {
       const bool local = config_.fleet.local() && result_.plan;
       const std::size_t workers = local ? result_.plan->plan.chosen().size() : 0;
       const bool trains = config_.learner.trainer == TrainerKind::kBuiltIn;
-      result_.checks.push_back(memory_check(*model_, config_.network.store, workers, Bytes{have},
-                                            trains ? std::optional(training_shape()) : std::nullopt));
+      const auto training = trains ? std::optional(training_shape()) : std::nullopt;
+      result_.checks.push_back(memory_check(*model_, config_.network.store, workers, Bytes{have}, training,
+                                            /*workers_on_gpu=*/config_.worker.device != "cpu"));
+      for (const GpuLoad& load : gpu_loads(config_, *model_, prompt_tokens_, training, workers))
+        result_.checks.push_back(gpu_memory_check(
+            load, for_.built_in.device_memory ? for_.built_in.device_memory(load.device) : std::nullopt));
     }
     result_.prompt_tokens = prompt_tokens_;
     return std::move(result_);
@@ -144,7 +148,8 @@ class Preflighter {
           return fail(Code::kInvalid, "worker.device", "{}", usable.error().message());
       return ok();
     };
-    note("trainer", check(), devices.empty() ? "an external one" : "the built-in one computes on " + devices.front());
+    const Status usable = check();  // fills `devices`
+    note("trainer", usable, devices.empty() ? "an external one" : "the built-in one computes on " + devices.front());
   }
   Status can_compute_on(const std::string& device) const {
     return for_.built_in.can_compute_on ? for_.built_in.can_compute_on(device) : ok();
@@ -347,7 +352,7 @@ Status Preflight::status() const {
 }
 
 Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, std::size_t local_workers, Bytes have,
-                   const std::optional<model::TrainingShape>& training) {
+                   const std::optional<model::TrainingShape>& training, bool workers_on_gpu) {
   const model::MemoryEstimate needs = model::memory_estimate(model);
   // The newest published policy and the next, which is compared with it; the deltas that are being folded for a late
   // worker; and the store (a small policy leaves most of it empty).
@@ -377,11 +382,65 @@ Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, 
             to_text(have),
             training ? "learner.recompute, learner.moments, learner.compute and learner.microbatch_tokens change that"
                      : "a smaller model, or a machine with more memory, is needed")};
-  const Bytes workers{local_workers * 3 * needs.policy_bf16.count};  // fp32 weights, and the policy as it was received
+  // fp32 weights, unless they are on a GPU, and the policy as it was received.
+  const Bytes workers{local_workers * (workers_on_gpu ? 1 : 3) * needs.policy_bf16.count};
   return {
       "memory", learner + workers > have ? Verdict::kWarning : Verdict::kOk,
       fmt::format("{} takes {} ({}){}, this machine has {}", what, to_text(learner), parts,
                   local_workers > 0 ? fmt::format(" and the workers on it {}", to_text(workers)) : "", to_text(have))};
+}
+
+std::vector<GpuLoad> gpu_loads(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens,
+                               const std::optional<model::TrainingShape>& training, std::size_t workers) {
+  constexpr std::uint64_t kGpuProgram = 1'000'000'000;  // context, libraries, workspace, records of changes
+  const auto same = [](const std::string& a, const std::string& b) {
+    return (a == "cuda" ? "cuda:0" : a) == (b == "cuda" ? "cuda:0" : b);
+  };
+  std::vector<GpuLoad> loads;
+  if (training && training->on_device) {
+    const model::TrainingMemory takes = model::training_memory(model, *training);
+    const Bytes tensors{takes.tensors().count - (training->optimizer_on_host ? takes.optimizer.count : 0)};
+    // And the policy as it was published, with which the next is compared.
+    loads.push_back(
+        {config.learner.device, tensors + model::memory_estimate(model).policy_bf16 + Bytes{kGpuProgram}, {}, 0});
+  }
+  if (workers > 0 && config.worker.engine == "builtin" && config.worker.device != "cpu") {
+    if (loads.empty() || !same(loads.front().device, config.worker.device))
+      loads.push_back({config.worker.device, {}, {}, 0});
+    loads.back().worker = gpu_memory_needed(config, model, prompt_tokens);
+    loads.back().workers = workers;
+  }
+  return loads;
+}
+
+Check gpu_memory_check(const GpuLoad& load, std::optional<Bytes> have) {
+  const Bytes workers{load.workers * load.worker.count}, all = load.learner + workers;
+  std::string text;
+  if (load.learner.count > 0) text = fmt::format("training this model takes up to {}", to_text(load.learner));
+  if (load.workers > 0)
+    text += fmt::format("{}{} worker{} up to {}{}", text.empty() ? "" : ", ", load.workers,
+                        load.workers == 1 ? " takes" : "s take", to_text(workers),
+                        load.workers == 1 ? "" : fmt::format(" ({} each)", to_text(load.worker)));
+  if (!have)
+    return {"GPU memory", Verdict::kWarning,
+            fmt::format("on {}, {}; this program cannot tell how much {} has", load.device, text, load.device)};
+  text = fmt::format("on {}, {}, and it has {}", load.device, text, to_text(*have));
+  constexpr auto kTraining =
+      "learner.recompute, learner.moments, learner.optimizer_on_host and learner.microbatch_tokens change what "
+      "training "
+      "takes (docs/models.md)";
+  if (load.learner > *have) return {"GPU memory", Verdict::kFailed, fmt::format("{}: {}", text, kTraining)};
+  if (load.workers > 0 && load.worker > *have)
+    return {"GPU memory", Verdict::kFailed,
+            fmt::format("{}: not even one worker fits; a lower rollout.group_size or rollout.response_tokens_max needs "
+                        "less",
+                        text)};
+  if (all > *have)
+    return {"GPU memory", Verdict::kWarning,
+            fmt::format("{}: together they may not fit. Fewer workers on this machine, worker.device: cpu "
+                        "or a lower rollout.group_size need less{}",
+                        text, load.learner.count > 0 ? fmt::format("; {}", kTraining) : "")};
+  return {"GPU memory", Verdict::kOk, text};
 }
 
 Preflight preflight(const RunConfig& config, const PreflightFor& what) { return Preflighter(config, what).run(); }

@@ -14,6 +14,11 @@ std::size_t tokens_used(const ScoredSequence& s) {
 
 }  // namespace
 
+torch::Tensor upload(const torch::Tensor& t, const torch::Device& device) {
+  if (!device.is_cuda() || !t.is_cpu() || t.numel() == 0) return t.to(device);
+  return t.pin_memory().to(device, /*non_blocking=*/true);
+}
+
 PackedSize packed_size(const ScoredSequence& sequence) {
   const auto used = static_cast<std::int64_t>(tokens_used(sequence)),
              prompt = static_cast<std::int64_t>(sequence.prompt);
@@ -57,8 +62,8 @@ PackedTokens pack(const std::vector<ScoredSequence>& sequences, const torch::Dev
     }
   }
   const auto tensor = [](const std::vector<std::int64_t>& values) { return torch::tensor(values, torch::kLong); };
-  return {tensor(ids).to(device), tensor(positions), tensor(segments).view({-1, 3}), tensor(scored).to(device),
-          tensor(targets).to(device)};
+  const auto there = [&](const std::vector<std::int64_t>& values) { return upload(tensor(values), device); };
+  return {there(ids), tensor(positions), tensor(segments).view({-1, 3}), there(scored), there(targets)};
 }
 
 torch::Tensor uniform_segments(std::int64_t batch, std::int64_t tokens) {

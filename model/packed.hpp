@@ -36,6 +36,9 @@ struct PackedSize {
 PackedSize packed_size(const ScoredSequence& sequence);
 bool same_prompt(const ScoredSequence& a, const ScoredSequence& b);
 
+// t on `device`. A copy from the CPU to a GPU is queued and not waited for.
+torch::Tensor upload(const torch::Tensor& t, const torch::Device& device);
+
 // The segments of `batch` sequences of `tokens` tokens each, one behind the other.
 torch::Tensor uniform_segments(std::int64_t batch, std::int64_t tokens);
 

@@ -4,8 +4,10 @@
 #include <torch/cuda.h>
 #include <torch/version.h>
 
+#include "model/cuda/training_device.hpp"
 #include "model/kernels.hpp"
 #include "model/torch.hpp"
+#include "model/transformer.hpp"
 
 namespace echoline::model {
 
@@ -16,6 +18,13 @@ Runtime runtime() {
   r.threads = at::get_num_threads();
   r.cuda_devices = static_cast<int>(torch::cuda::device_count());
   return r;
+}
+
+std::optional<Bytes> device_memory(const std::string& device) {
+  const auto named = device_named(device);
+  if (!named || !named->is_cuda()) return std::nullopt;
+  const std::optional<std::uint64_t> bytes = training::memory_of(named->index());
+  return bytes ? std::optional(Bytes{*bytes}) : std::nullopt;
 }
 
 void keep_freed_memory() {

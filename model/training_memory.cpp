@@ -6,7 +6,8 @@
 namespace echoline::model {
 namespace {
 
-constexpr std::int64_t kLogits = std::int64_t{1} << 25;  // that transformer.cpp holds at a time
+constexpr std::int64_t kLogits = std::int64_t{1} << 25;  // that training_ops.cpp holds at a time
+constexpr double kLogitBytes = 1 << 29;                  // that device_ops.cpp holds at a time
 constexpr double kProgram = 250e6;                       // with its libraries, measured
 constexpr double kUpdated = 1 << 20;                     // values that the optimiser updates at a time
 
@@ -27,26 +28,33 @@ TrainingMemory training_memory(const ModelConfig& c, const TrainingShape& s) {
   // Of one layer, for one token. In fp32 on a CPU hand-written gradients need two norms' inputs and outputs, queries,
   // keys and values before and after the rotation, what attention gives, gate, up and their product. Otherwise libtorch
   // keeps fp32 copies in norms, and silu(gate).
-  const bool lean = !s.bf16 && !s.on_device;
+  // On a device kernels of our own keep as little, and in bf16 the heads are rotated again for the gradient.
+  const bool lean = !s.bf16 || s.on_device, again = s.bf16 && s.on_device;
   const double norms = 2 * hidden * (lean ? 2 * element : 4 + 2 * element);
   const double rotated = lean ? (q + 2 * kv) * element : (q + kv) * (c.qk_norm() ? 8 : 0);
-  const double attended = (2 * q + 2 * kv) * element + static_cast<double>(c.heads) * 4;
+  // libtorch's attention for fp32 keeps keys and values once for every query head, and those behind a shared prompt
+  // once for every 256 queries.
+  const double seen = 1.5 + static_cast<double>(s.sequence_tokens) / 512;
+  const double kept = again ? q : s.on_device ? 2 * q + 2 * kv + 2 * seen * q : 2 * q + 2 * kv;
+  const double attended = kept * element + static_cast<double>(c.heads) * 4;
   const double mlp = (lean ? 3 : 4) * inner * element;
   const double in_layer = tokens * (norms + rotated + attended + mlp);
   const double between = tokens * hidden * element;
 
-  // The head: the logits of a part of the rows, in bf16 another time in fp32 (on a device in fp32 twice); its weight's
-  // gradient, an fp32 sum where there are several parts.
-  const double part = std::max(1.0, std::floor(static_cast<double>(kLogits) / vocabulary));
+  // The head: the logits of a part of the rows, on a CPU in bf16 another time in fp32; its weight's gradient, an fp32
+  // sum where there are several parts.
+  const double part = s.on_device ? std::max(256.0, std::floor(kLogitBytes / (element * vocabulary)))
+                                  : std::max(1.0, std::floor(static_cast<double>(kLogits) / vocabulary));
   const bool several = tokens > part;
   const double logits = std::min(tokens, part) * vocabulary;
   const double table = vocabulary * hidden;
-  const double shown = logits * (s.on_device ? 4 : 0) + logits * (s.bf16 ? 6 : 4);
+  const double shown = logits * (s.on_device ? element : s.bf16 ? 6 : 4);
   const double head = 3 * between + (several ? std::max(shown + 4 * table, table * (s.bf16 ? 6 : 4))
                                              : std::max(shown, (logits + table) * element));
   // A look at responses before the step, in fp32 on a CPU; and an update, a part of the largest tensor at a time.
-  const double look = 4 * logits + (s.bf16 ? 4 * table : 0);
-  const double update = std::min(kUpdated, std::max(table, inner * hidden)) * (s.int8_moments ? 38 : 14);
+  const double look = s.on_device ? shown : 4 * logits + (s.bf16 ? 4 * table : 0);
+  const double update =
+      s.on_device ? 0 : std::min(kUpdated, std::max(table, inner * hidden)) * (s.int8_moments ? 38 : 14);
   // The last moment: the embedding's gradient, beside the head's where they are one tensor; bf16 gradients are not
   // summed yet.
   const double last = (c.tie_embeddings ? 2 : 1) * table * element + (s.bf16 ? 2 * parameters : 0);

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "model/cuda/training_device.hpp"
+#include "model/device_ops.hpp"
 #include "model/kernels.hpp"
 #include "model/parallel.hpp"
 #include "model/training_kernels.hpp"
@@ -483,6 +485,7 @@ struct LinearLogprob : torch::autograd::Function<LinearLogprob> {
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   TORCH_CHECK(weight.numel() == x.size(-1), "a norm of ", weight.numel(), " weights for ", x.size(-1), " values");
   if (by_kernels(x)) return RmsNorm::apply(x, weight.to(torch::kFloat), eps);
+  if (training::kernels_take(x) && weight.scalar_type() == x.scalar_type()) return rms_norm_on_device(x, weight, eps);
   const Tensor wide = x.to(torch::kFloat);
   return (wide * torch::rsqrt(wide.square().mean(-1, true) + eps)).to(x.scalar_type()) * weight;
 }
@@ -497,6 +500,7 @@ Tensor rotate(const Tensor& qkv, const Rotation& r) {
   const auto wide = [](const Tensor& t) { return t.defined() ? t.to(torch::kFloat) : torch::empty({0}); };
   if (by_kernels(qkv))
     return Rotated::apply(qkv, r.cos, r.sin, wide(r.q_norm), wide(r.k_norm), r.heads, r.kv_heads, r.eps);
+  if (rotates_on_device(qkv, r)) return rotate_on_device(qkv, r);
   const Tensor rows = qkv.view({tokens, all, dim});
   Tensor qk = rows.narrow(1, 0, turned).to(torch::kFloat);
   if (r.q_norm.defined()) {
@@ -511,7 +515,8 @@ Tensor rotate(const Tensor& qkv, const Rotation& r) {
 }
 
 Tensor gated(const Tensor& gate, const Tensor& up) {
-  return by_kernels(gate) ? Gated::apply(gate, up) : torch::silu(gate) * up;
+  if (by_kernels(gate)) return Gated::apply(gate, up);
+  return training::kernels_take(gate) ? gated_on_device(gate, up) : torch::silu(gate) * up;
 }
 
 AttentionWay attention_way(const torch::Device& device) {
@@ -534,6 +539,7 @@ Tensor attend_packed(const Tensor& qkv, std::int64_t heads, std::int64_t kv_head
 }
 
 LinearScores linear_scores(const Tensor& hidden, const Tensor& weight, const Tensor& targets, double temperature) {
+  if (scores_on_device(hidden, weight)) return linear_scores_on_device(hidden, weight, targets, temperature);
   const auto scores = LinearLogprob::apply(hidden, weight, targets, temperature);
   return {scores[0], scores[1]};
 }

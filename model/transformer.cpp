@@ -11,6 +11,7 @@
 
 #include "delta/raw_memory.hpp"
 #include "model/cpu_pass.hpp"
+#include "model/device_ops.hpp"
 #include "model/training_ops.hpp"
 
 namespace echoline::model {
@@ -54,6 +55,7 @@ struct Pass {
       sin;  // [positions, head_dim]: of all tokens, or of the tokens of every row; sin with the sign of the rotation
   Attention* attention;  // or null, and then
   Tensor segments;       // of model/packed
+  AttentionPlan plan;    // of the segments, on a GPU
 };
 
 // x weight^T. A CPU computes in fp32 with bf16 weights where no gradient wants them in one type.
@@ -64,9 +66,9 @@ Tensor product(const Tensor& x, const Tensor& weight) {
 
 // One decoder layer on x [batch * tokens, hidden].
 Tensor decode(const ModelConfig& config, const Pass& pass, std::size_t index, const Transformer::Layer& layer,
-              const Tensor& x) {
+              const Tensor& input) {
   const std::int64_t heads = config.heads, kv = config.kv_heads, dim = config.head_dim;
-  const Tensor z0 = rms_norm(x, layer.input_norm, config.rms_norm_eps);
+  const auto [z0, x] = norm_and_sum(input, {}, layer.input_norm, config.rms_norm_eps);
   // Queries, keys and values are one product, by kernels where these read the weights as they are.
   Tensor qkv = kernels_multiply(z0, layer.qkv)
                    ? cpu_product(z0, layer.qkv)
@@ -76,19 +78,22 @@ Tensor decode(const ModelConfig& config, const Pass& pass, std::size_t index, co
         torch::GradMode::is_enabled() ? torch::cat({layer.q_bias, layer.k_bias, layer.v_bias}) : layer.qkv_bias;
     qkv = qkv + bias.to(qkv.scalar_type());
   }
-  const Tensor rows =
-      rotate(qkv, {pass.cos, pass.sin, layer.q_norm, layer.k_norm, config.heads, config.kv_heads, config.rms_norm_eps});
+  const Rotation rotation{pass.cos,     pass.sin,        layer.q_norm,       layer.k_norm,
+                          config.heads, config.kv_heads, config.rms_norm_eps};
   Tensor mixed;
-  if (pass.attention) {
+  if (!pass.attention && attends_on_device(qkv, rotation)) {
+    mixed = attend_on_device(qkv, rotation, pass.plan);
+  } else if (const Tensor rows = rotate(qkv, rotation); pass.attention) {
     const Tensor in_batch = rows.view({pass.batch, pass.tokens, heads + 2 * kv, dim});
     mixed = pass.attention->attend(index, in_batch.narrow(2, 0, heads), in_batch.narrow(2, heads, kv),
                                    in_batch.narrow(2, heads + kv, kv));
   } else {
     mixed = attend_packed(rows, heads, kv, pass.segments, attention_way(rows.device()));
   }
-  const Tensor y = x + product(mixed, layer.o);
-  const Tensor z = rms_norm(y, layer.post_norm, config.rms_norm_eps);
-  return y + product(gated(product(z, layer.gate), product(z, layer.up)), layer.down);
+  const auto [z, y] = norm_and_sum(x, product(mixed, layer.o), layer.post_norm, config.rms_norm_eps);
+  const Tensor inner = gates_jointly(z, layer.gate_up) ? joint_gated(z, layer.gate_up, layer.gate, layer.up)
+                                                       : gated(product(z, layer.gate), product(z, layer.up));
+  return y + product(inner, layer.down);
 }
 
 // One layer of which only the input is kept: it is run again when its gradient is asked for, and the weights' gradients
@@ -96,7 +101,11 @@ Tensor decode(const ModelConfig& config, const Pass& pass, std::size_t index, co
 struct Recomputed : torch::autograd::Function<Recomputed> {
   static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x, const ModelConfig* config,
                         const Transformer::Layer* layer, const Pass* pass) {
-    context->save_for_backward({x, pass->cos, pass->sin, pass->segments});
+    const AttentionPlan& plan = pass->plan;
+    context->save_for_backward({x, pass->cos, pass->sin, pass->segments, plan.queries_first, plan.keys_first, plan.rows,
+                                plan.copies_first, plan.copies});
+    context->saved_data["queries_max"] = plan.queries_max;
+    context->saved_data["keys_max"] = plan.keys_max;
     context->saved_data["config"] = reinterpret_cast<std::int64_t>(config);
     context->saved_data["layer"] = reinterpret_cast<std::int64_t>(layer);
     context->saved_data["batch"] = pass->batch;
@@ -108,7 +117,9 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
                                                  torch::autograd::variable_list gradients) {
     const auto saved = context->get_saved_variables();
     const auto integer = [&](const char* name) { return context->saved_data[name].toInt(); };
-    const Pass pass{integer("batch"), integer("tokens"), saved[1], saved[2], nullptr, saved[3]};
+    const AttentionPlan plan{saved[4], saved[5], integer("queries_max"), integer("keys_max"), saved[6],
+                             saved[7], saved[8]};
+    const Pass pass{integer("batch"), integer("tokens"), saved[1], saved[2], nullptr, saved[3], plan};
     const Tensor x = saved[0].detach().requires_grad_(true);
     torch::AutoGradMode with_gradients(true);
     const Tensor y = decode(*reinterpret_cast<const ModelConfig*>(integer("config")), pass, 0,
@@ -251,12 +262,14 @@ Tensor Transformer::normed(const Tensor& x) const { return rms_norm(x, norm_, co
 Tensor Transformer::through_layers(const Tensor& ids, const Tensor& positions, Attention* attention,
                                    const Tensor& segments, bool wide) {
   TORCH_CHECK(ids.dim() == 2 && ids.scalar_type() == torch::kLong, "ids is not int64 [batch, tokens]");
-  Pass pass{ids.size(0), ids.size(1), {}, {}, attention, segments};
+  Pass pass{ids.size(0), ids.size(1), {}, {}, attention, segments, {}};
   if (!attention && !segments.defined()) pass.segments = uniform_segments(pass.batch, pass.tokens);
+  if (!attention && device().is_cuda())
+    pass.plan = attention_plan(pass.segments, config_.heads > config_.kv_heads, device());
   if (positions.defined()) {
     TORCH_CHECK(positions.sizes() == ids.sizes(), "positions is not [batch, tokens]");
     grow_rope(positions.max().item<std::int64_t>() + 1);
-    const Tensor flat = positions.reshape({-1}).to(device());
+    const Tensor flat = upload(positions.reshape({-1}), device());
     pass.cos = rope_cos_.index_select(0, flat);
     pass.sin = rope_sin_.index_select(0, flat);
   } else {
@@ -309,7 +322,7 @@ TokenScores Transformer::packed_logprobs(const PackedTokens& packed, double temp
   const Tensor hidden = through_layers(packed.ids.unsqueeze(0), packed.positions.unsqueeze(0), nullptr, packed.segments,
                                        /*wide=*/!as_trained);
   const LinearScores scores =
-      linear_scores(normed(hidden.index_select(0, packed.scored)), lm_head_, packed.targets, temperature);
+      linear_scores(normed(chosen_rows(hidden, packed.scored)), lm_head_, packed.targets, temperature);
   return {scores.logprobs, scores.entropy};
 }
 

@@ -10,8 +10,6 @@ constexpr double kLogRatioMax = 20;  // log-ratios beyond it only matter as "ver
 // k3 estimate of KL(p ‖ q) from samples of p, given log q − log p.
 torch::Tensor k3(const torch::Tensor& difference) { return difference.exp() - difference - 1.0; }
 
-double sum_of(const torch::Tensor& values) { return values.sum().item<double>(); }
-
 // Which counted tokens the second moment leaves out: of each response those with the largest squared log-ratio, until
 // the mean over the rest is at most `bound`; only such that the update would carry further away.
 torch::Tensor outside_second_moment(const torch::Tensor& log_ratio, const torch::Tensor& advantages,
@@ -156,14 +154,29 @@ LossResult policy_loss(const LossInputs& inputs, MinibatchSize minibatch, const 
 
   torch::NoGradGuard no_gradient;
   const torch::Tensor drift = (detached - behaviour).clamp(-kLogRatioMax, kLogRatioMax);
-  result.statistics.tokens = sum_of(mask);
-  result.statistics.clipped = sum_of(cut.to(mask.dtype()) * mask);
-  result.statistics.capped = sum_of((importance > config.importance_cap).to(mask.dtype()) * mask);
-  result.statistics.ratio_sum = sum_of(drift.exp() * mask);
-  result.statistics.ratio_square_sum = sum_of((2 * drift).exp() * mask);
-  result.statistics.behaviour_kl_sum = sum_of(k3(drift) * mask);
-  if (reference_kl.defined()) result.statistics.reference_kl_sum = sum_of(reference_kl.detach() * mask);
+  const torch::Tensor none = torch::zeros({}, mask.options());
+  result.sums = torch::stack({mask.sum(), (cut.to(mask.dtype()) * mask).sum(),
+                              ((importance > config.importance_cap).to(mask.dtype()) * mask).sum(),
+                              (drift.exp() * mask).sum(), ((2 * drift).exp() * mask).sum(), (k3(drift) * mask).sum(),
+                              reference_kl.defined() ? (reference_kl.detach() * mask).sum() : none});
   return result;
+}
+
+LossStatistics statistics_of(const double* sums) {
+  LossStatistics s;
+  s.tokens = sums[0];
+  s.clipped = sums[1];
+  s.capped = sums[2];
+  s.ratio_sum = sums[3];
+  s.ratio_square_sum = sums[4];
+  s.behaviour_kl_sum = sums[5];
+  s.reference_kl_sum = sums[6];
+  return s;
+}
+
+LossStatistics LossResult::statistics() const {
+  const torch::Tensor here = sums.to(torch::kCPU, torch::kDouble);
+  return statistics_of(here.data_ptr<double>());
 }
 
 }  // namespace echoline::learner

@@ -61,8 +61,13 @@ struct LossStatistics {
 
 struct LossResult {
   torch::Tensor loss;  // scalar, differentiable
-  LossStatistics statistics;
+  torch::Tensor sums;  // [kLossSums], where the inputs are: what statistics() reads
+  // Waits for the device where the inputs are on one.
+  LossStatistics statistics() const;
 };
+constexpr std::int64_t kLossSums = 7;
+// Of LossResult::sums in fp64 on the CPU.
+LossStatistics statistics_of(const double* sums);
 
 // What the whole minibatch counts, so that the losses of its micro-batches sum to the minibatch's loss.
 struct MinibatchSize {

@@ -4,11 +4,14 @@
 #include <cmath>
 #include <utility>
 
+#include "model/cuda/training_device.hpp"
+
 namespace echoline::learner {
 namespace {
 
-constexpr std::int64_t kBlock = 256;                    // values that share a scale
-constexpr std::int64_t kChunk = std::int64_t{1} << 20;  // values updated at a time: bounds memory, fits caches
+constexpr std::int64_t kBlock = 256;  // values that share a scale
+// Values updated at a time. On a CPU they fit caches; on a GPU each part costs a dozen launches. Bounds memory.
+std::int64_t chunk_of(const torch::Tensor& t) { return t.is_cpu() ? std::int64_t{1} << 20 : std::int64_t{1} << 26; }
 constexpr double kSteps1 = 127, kSteps2 = 255;
 
 std::int64_t blocks(std::int64_t values) { return (values + kBlock - 1) / kBlock; }
@@ -91,22 +94,39 @@ void AdamW::publish() {
   for (Slot& slot : slots_) slot.parameter.copy_(slot.master.to(torch::kBFloat16));
 }
 
+bool AdamW::fused() const {
+  return !slots_.empty() && slots_[0].master.is_cuda() && model::training::have_kernels() &&
+         model::training::kernels_take(slots_[0].master.view({-1}).narrow(0, 0, slots_[0].master.numel() / 8 * 8));
+}
+
 void AdamW::gather_gradients() {
   torch::NoGradGuard no_gradient;
+  const bool at_once = fused();
+  std::vector<model::training::Updated> added;
   for (Slot& slot : slots_) {
     const torch::Tensor fresh = slot.parameter.grad();
     if (!fresh.defined() || fresh.scalar_type() == torch::kFloat32) continue;
     slot.parameter.mutable_grad().reset();
-    if (!std::exchange(slot.gathered, true)) {
+    const bool first = !std::exchange(slot.gathered, true);
+    if (at_once && fresh.scalar_type() == torch::kBFloat16) {
+      model::training::Updated& each = added.emplace_back();
+      each.gradient = slot.gradient;
+      each.fresh = fresh.contiguous();
+      each.replaces = first;
+      continue;
+    }
+    if (first) {
       slot.gradient.copy_(fresh);
       continue;
     }
     const torch::Tensor sum = slot.gradient.view({-1}), addend = fresh.reshape({-1});
-    for (std::int64_t begin = 0; begin < sum.numel(); begin += kChunk) {  // what is added is widened first
-      const std::int64_t count = std::min(kChunk, sum.numel() - begin);
+    const std::int64_t chunk = chunk_of(sum);
+    for (std::int64_t begin = 0; begin < sum.numel(); begin += chunk) {  // what is added is widened first
+      const std::int64_t count = std::min(chunk, sum.numel() - begin);
       sum.narrow(0, begin, count).add_(addend.narrow(0, begin, count));
     }
   }
+  if (!added.empty()) model::training::add_gradients(added);
 }
 
 void AdamW::clear_gradients() {
@@ -134,8 +154,9 @@ void AdamW::update(Slot& slot, const torch::Tensor& gradient, double scale, doub
   const torch::Device device = slot.master.device();
   const torch::Tensor threshold = coded ? thresholds(updates_, device) : torch::Tensor();
   const torch::Tensor gradients = gradient.reshape({-1}), parameters = slot.parameter.detach().view({-1});
-  for (std::int64_t begin = 0; begin < gradients.numel(); begin += kChunk) {
-    const std::int64_t count = std::min(kChunk, gradients.numel() - begin);
+  const std::int64_t chunk = chunk_of(slot.master);
+  for (std::int64_t begin = 0; begin < gradients.numel(); begin += chunk) {
+    const std::int64_t count = std::min(chunk, gradients.numel() - begin);
     const auto part = [&](const torch::Tensor& t) { return t.view({-1}).narrow(0, begin, count); };
     const auto scales = [&](const torch::Tensor& t) { return t.narrow(0, begin / kBlock, blocks(count)); };
     torch::Tensor g = gradients.narrow(0, begin, count).to(device);
@@ -156,26 +177,71 @@ void AdamW::update(Slot& slot, const torch::Tensor& gradient, double scale, doub
   }
 }
 
+// Each from what the fields of its slot are, and the same place in `gradients`: undefined for none.
+std::vector<model::training::Updated> AdamW::all_at_once(const std::vector<torch::Tensor>& gradients) const {
+  std::vector<model::training::Updated> all;
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    const Slot& s = slots_[i];
+    model::training::Updated& each = all.emplace_back();
+    each.parameter = s.parameter.detach();
+    each.master = s.master;
+    each.moment1 = s.moment1, each.moment2 = s.moment2;
+    each.scale1 = s.scale1, each.scale2 = s.scale2;
+    if (gradients[i].defined()) each.gradient = gradients[i].contiguous();
+    each.decays = s.master.dim() >= 2 && config_.weight_decay > 0;
+  }
+  return all;
+}
+
+double AdamW::gradient_norm(const std::vector<torch::Tensor>& gradients) const {
+  double squared_norm = 0;
+  if (fused()) {
+    squared_norm = model::training::sum_of_squares(all_at_once(gradients)).item<double>();
+  } else if (gradients.size() > 0 && slots_[0].parameter.is_cuda()) {
+    std::vector<torch::Tensor> norms;  // read together: reading one waits for the device
+    for (const torch::Tensor& gradient : gradients)
+      if (gradient.defined()) norms.push_back(gradient.norm());
+    if (!norms.empty()) squared_norm = torch::stack(norms).to(torch::kDouble).square().sum().item<double>();
+  } else {
+    for (const torch::Tensor& gradient : gradients) {
+      if (!gradient.defined()) continue;
+      const double norm = gradient.norm().item<double>();
+      squared_norm += norm * norm;
+    }
+  }
+  return std::sqrt(squared_norm);
+}
+
+void AdamW::update_fused(const std::vector<torch::Tensor>& gradients, double scale, double rate) {
+  const auto n = static_cast<double>(updates_);
+  const torch::Device device = slots_[0].master.device();
+  model::training::update(all_at_once(gradients),
+                          {scale, config_.beta1, config_.beta2, 1.0 - std::pow(config_.beta1, n),
+                           1.0 - std::pow(config_.beta2, n), config_.epsilon, rate, config_.weight_decay},
+                          config_.moments == Moments::kInt8 ? thresholds(updates_, device) : torch::Tensor());
+}
+
 UpdateReport AdamW::step() {
   torch::NoGradGuard no_gradient;
   gather_gradients();
-  const auto gradient_of = [](Slot& slot) { return slot.gathered ? slot.gradient : slot.parameter.grad(); };
-  double squared_norm = 0;
-  for (Slot& slot : slots_) {
-    const torch::Tensor gradient = gradient_of(slot);
-    if (!gradient.defined()) continue;
-    const double norm = gradient.norm().item<double>();
-    squared_norm += norm * norm;
-  }
-  UpdateReport report{std::sqrt(squared_norm), rate(), std::isfinite(squared_norm)};
+  std::vector<torch::Tensor> gradients;
+  for (const Slot& slot : slots_) gradients.push_back(slot.gathered ? slot.gradient : slot.parameter.grad());
+  UpdateReport report{gradient_norm(gradients), rate(), false};
+  report.applied = std::isfinite(report.gradient_norm);
   if (report.applied) {
     ++updates_;
     const double scale = std::min(1.0, config_.gradient_norm_max / std::max(report.gradient_norm, 1e-300));
-    for (Slot& slot : slots_) {
-      const torch::Tensor gradient = gradient_of(slot);
-      update(slot, gradient.defined() ? gradient : torch::zeros_like(slot.parameter, torch::kFloat32), scale,
-             report.learning_rate);
-      slot.parameter.mutable_grad().reset();
+    if (fused()) {
+      update_fused(gradients, scale, report.learning_rate);
+    } else {
+      for (std::size_t i = 0; i < slots_.size(); ++i) {
+        Slot& slot = slots_[i];
+        torch::Tensor gradient = std::move(gradients[i]);
+        if (!gradient.defined()) gradient = torch::zeros_like(slot.parameter, torch::kFloat32);
+        update(slot, gradient, scale, report.learning_rate);
+        gradient = torch::Tensor();
+        slot.parameter.mutable_grad().reset();
+      }
     }
   }
   clear_gradients();

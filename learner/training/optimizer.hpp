@@ -20,6 +20,7 @@
 
 #include "base/result.hpp"
 #include "learner/training_config.hpp"
+#include "model/cuda/training_device.hpp"
 #include "model/torch.hpp"
 
 namespace echoline::learner {
@@ -72,7 +73,12 @@ class AdamW {
 
  private:
   double rate() const;
+  // Whether updates are one kernel (model/cuda/training_device): masters are on a GPU and this program has it.
+  bool fused() const;
+  std::vector<model::training::Updated> all_at_once(const std::vector<torch::Tensor>& gradients) const;
+  double gradient_norm(const std::vector<torch::Tensor>& gradients) const;
   void update(Slot& slot, const torch::Tensor& gradient, double scale, double rate);
+  void update_fused(const std::vector<torch::Tensor>& gradients, double scale, double rate);
   OptimizerConfig config_;
   std::vector<Slot> slots_;
   std::int64_t updates_ = 0;

@@ -41,7 +41,7 @@ BuiltIn built_in() {
     ECHO_TRY(model::device_named(name));
     return ok();
   };
-  return {load, can_compute_on, config_digest, model::probe_policy};
+  return {load, can_compute_on, config_digest, model::probe_policy, model::device_memory};
 }
 
 Result<std::unique_ptr<PolicyToTrain>> PolicyToTrain::load(const SourceHost& host, bool resume) {

@@ -86,7 +86,7 @@ PackedRows pack(const std::vector<TrainingRow*>& rows, const torch::Device& devi
   }
   packed.place = torch::tensor(place, torch::kLong);
   for (torch::Tensor* t : {&packed.place, &packed.behaviour, &packed.proximal, &packed.mask, &packed.advantages})
-    *t = t->to(device);
+    *t = model::upload(*t, device);
   if (rows.front()->proximal.empty()) packed.proximal = torch::Tensor();
   return packed;
 }
@@ -166,22 +166,32 @@ Result<Groups> lay_out(const std::vector<schema::Trajectory>& batch, const model
 
 bool informative(const TrainingRow& row) { return row.advantage != 0; }
 
-// Adds the scores of those rows of `part` that were chosen for scrutiny to the figures of their workers.
-void look_closely(const std::vector<TrainingRow*>& part, const PackedRows& packed, const model::TokenScores& scores,
-                  std::map<WorkerId, Scrutiny>& found) {
+// What the scores of some rows say of them, where they were made: a device is not waited for.
+struct Look {
+  std::vector<TrainingRow*> rows;
+  torch::Tensor figures;  // [2, rows]: surprise and dispute, means over a row's tokens
+};
+
+Look look_closely(const std::vector<TrainingRow*>& part, const PackedRows& packed, const model::TokenScores& scores) {
   torch::NoGradGuard no_gradient;
   const torch::Tensor counted = (packed.mask > 0).to(torch::kFloat), tokens = counted.sum(1);
   const torch::Tensor logprobs = packed.spread(scores.logprobs), entropy = packed.spread(scores.entropy);
-  const auto mean = [&](const torch::Tensor& values) {
-    return ((values * counted).sum(1) / tokens).to(torch::kCPU, torch::kDouble).contiguous();
-  };
-  const torch::Tensor surprise = mean(-logprobs - entropy), dispute = mean((logprobs - packed.behaviour).abs());
-  for (std::size_t i = 0; i < part.size(); ++i) {
-    if (!part[i]->scrutinised) continue;
-    Scrutiny& s = found[part[i]->worker];
-    ++s.responses;
-    s.surprise += surprise.data_ptr<double>()[i];
-    s.dispute += dispute.data_ptr<double>()[i];
+  const auto mean = [&](const torch::Tensor& values) { return (values * counted).sum(1) / tokens; };
+  return {part, torch::stack({mean(-logprobs - entropy), mean((logprobs - packed.behaviour).abs())})};
+}
+
+// Adds what was seen of rows that were chosen for scrutiny to the figures of their workers.
+void add_up(const std::vector<Look>& looks, std::map<WorkerId, Scrutiny>& found) {
+  for (const Look& look : looks) {
+    const torch::Tensor figures = look.figures.to(torch::kCPU, torch::kDouble).contiguous();
+    const auto* const surprise = figures.data_ptr<double>();
+    for (std::size_t i = 0; i < look.rows.size(); ++i) {
+      if (!look.rows[i]->scrutinised) continue;
+      Scrutiny& s = found[look.rows[i]->worker];
+      ++s.responses;
+      s.surprise += surprise[i];
+      s.dispute += surprise[look.rows.size() + i];
+    }
   }
 }
 
@@ -254,11 +264,13 @@ std::map<WorkerId, Scrutiny> Trainer::scrutinise(Groups& groups, std::int64_t st
     for (TrainingRow& row : group)
       if (row.scrutinised && !later.contains(&row)) now.push_back(&row);
   torch::NoGradGuard no_gradient;
-  std::map<WorkerId, Scrutiny> found;
+  std::vector<Look> looks;
   for (const auto& part : microbatches(now, config_.microbatch_tokens)) {
     const PackedRows packed = pack(part, model_->device());
-    look_closely(part, packed, model_->packed_logprobs(packed.tokens, config_.temperature), found);
+    looks.push_back(look_closely(part, packed, model_->packed_logprobs(packed.tokens, config_.temperature)));
   }
+  std::map<WorkerId, Scrutiny> found;
+  add_up(looks, found);
   return found;
 }
 
@@ -280,10 +292,13 @@ void Trainer::record_proximal(const std::vector<TrainingRow*>& rows) {
 
 UpdateReport Trainer::update(const std::vector<TrainingRow*>& rows, MinibatchSize minibatch, LossStatistics& statistics,
                              double& loss, std::map<WorkerId, Scrutiny>* scrutiny) {
+  // Figures are read when the whole update has been queued: reading one waits for the device.
+  std::vector<Look> looks;
+  std::vector<torch::Tensor> figures;
   for (const auto& part : microbatches(rows, config_.microbatch_tokens)) {
     const PackedRows packed = pack(part, model_->device());
     const model::TokenScores scores = model_->packed_logprobs(packed.tokens, config_.temperature);
-    if (scrutiny != nullptr) look_closely(part, packed, scores, *scrutiny);
+    if (scrutiny != nullptr) looks.push_back(look_closely(part, packed, scores));
     LossInputs inputs{
         packed.spread(scores.logprobs), packed.proximal, packed.behaviour, {}, packed.advantages, packed.mask};
     if (reference_ != nullptr) {
@@ -291,14 +306,22 @@ UpdateReport Trainer::update(const std::vector<TrainingRow*>& rows, MinibatchSiz
       inputs.reference_log_probs =
           packed.spread(reference_->packed_logprobs(packed.tokens, config_.temperature, /*as_trained=*/true).logprobs);
     }
-    LossResult result = policy_loss(inputs, minibatch, config_.loss);
+    const LossResult result = policy_loss(inputs, minibatch, config_.loss);
     result.loss.backward();
     optimizer_.gather_gradients();
-    result.statistics.entropy_sum = scores.entropy.sum().item<double>();
-    statistics += result.statistics;
-    loss += result.loss.item<double>();
+    figures.push_back(torch::cat({result.sums, torch::stack({scores.entropy.sum(), result.loss.detach()})}));
   }
-  return optimizer_.step();
+  const UpdateReport report = optimizer_.step();
+  for (const torch::Tensor& each : figures) {
+    const torch::Tensor here = each.to(torch::kCPU, torch::kDouble);
+    const auto* const sums = here.data_ptr<double>();
+    LossStatistics part = statistics_of(sums);
+    part.entropy_sum = sums[kLossSums];
+    statistics += part;
+    loss += sums[kLossSums + 1];
+  }
+  if (scrutiny != nullptr) add_up(looks, *scrutiny);
+  return report;
 }
 
 Result<StepReport> Trainer::step(const std::vector<schema::Trajectory>& batch) try {

@@ -2,11 +2,12 @@
 //
 //   train_bench [--groups 4] [--members 8] [--prompt 256] [--response 256] [--steps 5] [--threads 1] [--python
 //   /usr/bin/python3] train_bench --lengths 2048,4096,8192,16384 [--eager-max 2048]
+//   train_bench --device cuda [--preset qwen3-0.6b] [--groups 8] [--prompt 128] [--response 384] [--steps 4]
 //
 // Two batches of GRPO, of a Qwen3 of 26 million parameters: rollouts as they come (a shared prompt, lengths that
 // differ), and rows of one length without a shared prompt, where neither program has anything to leave out. Loss and
 // gradient norm of both programs must agree. With --lengths: one sequence of each length, seconds and how far the
-// process grew; the baseline up to --eager-max.
+// process grew; the baseline up to --eager-max. With --device: tests/bench/train_on_device.hpp.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -23,6 +24,7 @@
 #include "model/runtime.hpp"
 #include "model/weights.hpp"
 #include "tests/bench/measure.hpp"
+#include "tests/bench/train_on_device.hpp"
 
 namespace echoline {
 namespace {
@@ -283,10 +285,40 @@ int main(int argc, char** argv) {
   app.add_flag("--recompute", recompute, "learner.recompute, with --lengths");
   app.add_option("--python", python);
   app.add_flag("--smoke", smoke);
+  bench::OnDevice on_device;
+  std::string device;
+  bool no_baseline = false, no_kernels = false, no_gradients = false, fp32 = false, unfused = false;
+  app.add_option("--device", device, "cuda or cuda:N: a preset's shape on a GPU, beside transformers");
+  app.add_option("--preset", on_device.preset, "with --device");
+  app.add_flag("--fp32", fp32, "with --device");
+  app.add_flag("--int8-moments", on_device.int8_moments, "with --device");
+  app.add_flag("--reference", on_device.reference, "with --device: a term of a reference policy");
+  app.add_flag("--unfused", unfused, "with --device: by libtorch's kernels alone");
+  app.add_flag("--no-baseline", no_baseline, "with --device: without transformers");
+  app.add_flag("--no-kernels", no_kernels, "with --device: without names of kernels");
+  app.add_flag("--no-gradients", no_gradients, "with --device: without errors of gradients");
   CLI11_PARSE(app, argc, argv);
   if (smoke)
     size = {.groups = 2, .members = 2, .prompt = 8, .response = 12, .layers = 1, .hidden = 64, .vocabulary = 64},
     steps = 2;
+  if (!device.empty()) {
+    const auto folder = std::filesystem::temp_directory_path() / fmt::format("echoline-train-bench-{}", ::getpid());
+    const auto given = [&](const char* name, std::int64_t value, std::int64_t& to) {
+      if (app.count(name) > 0) to = value;
+    };
+    given("--groups", size.groups, on_device.groups);
+    given("--members", size.members, on_device.members);
+    given("--prompt", size.prompt, on_device.prompt);
+    given("--response", size.response, on_device.response);
+    given("--microbatch-tokens", size.microbatch, on_device.microbatch);
+    if (app.count("--steps") > 0) on_device.steps = steps;
+    if (app.count("--python") > 0) on_device.python = python;
+    on_device.device = device, on_device.recompute = recompute, on_device.bf16 = !fp32, on_device.fused = !unfused;
+    on_device.baseline = !no_baseline, on_device.kernels = !no_kernels, on_device.gradients = !no_gradients;
+    bench::train_on_device(on_device, folder);
+    std::filesystem::remove_all(folder);
+    return 0;
+  }
   if (smoke && std::system((python + " -c 'import torch, numpy' 2>/dev/null").c_str()) != 0) {
     fmt::print("{} has no torch: nothing to compare with\n", python);
     return 0;

@@ -84,8 +84,8 @@ TEST(PolicyLoss, ClipsOnlyTheSideThatWouldGoTooFar) {
     result.loss.backward();
     EXPECT_NEAR(result.loss.item<double>(), -c.objective, 1e-12) << c.advantage << " " << c.ratio;
     EXPECT_NEAR(log_probs.grad().item<double>(), -c.slope, 1e-12) << c.advantage << " " << c.ratio;
-    EXPECT_EQ(result.statistics.clipped, c.clipped ? 1 : 0) << c.advantage << " " << c.ratio;
-    EXPECT_NEAR(result.statistics.ratio_sum, c.ratio, 1e-12);
+    EXPECT_EQ(result.statistics().clipped, c.clipped ? 1 : 0) << c.advantage << " " << c.ratio;
+    EXPECT_NEAR(result.statistics().ratio_sum, c.ratio, 1e-12);
   }
 }
 
@@ -99,9 +99,9 @@ TEST(PolicyLoss, ImportanceWeightIsTruncatedAndNotDifferentiated) {
   EXPECT_NEAR(result.loss.item<double>(), -(1.5 * 2 + 2 * 2) / 2, 1e-12);
   EXPECT_NEAR(log_probs.grad()[0][0].item<double>(), -1.5 * 2 / 2, 1e-12);
   EXPECT_NEAR(log_probs.grad()[0][1].item<double>(), -2.0 * 2 / 2, 1e-12);
-  EXPECT_EQ(result.statistics.capped, 1);
-  EXPECT_EQ(result.statistics.tokens, 2);
-  EXPECT_NEAR(result.statistics.ratio_sum, 6.5, 1e-12);
+  EXPECT_EQ(result.statistics().capped, 1);
+  EXPECT_EQ(result.statistics().tokens, 2);
+  EXPECT_NEAR(result.statistics().ratio_sum, 6.5, 1e-12);
 }
 
 TEST(PolicyLoss, ReferenceDivergenceByHand) {
@@ -113,7 +113,7 @@ TEST(PolicyLoss, ReferenceDivergenceByHand) {
   const double k3 = 0.5 - std::log(0.5) - 1;
   const LossResult result = policy_loss(inputs, {1, 1}, config);
   EXPECT_NEAR(result.loss.item<double>(), 0.5 * k3, 1e-12);
-  EXPECT_NEAR(result.statistics.reference_kl_sum, k3, 1e-12);
+  EXPECT_NEAR(result.statistics().reference_kl_sum, k3, 1e-12);
 }
 
 TEST(PolicyLoss, AggregationsWeighTokensOrSequences) {
@@ -137,7 +137,7 @@ TEST(PolicyLoss, PaddingMayHoldAnything) {
   result.loss.backward();
   EXPECT_NEAR(result.loss.item<double>(), -1.0, 1e-12);
   EXPECT_TRUE(torch::equal(log_probs.grad(), tensor({-1, 0, 0}, {1, 3})));
-  EXPECT_TRUE(std::isfinite(result.statistics.behaviour_kl_sum));
+  EXPECT_TRUE(std::isfinite(result.statistics().behaviour_kl_sum));
 }
 
 torch::Tensor score(const torch::Tensor& logits, const torch::Tensor& targets) {
@@ -263,8 +263,8 @@ TEST(PolicyLoss, EveryNamedLossMatchesItsFormulaAndFiniteDifferences) {
       torch::Tensor logits = c.logits.clone().requires_grad_();
       c.inputs.log_probs = score(logits, c.targets);
       const LossResult result = policy_loss(c.inputs, {3, 8}, config);
-      EXPECT_GT(result.statistics.capped, 0) << name;
-      EXPECT_EQ(result.statistics.clipped > 0, config.trust_region != TrustRegion::kNone) << name;
+      EXPECT_GT(result.statistics().capped, 0) << name;
+      EXPECT_EQ(result.statistics().clipped > 0, config.trust_region != TrustRegion::kNone) << name;
       result.loss.backward();
       const PlainLoss plain{rows_of(c.inputs.proximal_log_probs), rows_of(c.inputs.behaviour_log_probs),
                             rows_of(c.inputs.reference_log_probs), rows_of(c.inputs.mask),
@@ -316,8 +316,8 @@ TEST(PolicyLoss, EveryNamedLossByHand) {
     const LossInputs inputs{now, old, behaviour, {}, tensor(*advantages, {2}), mask};
     const LossResult result = policy_loss(inputs, {2, 3}, config);
     EXPECT_NEAR(result.loss.item<double>(), -objective, 2e-5) << name;
-    EXPECT_NEAR(result.statistics.ratio_sum, 4.5 + 1 + 0.5, 1e-9);
-    EXPECT_NEAR(result.statistics.ratio_square_sum, 20.25 + 1 + 0.25, 1e-9);
+    EXPECT_NEAR(result.statistics().ratio_sum, 4.5 + 1 + 0.5, 1e-9);
+    EXPECT_NEAR(result.statistics().ratio_square_sum, 20.25 + 1 + 0.25, 1e-9);
   }
   EXPECT_FALSE(loss_named("ppo"));
 }
@@ -348,11 +348,11 @@ TEST(PolicyLoss, MicroBatchesSumToTheMinibatch) {
                               part(c.inputs.advantages),          part(c.inputs.mask)};
       const LossResult result = policy_loss(inputs, {3, 8}, config);
       loss += result.loss.item<double>();
-      statistics += result.statistics;
+      statistics += result.statistics();
     }
     EXPECT_NEAR(loss, whole.loss.item<double>(), 1e-12);
-    EXPECT_EQ(statistics.tokens, whole.statistics.tokens);
-    EXPECT_NEAR(statistics.behaviour_kl_sum, whole.statistics.behaviour_kl_sum, 1e-12);
+    EXPECT_EQ(statistics.tokens, whole.statistics().tokens);
+    EXPECT_NEAR(statistics.behaviour_kl_sum, whole.statistics().behaviour_kl_sum, 1e-12);
   }
 }
 

@@ -2,6 +2,7 @@
 #include "learner/training/optimizer.hpp"
 
 #include <gtest/gtest.h>
+#include <torch/cuda.h>
 
 #include <cmath>
 #include <limits>
@@ -190,6 +191,59 @@ TEST(AdamW, GradientsOfManyMicroBatchesAddUpInFp32) {
   EXPECT_TRUE(report.applied);
   EXPECT_FLOAT_EQ(report.gradient_norm, 2 * 1001);
   EXPECT_EQ(optimizer.step().gradient_norm, 0) << "gradients outlived their update";
+}
+
+// On a GPU the update of all tensors is one kernel: bit for bit what libtorch's kernels make of them one after the
+// other. The norm of the gradients is added up in another order.
+TEST(AdamWOnGpu, OneKernelUpdatesAsLibtorchDoes) {
+  if (!model::training::have_kernels()) GTEST_SKIP() << "built without CUDA kernels, or with a libtorch without CUDA";
+  if (torch::cuda::device_count() == 0) GTEST_SKIP() << "there is no CUDA device";
+  for (const Moments moments : {Moments::kFp32, Moments::kInt8})
+    for (const torch::ScalarType type : {torch::kBFloat16, torch::kFloat32}) {
+      OptimizerConfig config{};
+      config.learning_rate = 0.01;
+      config.weight_decay = 0.1;
+      config.gradient_norm_max = 1e9;  // no clipping: its factor would differ in the last bit
+      config.moments = moments;
+      const std::vector<std::vector<std::int64_t>> shapes{{3, 700}, {5}, {1}, {257, 8192}, {256}, {40, 333}};
+      const auto run = [&](bool kernels) {
+        model::training::use_kernels(kernels);
+        torch::manual_seed(4);
+        const auto options = torch::TensorOptions().device(torch::kCUDA);
+        NamedParameters parameters;
+        for (const auto& shape : shapes)
+          parameters.emplace_back("p", torch::randn(shape, options).to(type).requires_grad_());
+        AdamW optimizer(parameters, config);
+        std::vector<torch::Tensor> all;
+        for (int n = 0; n < 4; ++n) {
+          for (int part = 0; part < 3; ++part) {
+            for (std::size_t i = 0; i < parameters.size(); ++i) {
+              if (i == 4 && n == 2) continue;  // no gradient in this update
+              torch::Tensor& p = parameters[i].second;
+              (p * torch::randn(shapes[i], options).to(type)).sum().backward();
+            }
+            optimizer.gather_gradients();
+          }
+          all.push_back(torch::tensor(optimizer.step().gradient_norm, torch::kDouble));
+        }
+        model::training::use_kernels(true);
+        for (const AdamW::Slot& s : optimizer.slots())
+          for (const torch::Tensor& t : {s.parameter, s.master, s.moment1, s.moment2, s.scale1, s.scale2})
+            if (t.defined()) all.push_back(t.detach().cpu());
+        return all;
+      };
+      const auto one = run(true), many = run(false);
+      ASSERT_EQ(one.size(), many.size());
+      for (std::size_t i = 0; i < one.size(); ++i) {
+        if (i < 4)
+          EXPECT_NEAR(one[i].item<double>() / many[i].item<double>(), 1, 1e-5);
+        else
+          EXPECT_TRUE(torch::equal(one[i], many[i]))
+              << "tensor " << i << (moments == Moments::kInt8 ? " int8 " : " fp32 ") << type << ": "
+              << (one[i] != many[i]).sum().item<std::int64_t>() << " of " << one[i].numel() << " differ, at most by "
+              << (one[i].to(torch::kDouble) - many[i].to(torch::kDouble)).abs().max().item<double>();
+      }
+    }
 }
 
 TEST(OptimizerConfig, RangesAreChecked) {

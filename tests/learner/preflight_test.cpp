@@ -17,6 +17,7 @@
 namespace echoline::learner {
 namespace {
 
+using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -277,6 +278,77 @@ TEST(Preflight, AnExternalTrainersMemoryIsNotTheLearners) {
   };
   EXPECT_THAT(run_of("external"), HasSubstr("holding the policies of an external trainer takes"));
   EXPECT_THAT(run_of("built_in"), HasSubstr("training"));
+}
+
+PreflightFor with_gpu(std::optional<Bytes> memory) {
+  BuiltIn built_in;
+  built_in.load = [](const SourceHost&, bool) -> Result<std::unique_ptr<PolicySource>> {
+    return fail(Code::kInternal, "test", "not to be loaded");
+  };
+  built_in.can_compute_on = [](const std::string&) -> Status { return ok(); };
+  built_in.device_memory = [memory](const std::string& device) {
+    EXPECT_TRUE(device == "cuda" || device == "cuda:0" || device == "cuda:1") << device;
+    return memory;
+  };
+  return {built_in};
+}
+
+TEST(Preflight, WhatTrainingTakesIsHeldAgainstTheGpusMemory) {
+  const auto run = [](std::optional<Bytes> memory) {
+    return preflight(
+        quickstart({{"model.preset", "qwen3-0.6b"}, {"learner.device", "cuda"}, {"learner.compute", "bf16"}}),
+        with_gpu(memory));
+  };
+  const Bytes large{143'000'000'000}, small{12'000'000'000};
+  const Check fits = check(run(large), "GPU memory");
+  EXPECT_EQ(fits.verdict, Verdict::kOk);
+  EXPECT_EQ(check(run(large), "trainer").detail, "the built-in one computes on cuda");
+  EXPECT_THAT(fits.detail, HasSubstr("on cuda, training this model takes up to "));
+  EXPECT_THAT(fits.detail, HasSubstr("and it has 143 GB"));
+  const Preflight too_small = run(small);
+  EXPECT_EQ(check(too_small, "GPU memory").verdict, Verdict::kFailed);
+  EXPECT_THAT(check(too_small, "GPU memory").detail, HasSubstr("learner.recompute"));
+  EXPECT_FALSE(too_small.status());
+  const Check unknown = check(run(std::nullopt), "GPU memory");
+  EXPECT_EQ(unknown.verdict, Verdict::kWarning);
+  EXPECT_THAT(unknown.detail, HasSubstr("cannot tell how much cuda has"));
+  // On a CPU there is no such check.
+  for (const Check& c : preflight(quickstart(), with_gpu(small)).checks) EXPECT_NE(c.name, "GPU memory");
+}
+
+TEST(Preflight, WorkersOnTheGpuAreCountedThereAndNotHere) {
+  const auto both = [](const char* worker) {
+    return quickstart({{"learner.device", "cuda:0"}, {"worker.device", worker}, {"learner.compute", "bf16"}});
+  };
+  const Preflight fits = preflight(both("cuda"), with_gpu(Bytes{143'000'000'000}));
+  EXPECT_THAT(check(fits, "GPU memory").detail,
+              ContainsRegex("training this model takes up to .*, [0-9]+ workers take"));
+  const auto large = model::preset("qwen3-8b").value();
+  const Bytes policy = model::memory_estimate(large).policy_bf16;
+  EXPECT_THAT(memory_check(large, {}, 2, Bytes{512'000'000'000}, {}, /*workers_on_gpu=*/true).detail,
+              HasSubstr("the workers on it " + to_text(Bytes{2 * policy.count})));
+  EXPECT_THAT(memory_check(large, {}, 2, Bytes{512'000'000'000}, {}).detail,
+              HasSubstr("the workers on it " + to_text(Bytes{6 * policy.count})));
+  std::size_t checks = 0;
+  for (const Check& c : fits.checks) checks += c.name == "GPU memory" ? 1 : 0;
+  EXPECT_EQ(checks, 1u) << "cuda and cuda:0 are one device";
+
+  checks = 0;
+  for (const Check& c : preflight(both("cuda:1"), with_gpu(Bytes{143'000'000'000})).checks)
+    checks += c.name == "GPU memory" ? 1 : 0;
+  EXPECT_EQ(checks, 2u);
+
+  const GpuLoad load{"cuda", Bytes{30'000'000'000}, Bytes{5'000'000'000}, 2};
+  EXPECT_EQ(gpu_memory_check(load, Bytes{40'000'000'000}).verdict, Verdict::kOk);
+  const Check crowded = gpu_memory_check(load, Bytes{39'000'000'000});
+  EXPECT_EQ(crowded.verdict, Verdict::kWarning);
+  EXPECT_THAT(crowded.detail,
+              HasSubstr("2 workers take up to 10 GB (5 GB each), and it has 39 GB: together they may not"));
+  EXPECT_EQ(gpu_memory_check(load, Bytes{29'000'000'000}).verdict, Verdict::kFailed);
+  const Check worker = gpu_memory_check({"cuda:1", {}, Bytes{5'000'000'000}, 1}, Bytes{4'000'000'000});
+  EXPECT_EQ(worker.verdict, Verdict::kFailed);
+  EXPECT_THAT(worker.detail,
+              HasSubstr("on cuda:1, 1 worker takes up to 5 GB, and it has 4 GB: not even one worker fits"));
 }
 
 TEST(Preflight, PromptsAreLookedAtAsTheModelSeesThem) {

@@ -1,0 +1,374 @@
+#include "model/cuda/training_device.hpp"
+
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "model/cuda/training_launch.hpp"
+
+namespace echoline::model::training {
+
+using torch::Tensor;
+
+namespace {
+
+std::atomic<bool> in_use = true;
+
+// Whether the device has what the kernels and libtorch's flash attention are built for.
+bool new_enough(const torch::Device& device) {
+  static std::mutex mutex;
+  static std::map<int, bool> known;
+  const std::lock_guard lock(mutex);
+  const int index = device.index() < 0 ? 0 : device.index();
+  if (const auto at = known.find(index); at != known.end()) return at->second;
+  int major = 0;
+  const bool good =
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index) == cudaSuccess && major >= 8;
+  return known[index] = good;
+}
+
+template <class Job>
+void start(const Job& job, const Tensor& on) {
+  const c10::cuda::CUDAGuard guard(on.device());
+  const cudaError_t error = launch(job, c10::cuda::getCurrentCUDAStream(on.device().index()).stream());
+  TORCH_CHECK(error == cudaSuccess, "a training kernel cannot be started: ", cudaGetErrorString(error));
+}
+
+// Calls f(T{}) with the T of x's values.
+template <class F>
+void by_type(const Tensor& x, const F& f) {
+  if (x.scalar_type() == torch::kBFloat16)
+    f(Bf16{});
+  else
+    f(float{});
+}
+
+template <class T>
+T* data(const Tensor& t) {
+  return t.defined() ? static_cast<T*>(t.data_ptr()) : nullptr;
+}
+float* floats(const Tensor& t) { return data<float>(t); }
+
+void check_like(const Tensor& a, const Tensor& b) {
+  TORCH_CHECK(a.is_cuda() && b.is_cuda() && a.scalar_type() == b.scalar_type(),
+              "tensors of different devices or types");
+}
+void check_fp32(const Tensor& t) {
+  TORCH_CHECK(t.is_cuda() && t.scalar_type() == torch::kFloat && t.is_contiguous(), "not dense fp32 on a device");
+}
+
+Tensor column_sums_of(const Tensor& sums, const Tensor& like) {
+  const Tensor out = torch::empty({sums.size(1)}, like.options().requires_grad(false));
+  by_type(like, [&](auto type) {
+    using T = decltype(type);
+    start(ColumnSumsJob<T>{floats(sums), data<T>(out), sums.size(0), sums.size(1)}, sums);
+  });
+  return out;
+}
+
+std::int64_t parts(std::int64_t count, std::int64_t each) { return (count + each - 1) / each; }
+
+Tensor fp32_like(const Tensor& x, std::int64_t rows, std::int64_t width) {
+  return torch::empty({rows, width}, x.options().dtype(torch::kFloat).requires_grad(false));
+}
+
+template <class T>
+RotateJob<T> rotate_job(const Tensor& qkv, const Heads& h) {
+  const std::int64_t all = h.heads + 2 * h.kv_heads;
+  return {data<T>(qkv),
+          nullptr,
+          floats(h.cos),
+          floats(h.sin),
+          data<T>(h.q_norm),
+          data<T>(h.k_norm),
+          qkv.size(0),
+          h.cos.size(0),
+          static_cast<int>(h.heads),
+          static_cast<int>(h.kv_heads),
+          static_cast<int>(qkv.size(1) / all),
+          static_cast<float>(h.eps)};
+}
+
+// The table of entries on the device, and the number of parts.
+struct Table {
+  Tensor entries;
+  std::int64_t count = 0, parts = 0;
+  const UpdateEntry* data() const { return static_cast<const UpdateEntry*>(entries.data_ptr()); }
+};
+
+Table table_of(const std::vector<Updated>& tensors) {
+  Table table;
+  table.count = static_cast<std::int64_t>(tensors.size());
+  // Each call has pinned memory of its own, which libtorch keeps until the copy is done.
+  const auto bytes = static_cast<std::int64_t>(tensors.size() * sizeof(UpdateEntry));
+  const Tensor host = torch::empty({bytes}, torch::TensorOptions().dtype(torch::kByte).pinned_memory(true));
+  auto* entry = reinterpret_cast<UpdateEntry*>(host.data_ptr());
+  torch::Device device = torch::kCPU;
+  for (const Updated& t : tensors) {
+    const Tensor& any = t.gradient.defined() ? t.gradient : t.master;
+    device = any.device();
+    bool packed = true;
+    for (const Tensor* each :
+         {&t.parameter, &t.master, &t.moment1, &t.moment2, &t.scale1, &t.scale2, &t.gradient, &t.fresh})
+      if (each->defined()) {
+        TORCH_CHECK(each->is_contiguous() && each->device() == device,
+                    "a tensor of the optimizer is not dense, or on another device");
+        packed &= reinterpret_cast<std::uintptr_t>(each->data_ptr()) % 16 == 0;
+      }
+    *entry++ = {data<void>(t.parameter),
+                floats(t.master),
+                data<void>(t.moment1),
+                data<void>(t.moment2),
+                floats(t.scale1),
+                floats(t.scale2),
+                floats(t.gradient),
+                data<Bf16>(t.fresh),
+                any.numel(),
+                table.parts,
+                t.parameter.defined() && t.parameter.scalar_type() == torch::kFloat,
+                t.decays,
+                t.replaces,
+                packed};
+    table.parts += parts(any.numel(), kUpdatePart);
+  }
+  table.entries = host.to(device, /*non_blocking=*/true);
+  return table;
+}
+
+}  // namespace
+
+bool have_kernels() { return true; }
+void use_kernels(bool on) { in_use = on; }
+
+bool kernels_take(const Tensor& x) {
+  const auto type = x.scalar_type();
+  return in_use && x.is_cuda() && (type == torch::kBFloat16 || type == torch::kFloat) && x.dim() > 0 &&
+         x.size(-1) % 8 == 0 && x.numel() > 0 && new_enough(x.device());
+}
+
+std::optional<std::uint64_t> memory_of(int index) {
+  cudaDeviceProp properties;
+  if (cudaGetDeviceProperties(&properties, index) != cudaSuccess) return std::nullopt;
+  return properties.totalGlobalMem;
+}
+
+std::pair<Tensor, Tensor> norm(const Tensor& input, const Tensor& more, const Tensor& weight, double eps) {
+  const Tensor x = input.contiguous(), w = weight.contiguous(), out = torch::empty_like(x);
+  const Tensor addend = more.defined() ? more.contiguous() : Tensor();
+  const Tensor sum = more.defined() ? torch::empty_like(x) : Tensor();
+  check_like(x, w);
+  if (more.defined()) {
+    check_like(x, addend);
+    TORCH_CHECK(x.sizes() == addend.sizes(), "an addend of other sizes");
+  }
+  by_type(x, [&](auto type) {
+    using T = decltype(type);
+    const std::int64_t width = x.size(-1);
+    start(NormJob<T>{data<T>(x), data<T>(w), data<T>(out), data<T>(addend), data<T>(sum), x.numel() / width, width,
+                     static_cast<float>(eps)},
+          x);
+  });
+  return {out, more.defined() ? sum : input};
+}
+
+std::pair<Tensor, Tensor> norm_backward(const Tensor& input, const Tensor& weight, const Tensor& slope,
+                                        const Tensor& other, double eps) {
+  const Tensor x = input.contiguous(), w = weight.contiguous(), dy = slope.contiguous(), dx = torch::empty_like(x);
+  const Tensor beside = other.defined() ? other.contiguous() : Tensor();
+  check_like(x, w);
+  check_like(x, dy);
+  if (other.defined()) check_like(x, beside);
+  const std::int64_t width = x.size(-1), rows = x.numel() / width;
+  const Tensor sums = fp32_like(x, parts(rows, kNormBackwardRows), width);
+  by_type(x, [&](auto type) {
+    using T = decltype(type);
+    start(NormBackwardJob<T>{data<T>(x), data<T>(w), data<T>(dy), data<T>(beside), data<T>(dx), floats(sums), rows,
+                             width, static_cast<float>(eps)},
+          x);
+  });
+  return {dx, column_sums_of(sums, w)};
+}
+
+bool rotates(const Tensor& qkv, const Heads& h) {
+  const std::int64_t dim = qkv.size(1) / (h.heads + 2 * h.kv_heads);
+  const auto fits = [&](const Tensor& norm) { return !norm.defined() || norm.scalar_type() == qkv.scalar_type(); };
+  return kernels_take(qkv) && dim % 4 == 0 && dim <= kDimMax && fits(h.q_norm) && fits(h.k_norm) &&
+         h.q_norm.defined() == h.k_norm.defined();
+}
+
+Tensor rotate(const Tensor& input, const Heads& h) {
+  const Tensor qkv = input.contiguous();
+  const std::int64_t all = h.heads + 2 * h.kv_heads;
+  check_fp32(h.cos);
+  check_fp32(h.sin);
+  const Tensor out = torch::empty({qkv.size(0), all, qkv.size(1) / all}, qkv.options().requires_grad(false));
+  by_type(qkv, [&](auto type) {
+    using T = decltype(type);
+    RotateJob<T> job = rotate_job<T>(qkv, h);
+    job.out = data<T>(out);
+    start(job, qkv);
+  });
+  return out;
+}
+
+HeadSlopes rotate_backward(const Tensor& input, const Heads& h, const Tensor& q_slope, const Tensor& k_slope,
+                           const Tensor& v_slope, const Tensor& copies_first, const Tensor& copies) {
+  const Tensor qkv = input.contiguous(), slope = torch::empty_like(qkv);
+  const std::int64_t all = h.heads + 2 * h.kv_heads, dim = qkv.size(1) / all;
+  for (const Tensor* t : {&q_slope, &k_slope, &v_slope}) {
+    check_like(qkv, *t);
+    TORCH_CHECK(t->dim() == 3 && t->size(2) == dim && t->stride(2) == 1 && t->stride(1) == dim && t->stride(0) % 2 == 0,
+                "slopes of heads are not dense rows");
+  }
+  const Tensor sums = fp32_like(qkv, parts(qkv.size(0), kRotateBackwardTokens), 2 * dim);
+  by_type(qkv, [&](auto type) {
+    using T = decltype(type);
+    start(RotateBackwardJob<T>{rotate_job<T>(qkv, h), data<T>(q_slope), data<T>(k_slope), data<T>(v_slope),
+                               q_slope.stride(0), k_slope.stride(0), v_slope.stride(0),
+                               data<std::int32_t>(copies_first), data<std::int32_t>(copies), data<T>(slope),
+                               floats(sums), static_cast<int>(k_slope.size(1) / h.kv_heads)},
+          qkv);
+  });
+  HeadSlopes slopes{slope, {}, {}};
+  if (h.q_norm.defined()) {
+    const Tensor both = column_sums_of(sums, h.q_norm);
+    slopes.q_norm = both.narrow(0, 0, dim);
+    slopes.k_norm = both.narrow(0, dim, dim);
+  }
+  return slopes;
+}
+
+Tensor gather(const Tensor& from, const Tensor& rows, std::int64_t repeats) {
+  const std::int64_t heads = from.size(1), dim = from.size(2), bytes = static_cast<std::int64_t>(from.element_size());
+  TORCH_CHECK(from.dim() == 3 && from.stride(2) == 1 && from.stride(1) == dim && dim * bytes % 16 == 0 &&
+                  from.stride(0) * bytes % 16 == 0 && rows.scalar_type() == torch::kInt && rows.is_contiguous(),
+              "heads to gather are not dense rows");
+  const Tensor to = torch::empty({rows.numel(), heads * repeats, dim}, from.options().requires_grad(false));
+  by_type(from, [&](auto type) {
+    using T = decltype(type);
+    start(GatherJob<T>{data<T>(from), data<T>(to), data<std::int32_t>(rows), rows.numel(), from.stride(0),
+                       static_cast<int>(heads * dim), static_cast<int>(dim), static_cast<int>(repeats)},
+          from);
+  });
+  return to;
+}
+
+namespace {
+template <class T>
+GateJob<T> gate_job(const Tensor& gate, const Tensor& up) {
+  for (const Tensor* t : {&gate, &up})
+    TORCH_CHECK(t->dim() == 2 && t->stride(1) == 1 && t->size(1) % 8 == 0 && t->stride(0) % 8 == 0 &&
+                    t->sizes() == gate.sizes() && t->stride(0) == gate.stride(0),
+                "gates are not rows of the same strides");
+  check_like(gate, up);
+  return {data<T>(gate), data<T>(up), nullptr, nullptr, nullptr, nullptr, gate.size(0), gate.size(1), gate.stride(0)};
+}
+}  // namespace
+
+Tensor gate(const Tensor& g, const Tensor& u) {
+  const Tensor out = torch::empty(g.sizes(), g.options().requires_grad(false));
+  by_type(g, [&](auto type) {
+    using T = decltype(type);
+    GateJob<T> job = gate_job<T>(g, u);
+    job.out = data<T>(out);
+    start(job, g);
+  });
+  return out;
+}
+
+void gate_backward(const Tensor& g, const Tensor& u, const Tensor& slope, const Tensor& g_slope,
+                   const Tensor& u_slope) {
+  const Tensor d = slope.contiguous();
+  check_like(g, d);
+  by_type(g, [&](auto type) {
+    using T = decltype(type);
+    GateJob<T> job = gate_job<T>(g, u);
+    const GateJob<T> slopes = gate_job<T>(g_slope, u_slope);
+    TORCH_CHECK(slopes.stride == job.stride, "gradients of gates have other strides");
+    job.slope = data<T>(d);
+    job.gate_slope = data<T>(g_slope);
+    job.up_slope = data<T>(u_slope);
+    start(job, g);
+  });
+}
+
+namespace {
+template <class T>
+ScoreJob<T> score_job(const Tensor& logits, const Tensor& targets, double temperature) {
+  TORCH_CHECK(logits.dim() == 2 && logits.is_contiguous() && targets.is_contiguous() &&
+                  targets.scalar_type() == torch::kLong && targets.numel() == logits.size(0),
+              "logits are not dense [rows, vocabulary] with a target for each row");
+  ScoreJob<T> job{};
+  job.logits = data<T>(logits);
+  job.targets = data<std::int64_t>(targets);
+  job.rows = logits.size(0);
+  job.width = logits.size(1);
+  job.scale = static_cast<float>(1 / temperature);
+  job.packed = job.width % kPack<T> == 0 && reinterpret_cast<std::uintptr_t>(job.logits) % 16 == 0;
+  return job;
+}
+}  // namespace
+
+void score(const Tensor& logits, const Tensor& targets, double temperature, const Tensor& logprobs,
+           const Tensor& entropies, const Tensor& log_sums) {
+  for (const Tensor* t : {&logprobs, &entropies, &log_sums}) check_fp32(*t);
+  by_type(logits, [&](auto type) {
+    using T = decltype(type);
+    ScoreJob<T> job = score_job<T>(logits, targets, temperature);
+    job.logprobs = floats(logprobs);
+    job.entropies = floats(entropies);
+    job.log_sums = floats(log_sums);
+    start(job, logits);
+  });
+}
+
+void score_backward(const Tensor& logits, const Tensor& targets, double temperature, const Tensor& log_sums,
+                    const Tensor& slopes) {
+  for (const Tensor* t : {&log_sums, &slopes}) check_fp32(*t);
+  by_type(logits, [&](auto type) {
+    using T = decltype(type);
+    ScoreJob<T> job = score_job<T>(logits, targets, temperature);
+    job.log_sums = floats(log_sums);
+    job.slopes = floats(slopes);
+    start(job, logits);
+  });
+}
+
+void add_gradients(const std::vector<Updated>& tensors) {
+  if (tensors.empty()) return;
+  const Table table = table_of(tensors);
+  start(AddJob{table.data(), table.count, table.parts}, table.entries);
+}
+
+Tensor sum_of_squares(const std::vector<Updated>& tensors) {
+  const Table table = table_of(tensors);
+  const Tensor sums = torch::empty({table.parts}, table.entries.options().dtype(torch::kDouble));
+  start(SquaresJob{table.data(), table.count, table.parts, data<double>(sums)}, sums);
+  return sums.sum();
+}
+
+void update(const std::vector<Updated>& tensors, const UpdateNumbers& n, const Tensor& thresholds) {
+  const Table table = table_of(tensors);
+  // Scalars as libtorch hands them to its kernels: rounded to fp32 once.
+  UpdateJob job{};
+  job.entries = table.data();
+  job.entry_count = table.count;
+  job.part_count = table.parts;
+  job.thresholds = floats(thresholds);
+  job.clip = static_cast<float>(n.clip);
+  job.beta1 = static_cast<float>(n.beta1);
+  job.rest1 = static_cast<float>(1.0 - n.beta1);
+  job.beta2 = static_cast<float>(n.beta2);
+  job.rest2 = static_cast<float>(1.0 - n.beta2);
+  job.inverse_correction2 = static_cast<float>(1.0 / n.correction2);
+  job.epsilon = static_cast<float>(n.epsilon);
+  job.keep = static_cast<float>(1.0 - n.rate * n.weight_decay);
+  job.step = static_cast<float>(-n.rate / n.correction1);
+  start(job, table.entries);
+}
+
+}  // namespace echoline::model::training

@@ -1,0 +1,626 @@
+// Device code of a training pass: what one block of threads does in norms, rotations, the gate and the softmax over the
+// vocabulary. Internal to model/.
+#pragma once
+#include "model/cuda/training_values.hpp"
+
+namespace echoline::model::training {
+
+// ---- norms ----
+
+// out = narrowed(x / rms(x)) * weight for rows of `width` values. Rows are multiples of 16 bytes and begin at such.
+// With an `addend` the norm is that of their sum, which is kept in `sum`.
+template <class T>
+struct NormJob {
+  const T *x, *weight;
+  T* out;
+  const T* addend;  // or null
+  T* sum;
+  std::int64_t rows, width;
+  float eps;
+};
+
+constexpr unsigned kNormThreads = 128;
+constexpr unsigned kNormRows = kNormThreads / kWarpSize;  // of a block, one a warp
+
+template <class T, class Block>
+ECHO_TRAINING_DEVICE void norm_rows(Block& block, const NormJob<T>& job, std::int64_t index) {
+  constexpr unsigned kValues = kPack<T>;
+  typename Block::template Local<float> squares;
+  const auto row_of = [&](unsigned thread) { return index * kNormRows + thread / kWarpSize; };
+  const std::int64_t packs = job.width / kValues;
+  block.each([&](unsigned thread) {
+    float sum = 0;
+    if (const std::int64_t row = row_of(thread); row < job.rows)
+      for (std::int64_t p = thread % kWarpSize; p < packs; p += kWarpSize) {
+        const std::int64_t at = row * job.width + p * kValues;
+        auto x = load<T, kValues>(job.x + at);
+        if (job.addend) {
+          const auto more = load<T, kValues>(job.addend + at);
+          ECHO_TRAINING_UNROLL
+          for (unsigned i = 0; i < kValues; ++i) x.at[i] = narrowed<T>(widen(x.at[i]) + widen(more.at[i]));
+          store(job.sum + at, x);
+        }
+        ECHO_TRAINING_UNROLL
+        for (unsigned i = 0; i < kValues; ++i) sum += widen(x.at[i]) * widen(x.at[i]);
+      }
+    squares[thread] = sum;
+  });
+  block.warp_sum(squares);
+  block.each([&](unsigned thread) {
+    const std::int64_t row = row_of(thread);
+    if (row >= job.rows) return;
+    const float scale = inverse_root(squares[thread] / static_cast<float>(job.width) + job.eps);
+    for (std::int64_t p = thread % kWarpSize; p < packs; p += kWarpSize) {
+      auto x = load<T, kValues>((job.addend ? job.sum : job.x) + row * job.width + p * kValues);
+      const auto w = load<T, kValues>(job.weight + p * kValues);
+      ECHO_TRAINING_UNROLL
+      for (unsigned i = 0; i < kValues; ++i) x.at[i] = narrowed<T>(rounded<T>(widen(x.at[i]) * scale) * widen(w.at[i]));
+      store(job.out + row * job.width + p * kValues, x);
+    }
+  });
+}
+
+// The gradients of x and, a row of `sums` [blocks, width] for every block, of the weight. `beside`: a gradient of x
+// from elsewhere, which is added.
+template <class T>
+struct NormBackwardJob {
+  const T *x, *weight, *slope;
+  const T* beside;  // or null
+  T* x_slope;
+  float* sums;
+  std::int64_t rows, width;
+  float eps;
+};
+
+constexpr unsigned kNormBackwardRows = 8;  // of a block
+
+template <class T, class Block>
+ECHO_TRAINING_DEVICE void norm_backward_rows(Block& block, const NormBackwardJob<T>& job, std::int64_t index) {
+  constexpr unsigned kValues = kPack<T>, kWarps = kNormThreads / kWarpSize;
+  const std::int64_t first = index * kNormBackwardRows, packs = job.width / kValues;
+  const std::int64_t rows = job.rows - first < kNormBackwardRows ? job.rows - first : kNormBackwardRows;
+  float* const of_row = block.shared();  // 1 / rms, and what multiplies x
+  for (unsigned r0 = 0; r0 < kNormBackwardRows; r0 += kWarps) {
+    typename Block::template Local<float> squares, mixed;
+    block.each([&](unsigned thread) {
+      const std::int64_t r = r0 + thread / kWarpSize;
+      float sum = 0, with = 0;
+      if (r < rows)
+        for (std::int64_t p = thread % kWarpSize; p < packs; p += kWarpSize) {
+          const std::int64_t at = (first + r) * job.width + p * kValues;
+          const auto x = load<T, kValues>(job.x + at), dy = load<T, kValues>(job.slope + at);
+          const auto w = load<T, kValues>(job.weight + p * kValues);
+          ECHO_TRAINING_UNROLL
+          for (unsigned i = 0; i < kValues; ++i) {
+            sum += widen(x.at[i]) * widen(x.at[i]);
+            with += widen(x.at[i]) * (widen(dy.at[i]) * widen(w.at[i]));
+          }
+        }
+      squares[thread] = sum;
+      mixed[thread] = with;
+    });
+    block.warp_sum(squares);
+    block.warp_sum(mixed);
+    block.each([&](unsigned thread) {
+      const std::int64_t r = r0 + thread / kWarpSize;
+      if (r >= rows || thread % kWarpSize != 0) return;
+      const float width = static_cast<float>(job.width), scale = inverse_root(squares[thread] / width + job.eps);
+      of_row[2 * r] = scale;
+      of_row[2 * r + 1] = scale * scale * scale * mixed[thread] / width;
+    });
+  }
+  block.barrier();
+  block.each([&](unsigned thread) {
+    for (std::int64_t p = thread; p < packs; p += kNormThreads) {
+      const auto w = load<T, kValues>(job.weight + p * kValues);
+      float sums[kValues] = {};
+      for (std::int64_t r = 0; r < rows; ++r) {
+        const std::int64_t at = (first + r) * job.width + p * kValues;
+        const auto x = load<T, kValues>(job.x + at), dy = load<T, kValues>(job.slope + at);
+        const float scale = of_row[2 * r], back = of_row[2 * r + 1];
+        float more[kValues] = {};
+        if (job.beside) {
+          const auto beside = load<T, kValues>(job.beside + at);
+          ECHO_TRAINING_UNROLL
+          for (unsigned i = 0; i < kValues; ++i) more[i] = widen(beside.at[i]);
+        }
+        Pack<T, kValues> dx;
+        ECHO_TRAINING_UNROLL
+        for (unsigned i = 0; i < kValues; ++i) {
+          const float value = widen(x.at[i]), slope = widen(dy.at[i]);
+          sums[i] += slope * rounded<T>(value * scale);
+          dx.at[i] = narrowed<T>(scale * (slope * widen(w.at[i])) - back * value + more[i]);
+        }
+        store(job.x_slope + at, dx);
+      }
+      ECHO_TRAINING_UNROLL
+      for (unsigned i = 0; i < kValues; ++i) job.sums[index * job.width + p * kValues + i] = sums[i];
+    }
+  });
+}
+
+// ---- sums over rows ----
+
+// out[column] = the sum of that column of `sums` [rows, width], in an order that depends on `rows` alone.
+template <class T>
+struct ColumnSumsJob {
+  const float* sums;
+  T* out;
+  std::int64_t rows, width;
+};
+
+constexpr unsigned kColumnThreads = 1024;
+constexpr unsigned kColumnGroups = kColumnThreads / kWarpSize;
+
+template <class T, class Block>
+ECHO_TRAINING_DEVICE void column_sums(Block& block, const ColumnSumsJob<T>& job, std::int64_t index) {
+  float* const parts = block.shared();
+  block.each([&](unsigned thread) {
+    const std::int64_t column = index * kWarpSize + thread % kWarpSize;
+    float sum = 0;
+    if (column < job.width)
+      for (std::int64_t row = thread / kWarpSize; row < job.rows; row += kColumnGroups)
+        sum += job.sums[row * job.width + column];
+    parts[thread] = sum;
+  });
+  block.barrier();
+  block.each([&](unsigned thread) {
+    const std::int64_t column = index * kWarpSize + thread;
+    if (thread >= kWarpSize || column >= job.width) return;
+    float sum = 0;
+    for (unsigned group = 0; group < kColumnGroups; ++group) sum += parts[group * kWarpSize + thread];
+    job.out[column] = narrowed<T>(sum);
+  });
+}
+
+// ---- norms and rotations of heads ----
+
+// Heads of a token: `heads` queries, `kv_heads` keys, `kv_heads` values, of `dim` values each, dim a multiple of 4 of
+// at most 256. Queries and keys get their norm, unless it is null, and their rotation.
+template <class T>
+struct RotateJob {
+  const T* x;                // [tokens, heads + 2 kv_heads, dim]
+  T* out;                    // the same
+  const float *cos, *sin;    // [positions, dim]; token t has position t % positions
+  const T *q_norm, *k_norm;  // [dim], or null
+  std::int64_t tokens, positions;
+  int heads, kv_heads, dim;
+  float eps;
+};
+
+constexpr unsigned kRotateThreads = 256, kRotateWarps = kRotateThreads / kWarpSize;
+constexpr int kDimMax = 256;
+constexpr unsigned kHeadsAtOnce = 4;  // of a warp: so many loads are under way together
+
+// A lane has values 2 i, 2 i + 1 and those half a head behind, for i = lane, lane + 32, ...: kPairs of them, 1 for
+// heads of up to 128 values and 2 for others.
+template <class T, unsigned kPairs>
+struct HeadPacks {
+  Pack<T, 2> low[kPairs], high[kPairs];
+};
+template <unsigned kPairs>
+struct HeadValues {
+  float low[kPairs][2], high[kPairs][2];
+};
+
+template <unsigned kPairs, class F>
+ECHO_TRAINING_DEVICE void over_pairs(unsigned lane, int dim, const F& f) {
+  ECHO_TRAINING_UNROLL
+  for (unsigned k = 0; k < kPairs; ++k)
+    if (const int i = 2 * static_cast<int>(lane + k * kWarpSize); i < dim / 2) f(k, i);
+}
+
+template <unsigned kPairs, class T, class Block>
+ECHO_TRAINING_DEVICE void rotate_token(Block& block, const RotateJob<T>& job, std::int64_t token) {
+  const int all = job.heads + 2 * job.kv_heads, turned = job.heads + job.kv_heads, half = job.dim / 2;
+  const float* const cos = job.cos + token % job.positions * job.dim;
+  const float* const sin = job.sin + token % job.positions * job.dim;
+  for (int h0 = 0; h0 < all; h0 += kRotateWarps * kHeadsAtOnce) {
+    typename Block::template Local<HeadPacks<T, kPairs>> values[kHeadsAtOnce];
+    typename Block::template Local<float> squares[kHeadsAtOnce];
+    const auto head_of = [&](unsigned thread, unsigned n) {
+      return h0 + static_cast<int>(n * kRotateWarps + thread / kWarpSize);
+    };
+    block.each([&](unsigned thread) {
+      ECHO_TRAINING_UNROLL
+      for (unsigned n = 0; n < kHeadsAtOnce; ++n) {
+        const int head = head_of(thread, n);
+        float sum = 0;
+        if (head < all) {
+          const T* const x = job.x + (token * all + head) * job.dim;
+          over_pairs<kPairs>(thread % kWarpSize, job.dim, [&](unsigned k, int i) {
+            const auto low = values[n][thread].low[k] = load<T, 2>(x + i);
+            const auto high = values[n][thread].high[k] = load<T, 2>(x + half + i);
+            ECHO_TRAINING_UNROLL
+            for (unsigned j = 0; j < 2; ++j)
+              sum += widen(low.at[j]) * widen(low.at[j]) + widen(high.at[j]) * widen(high.at[j]);
+          });
+        }
+        squares[n][thread] = sum;
+      }
+    });
+    ECHO_TRAINING_UNROLL
+    for (unsigned n = 0; n < kHeadsAtOnce; ++n) block.warp_sum(squares[n]);
+    block.each([&](unsigned thread) {
+      ECHO_TRAINING_UNROLL
+      for (unsigned n = 0; n < kHeadsAtOnce; ++n) {
+        const int head = head_of(thread, n);
+        if (head >= all) continue;
+        T* const out = job.out + (token * all + head) * job.dim;
+        const T* const norm = head < job.heads ? job.q_norm : job.k_norm;
+        const float scale = inverse_root(squares[n][thread] / static_cast<float>(job.dim) + job.eps);
+        over_pairs<kPairs>(thread % kWarpSize, job.dim, [&](unsigned k, int i) {
+          auto low = values[n][thread].low[k], high = values[n][thread].high[k];
+          if (head < turned) {
+            const auto cos_low = load<float, 2>(cos + i), cos_high = load<float, 2>(cos + half + i);
+            const auto sin_low = load<float, 2>(sin + i), sin_high = load<float, 2>(sin + half + i);
+            ECHO_TRAINING_UNROLL
+            for (unsigned j = 0; j < 2; ++j) {
+              float a = widen(low.at[j]), b = widen(high.at[j]);
+              if (norm) {
+                a = a * scale * widen(norm[i + j]);
+                b = b * scale * widen(norm[half + i + j]);
+              }
+              low.at[j] = narrowed<T>(joined(b, sin_low.at[j], times(a, cos_low.at[j])));
+              high.at[j] = narrowed<T>(joined(a, sin_high.at[j], times(b, cos_high.at[j])));
+            }
+          }
+          store(out + i, low);
+          store(out + half + i, high);
+        });
+      }
+    });
+  }
+}
+
+// The gradient of RotateJob::x from that of queries, keys and values as attention gives it. Keys and values of a token
+// may stand in several rows, and each in `repeats` heads, one behind the other: their gradients are added up.
+template <class T>
+struct RotateBackwardJob {
+  RotateJob<T> forward;                  // without `out`
+  const T *q_slope, *k_slope, *v_slope;  // a row of heads, every so many values
+  std::int64_t q_stride, k_stride, v_stride;
+  const std::int32_t *copies_first, *copies;  // rows of keys of token t: copies[copies_first[t]] ... ; null: row t
+  T* x_slope;
+  float* sums;  // [blocks, 2 dim]: of the norms of queries and of keys
+  int repeats;
+};
+
+constexpr unsigned kRotateBackwardTokens = 4;  // of a block
+
+template <unsigned kPairs, class T, class Block>
+ECHO_TRAINING_DEVICE void rotate_backward_tokens(Block& block, const RotateBackwardJob<T>& job, std::int64_t index) {
+  const RotateJob<T>& f = job.forward;
+  const int all = f.heads + 2 * f.kv_heads, turned = f.heads + f.kv_heads, half = f.dim / 2;
+  typename Block::template Local<HeadValues<kPairs>> q_sums, k_sums;
+  block.each([&](unsigned thread) { q_sums[thread] = k_sums[thread] = HeadValues<kPairs>{}; });
+  for (unsigned t = 0; t < kRotateBackwardTokens; ++t) {
+    const std::int64_t token = index * kRotateBackwardTokens + t;
+    if (token >= f.tokens) break;
+    const int copies_begin = job.copies ? job.copies_first[token] : 0;
+    const int copies_end = job.copies ? job.copies_first[token + 1] : 1;
+    const float* const cos = f.cos + token % f.positions * f.dim;
+    const float* const sin = f.sin + token % f.positions * f.dim;
+    for (int h0 = 0; h0 < all; h0 += kRotateWarps * kHeadsAtOnce) {
+      typename Block::template Local<HeadPacks<T, kPairs>> values[kHeadsAtOnce];
+      typename Block::template Local<HeadValues<kPairs>> slopes[kHeadsAtOnce];
+      typename Block::template Local<float> squares[kHeadsAtOnce], mixed[kHeadsAtOnce];
+      const auto head_of = [&](unsigned thread, unsigned n) {
+        return h0 + static_cast<int>(n * kRotateWarps + thread / kWarpSize);
+      };
+      block.each([&](unsigned thread) {
+        ECHO_TRAINING_UNROLL
+        for (unsigned n = 0; n < kHeadsAtOnce; ++n) {
+          const int head = head_of(thread, n);
+          if (head >= all) continue;
+          const bool query = head < f.heads, value = head >= turned;
+          const T* const x = f.x + (token * all + head) * f.dim;
+          const int repeats = query ? 1 : job.repeats;
+          const int own = query ? head : (value ? head - turned : head - f.heads) * repeats;
+          const T* const from = (query ? job.q_slope : value ? job.v_slope : job.k_slope) + own * f.dim;
+          const std::int64_t stride = query ? job.q_stride : value ? job.v_stride : job.k_stride;
+          const int begin = query ? 0 : copies_begin, end = query ? 1 : copies_end;
+          over_pairs<kPairs>(thread % kWarpSize, f.dim, [&](unsigned k, int i) {
+            values[n][thread].low[k] = load<T, 2>(x + i);
+            values[n][thread].high[k] = load<T, 2>(x + half + i);
+            float low[2] = {}, high[2] = {};
+            for (int c = begin; c < end; ++c) {
+              const T* const row = from + (query || !job.copies ? token : job.copies[c]) * stride + i;
+              for (int repeat = 0; repeat < repeats; ++repeat) {
+                const auto a = load<T, 2>(row + repeat * f.dim), b = load<T, 2>(row + repeat * f.dim + half);
+                ECHO_TRAINING_UNROLL
+                for (unsigned j = 0; j < 2; ++j) low[j] += widen(a.at[j]), high[j] += widen(b.at[j]);
+              }
+            }
+            ECHO_TRAINING_UNROLL
+            for (unsigned j = 0; j < 2; ++j) {
+              slopes[n][thread].low[k][j] = low[j];
+              slopes[n][thread].high[k][j] = high[j];
+            }
+          });
+        }
+      });
+      block.each([&](unsigned thread) {
+        ECHO_TRAINING_UNROLL
+        for (unsigned n = 0; n < kHeadsAtOnce; ++n) {
+          const int head = head_of(thread, n);
+          const T* const norm = head < f.heads ? f.q_norm : f.k_norm;
+          float sum = 0, with = 0;
+          if (head < turned)
+            over_pairs<kPairs>(thread % kWarpSize, f.dim, [&](unsigned k, int i) {
+              const auto cos_low = load<float, 2>(cos + i), cos_high = load<float, 2>(cos + half + i);
+              const auto sin_low = load<float, 2>(sin + i), sin_high = load<float, 2>(sin + half + i);
+              ECHO_TRAINING_UNROLL
+              for (unsigned j = 0; j < 2; ++j) {
+                float &da = slopes[n][thread].low[k][j], &db = slopes[n][thread].high[k][j];
+                const float back = da * cos_low.at[j] + db * sin_high.at[j];
+                db = db * cos_high.at[j] + da * sin_low.at[j];
+                da = back;
+                if (norm) {
+                  const float a = widen(values[n][thread].low[k].at[j]), b = widen(values[n][thread].high[k].at[j]);
+                  sum += a * a + b * b;
+                  with += a * (da * widen(norm[i + j])) + b * (db * widen(norm[half + i + j]));
+                }
+              }
+            });
+          squares[n][thread] = sum;
+          mixed[n][thread] = with;
+        }
+      });
+      ECHO_TRAINING_UNROLL
+      for (unsigned n = 0; n < kHeadsAtOnce; ++n) {
+        block.warp_sum(squares[n]);
+        block.warp_sum(mixed[n]);
+      }
+      block.each([&](unsigned thread) {
+        ECHO_TRAINING_UNROLL
+        for (unsigned n = 0; n < kHeadsAtOnce; ++n) {
+          const int head = head_of(thread, n);
+          if (head >= all) continue;
+          const bool query = head < f.heads;
+          const T* const norm = head >= turned ? nullptr : query ? f.q_norm : f.k_norm;
+          T* const to = job.x_slope + (token * all + head) * f.dim;
+          const float dim = static_cast<float>(f.dim), scale = inverse_root(squares[n][thread] / dim + f.eps);
+          const float back = scale * scale * scale * mixed[n][thread] / dim;
+          over_pairs<kPairs>(thread % kWarpSize, f.dim, [&](unsigned k, int i) {
+            Pack<T, 2> low, high;
+            ECHO_TRAINING_UNROLL
+            for (unsigned j = 0; j < 2; ++j) {
+              float da = slopes[n][thread].low[k][j], db = slopes[n][thread].high[k][j];
+              if (norm) {
+                const float a = widen(values[n][thread].low[k].at[j]), b = widen(values[n][thread].high[k].at[j]);
+                if (query) {  // not by a reference, which would take the sums out of registers
+                  q_sums[thread].low[k][j] += da * (a * scale);
+                  q_sums[thread].high[k][j] += db * (b * scale);
+                } else {
+                  k_sums[thread].low[k][j] += da * (a * scale);
+                  k_sums[thread].high[k][j] += db * (b * scale);
+                }
+                da = scale * (da * widen(norm[i + j])) - back * a;
+                db = scale * (db * widen(norm[half + i + j])) - back * b;
+              }
+              low.at[j] = narrowed<T>(da);
+              high.at[j] = narrowed<T>(db);
+            }
+            store(to + i, low);
+            store(to + half + i, high);
+          });
+        }
+      });
+    }
+  }
+  if (!f.q_norm) return;
+  // The warps' sums one after the other, so that the order is always the same.
+  float* const shared = block.shared();  // [2 dim]
+  block.each([&](unsigned thread) {
+    for (int i = static_cast<int>(thread); i < 2 * f.dim; i += kRotateThreads) shared[i] = 0;
+  });
+  for (unsigned warp = 0; warp < kRotateWarps; ++warp) {
+    block.barrier();
+    block.each([&](unsigned thread) {
+      if (thread / kWarpSize != warp) return;
+      over_pairs<kPairs>(thread % kWarpSize, f.dim, [&](unsigned k, int i) {
+        ECHO_TRAINING_UNROLL
+        for (unsigned j = 0; j < 2; ++j) {
+          shared[i + j] += q_sums[thread].low[k][j];
+          shared[half + i + j] += q_sums[thread].high[k][j];
+          shared[f.dim + i + j] += k_sums[thread].low[k][j];
+          shared[f.dim + half + i + j] += k_sums[thread].high[k][j];
+        }
+      });
+    });
+  }
+  block.barrier();
+  block.each([&](unsigned thread) {
+    for (int i = static_cast<int>(thread); i < 2 * f.dim; i += kRotateThreads)
+      job.sums[index * 2 * f.dim + i] = shared[i];
+  });
+}
+
+// Rows of `width` values from rows[r] of `from`, whose rows are `stride` values apart, each part of `dim` values
+// `repeats` times one behind the other. All are multiples of 16 bytes.
+template <class T>
+struct GatherJob {
+  const T* from;
+  T* to;
+  const std::int32_t* rows;
+  std::int64_t count;
+  std::int64_t stride;
+  int width, dim, repeats;
+};
+
+constexpr unsigned kGatherThreads = 256;
+
+template <class T, class Block>
+ECHO_TRAINING_DEVICE void gather_row(Block& block, const GatherJob<T>& job, std::int64_t index) {
+  constexpr int kValues = kPack<T>, kStep = kGatherThreads * kPack<T>;
+  block.each([&](unsigned thread) {
+    const T* const from = job.from + job.rows[index] * job.stride;
+    T* const to = job.to + index * job.width * job.repeats;
+    for (int i = static_cast<int>(thread) * kValues; i < job.width; i += kStep) {
+      const auto values = load<T, kPack<T>>(from + i);
+      const int part = i / job.dim;
+      for (int r = 0; r < job.repeats; ++r)
+        store(to + (part * job.repeats + r) * job.dim + (i - part * job.dim), values);
+    }
+  });
+}
+
+// ---- the gate ----
+
+// Rows of `width` values: dense where they are one value for two, and `stride` values apart where there are a gate and
+// an `up`. Widths, strides and addresses are multiples of 16 bytes.
+template <class T>
+struct GateJob {
+  const T *gate, *up;
+  const T* slope;  // dense; backward only
+  T* out;          // dense; forward only
+  T *gate_slope, *up_slope;
+  std::int64_t rows, width, stride;
+};
+
+constexpr unsigned kGateThreads = 256;
+
+// Calls f(dense, apart): the places of the thread's values.
+template <class T, class F>
+ECHO_TRAINING_DEVICE void over_gates(const GateJob<T>& job, std::int64_t index, unsigned thread, const F& f) {
+  const std::int64_t at = (index * kGateThreads + thread) * kPack<T>;
+  if (at >= job.rows * job.width) return;
+  const std::int64_t row = at / job.width;
+  f(at, row * job.stride + at - row * job.width);
+}
+
+// out = narrowed(gate * sigmoid(gate)) * up
+template <class T, class Block>
+ECHO_TRAINING_DEVICE void gate_part(Block& block, const GateJob<T>& job, std::int64_t index) {
+  constexpr unsigned kValues = kPack<T>;
+  block.each([&](unsigned thread) {
+    over_gates(job, index, thread, [&](std::int64_t dense, std::int64_t apart) {
+      auto g = load<T, kValues>(job.gate + apart);
+      const auto u = load<T, kValues>(job.up + apart);
+      ECHO_TRAINING_UNROLL
+      for (unsigned i = 0; i < kValues; ++i) {
+        const float x = widen(g.at[i]);
+        g.at[i] = narrowed<T>(rounded<T>(x / (1 + exponential<T>(-x))) * widen(u.at[i]));
+      }
+      store(job.out + dense, g);
+    });
+  });
+}
+
+template <class T, class Block>
+ECHO_TRAINING_DEVICE void gate_backward_part(Block& block, const GateJob<T>& job, std::int64_t index) {
+  constexpr unsigned kValues = kPack<T>;
+  block.each([&](unsigned thread) {
+    over_gates(job, index, thread, [&](std::int64_t dense, std::int64_t apart) {
+      auto g = load<T, kValues>(job.gate + apart), u = load<T, kValues>(job.up + apart);
+      const auto d = load<T, kValues>(job.slope + dense);
+      ECHO_TRAINING_UNROLL
+      for (unsigned i = 0; i < kValues; ++i) {
+        const float x = widen(g.at[i]), slope = widen(d.at[i]), share = 1 / (1 + exponential<T>(-x));
+        g.at[i] = narrowed<T>(slope * widen(u.at[i]) * share * (1 + x * (1 - share)));
+        u.at[i] = narrowed<T>(slope * rounded<T>(x * share));
+      }
+      store(job.gate_slope + apart, g);
+      store(job.up_slope + apart, u);
+    });
+  });
+}
+
+// ---- softmax over the vocabulary ----
+
+// Computes, for each row of logits [rows, width] under softmax(logits * scale), the log-probability of its target, the
+// entropy, and the logarithm of the sum. Backward the logits become slope * scale * (one at the target - probability).
+template <class T>
+struct ScoreJob {
+  T* logits;
+  const std::int64_t* targets;
+  float *logprobs, *entropies, *log_sums;
+  const float* slopes;  // backward only
+  std::int64_t rows, width;
+  float scale;
+  bool packed;  // rows are multiples of 16 bytes and begin at such
+};
+
+constexpr unsigned kScoreThreads = 512;
+
+// Calls f(value, i) for the thread's values of the row, loaded many at a time where `packed`.
+template <class T, class F>
+ECHO_TRAINING_DEVICE void over_row(const T* row, std::int64_t width, bool packed, unsigned thread, const F& f) {
+  constexpr unsigned kValues = kPack<T>;
+  if (packed)
+    for (std::int64_t at = thread * kValues; at < width; at += kScoreThreads * kValues)
+      f(load<T, kValues>(row + at), at);
+  else
+    for (std::int64_t at = thread; at < width; at += kScoreThreads) f(load<T, 1>(row + at), at);
+}
+
+template <class T, class Block>
+ECHO_TRAINING_DEVICE void score_row(Block& block, const ScoreJob<T>& job, std::int64_t row) {
+  typename Block::template Local<float> tops, own_tops, sums, weighted;
+  const T* const logits = job.logits + row * job.width;
+  block.each([&](unsigned thread) {
+    float top = -INFINITY, sum = 0, with = 0;  // sum of exp(x - top), of x exp(x - top)
+    const auto take = [&](const auto& pack, std::int64_t) {
+      constexpr unsigned kCount = sizeof(pack) / sizeof(T);
+      float x[kCount], highest = -INFINITY;
+      ECHO_TRAINING_UNROLL
+      for (unsigned i = 0; i < kCount; ++i) {
+        x[i] = widen(pack.at[i]) * job.scale;
+        highest = x[i] > highest ? x[i] : highest;
+      }
+      if (highest > top) {
+        const float less = exponential<T>(top - highest);
+        sum *= less;
+        with *= less;
+        top = highest;
+      }
+      if (top == -INFINITY) return;
+      ECHO_TRAINING_UNROLL
+      for (unsigned i = 0; i < kCount; ++i) {
+        const float e = exponential<T>(x[i] - top);
+        sum += e;
+        with += x[i] == -INFINITY ? 0.0f : x[i] * e;
+      }
+    };
+    over_row(logits, job.width, job.packed, thread, take);
+    tops[thread] = own_tops[thread] = top;
+    sums[thread] = sum;
+    weighted[thread] = with;
+  });
+  block.block_max(tops);
+  block.each([&](unsigned thread) {
+    const float less = own_tops[thread] == -INFINITY ? 0.0f : exponential<T>(own_tops[thread] - tops[thread]);
+    sums[thread] = own_tops[thread] == -INFINITY && sums[thread] == 0 ? 0.0f : sums[thread] * less;
+    weighted[thread] = own_tops[thread] == -INFINITY && weighted[thread] == 0 ? 0.0f : weighted[thread] * less;
+  });
+  block.block_sum(sums);
+  block.block_sum(weighted);
+  block.each([&](unsigned thread) {
+    if (thread != 0) return;
+    const float log_sum = tops[thread] + logf(sums[thread]);
+    job.log_sums[row] = log_sum;
+    job.logprobs[row] = widen(logits[job.targets[row]]) * job.scale - log_sum;
+    job.entropies[row] = log_sum - weighted[thread] / sums[thread];
+  });
+}
+
+template <class T, class Block>
+ECHO_TRAINING_DEVICE void score_backward_row(Block& block, const ScoreJob<T>& job, std::int64_t row) {
+  T* const logits = job.logits + row * job.width;
+  const float log_sum = job.log_sums[row], slope = job.slopes[row] * job.scale;
+  const std::int64_t target = job.targets[row];
+  block.each([&](unsigned thread) {
+    over_row(logits, job.width, job.packed, thread, [&](auto pack, std::int64_t at) {
+      constexpr unsigned kCount = sizeof(pack) / sizeof(T);
+      ECHO_TRAINING_UNROLL
+      for (unsigned i = 0; i < kCount; ++i) {
+        const float p = exponential<T>(widen(pack.at[i]) * job.scale - log_sum);
+        pack.at[i] = narrowed<T>(slope * ((at + i == target ? 1.0f : 0.0f) - p));
+      }
+      store(logits + at, pack);
+    });
+  });
+}
+
+}  // namespace echoline::model::training

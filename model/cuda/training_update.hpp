@@ -1,0 +1,263 @@
+// Device code of the optimizer: what one block of threads does of an update of all tensors. Internal to model/.
+#pragma once
+#include "model/cuda/training_values.hpp"
+
+namespace echoline::model::training {
+
+constexpr unsigned kUpdateBlock = 256;  // values that share a scale, and that a warp updates
+constexpr unsigned kUpdateThreads = 256, kUpdateWarps = kUpdateThreads / kWarpSize;
+constexpr unsigned kLaneValues = kUpdateBlock / kWarpSize;
+constexpr std::int64_t kUpdateBlocks = 4;  // that a warp updates one after the other
+constexpr std::int64_t kUpdatePart = kUpdateBlocks * kUpdateWarps * kUpdateBlock;  // values of a block of threads
+
+// A tensor of the optimizer. A block of threads works on kUpdatePart values of one tensor.
+struct UpdateEntry {
+  void* parameter;  // Bf16 or float, holding bf16 values
+  float* master;
+  void *moment1, *moment2;  // float; or int8_t and uint8_t where there are scales
+  float *scale1, *scale2;   // of kUpdateBlock values each, or null
+  float* gradient;          // null: zeros
+  const Bf16* fresh;        // AddJob: what is added to `gradient`
+  std::int64_t count, first_part;
+  // The parameter is float; it decays; AddJob: `gradient` is unset so far; all addresses are multiples of 16 bytes.
+  std::uint32_t wide, decays, replaces, packed;
+};
+
+struct UpdateJob {
+  const UpdateEntry* entries;
+  std::int64_t entry_count, part_count;
+  const float* thresholds;                         // [kUpdateBlock], for scales
+  float clip;                                      // factor of gradients; 1 or more: none
+  float beta1, rest1, beta2, rest2;                // rest: 1 - beta
+  float inverse_correction2, epsilon, keep, step;  // keep: 1 - rate * decay; step: -rate / correction1
+};
+
+// The entry of a part: the last one whose first part is not behind it.
+ECHO_TRAINING_DEVICE const UpdateEntry& entry_of(const UpdateEntry* entries, std::int64_t count, std::int64_t part) {
+  std::int64_t low = 0, high = count;
+  while (high - low > 1) {
+    const std::int64_t middle = (low + high) / 2;
+    (entries[middle].first_part <= part ? low : high) = middle;
+  }
+  return entries[low];
+}
+
+// A lane of a warp that works on [begin, begin + kUpdateBlock) has kLaneValues of them, four by four.
+ECHO_TRAINING_DEVICE std::int64_t place_of(unsigned lane, unsigned i, std::int64_t begin) {
+  return begin + (i / 4 * kWarpSize + lane) * 4 + i % 4;
+}
+// Calls f(i) for the lane's values before `end`.
+template <class F>
+ECHO_TRAINING_DEVICE void over_lane(unsigned lane, std::int64_t begin, std::int64_t end, const F& f) {
+  ECHO_TRAINING_UNROLL
+  for (unsigned i = 0; i < kLaneValues; ++i)
+    if (place_of(lane, i, begin) < end) f(i);
+}
+// The lane's values as floats, zeros behind the end. `packed`: all are there, at addresses that are multiples of 16
+// bytes.
+template <class T>
+ECHO_TRAINING_DEVICE void load_lane(const T* from, unsigned lane, std::int64_t begin, std::int64_t end, bool packed,
+                                    float (&to)[kLaneValues]) {
+  const auto as_float = [](auto value) {
+    if constexpr (sizeof(value) == 2)
+      return widen(value);
+    else
+      return static_cast<float>(value);
+  };
+  if (packed) {
+    ECHO_TRAINING_UNROLL
+    for (unsigned i = 0; i < kLaneValues; i += 4) {
+      const auto four = load<T, 4>(from + place_of(lane, i, begin));
+      ECHO_TRAINING_UNROLL
+      for (unsigned j = 0; j < 4; ++j) to[i + j] = as_float(four.at[j]);
+    }
+    return;
+  }
+  ECHO_TRAINING_UNROLL
+  for (unsigned i = 0; i < kLaneValues; ++i) {
+    const std::int64_t at = place_of(lane, i, begin);
+    to[i] = at < end ? as_float(from[at]) : 0.0f;
+  }
+}
+// The reverse, with what f makes of a float.
+template <class T, class F>
+ECHO_TRAINING_DEVICE void store_lane(T* to, unsigned lane, std::int64_t begin, std::int64_t end, bool packed,
+                                     const float (&from)[kLaneValues], const F& f) {
+  if (packed) {
+    ECHO_TRAINING_UNROLL
+    for (unsigned i = 0; i < kLaneValues; i += 4) {
+      Pack<T, 4> four;
+      ECHO_TRAINING_UNROLL
+      for (unsigned j = 0; j < 4; ++j) four.at[j] = f(from[i + j]);
+      store(to + place_of(lane, i, begin), four);
+    }
+    return;
+  }
+  over_lane(lane, begin, end, [&](unsigned i) { to[place_of(lane, i, begin)] = f(from[i]); });
+}
+
+constexpr float kCodes1 = 127, kCodes2 = 255;
+
+struct LaneValues {
+  float m[kLaneValues], v[kLaneValues];
+};
+
+// One update as learner/training/optimizer.hpp says, with the roundings of libtorch's kernels for CUDA.
+template <class Block>
+ECHO_TRAINING_DEVICE void update_part(Block& block, const UpdateJob& job, std::int64_t part) {
+  const UpdateEntry& entry = entry_of(job.entries, job.entry_count, part);
+  const std::int64_t first = (part - entry.first_part) * kUpdatePart, end = entry.count;
+  const auto same = [](float x) { return x; };
+  for (std::int64_t k = 0; k < kUpdateBlocks; ++k) {
+    typename Block::template Local<LaneValues> values;
+    typename Block::template Local<float> top1, top2;
+    const auto begin_of = [&](unsigned thread) {
+      return first + (k * kUpdateWarps + thread / kWarpSize) * static_cast<std::int64_t>(kUpdateBlock);
+    };
+    const auto packed_at = [&](std::int64_t begin) { return entry.packed && begin + kUpdateBlock <= end; };
+    block.each([&](unsigned thread) {
+      const std::int64_t begin = begin_of(thread);
+      top1[thread] = top2[thread] = 0;
+      if (begin >= end) return;
+      const unsigned lane = thread % kWarpSize;
+      const bool packed = packed_at(begin);
+      float g[kLaneValues] = {}, master[kLaneValues];
+      float(&m)[kLaneValues] = values[thread].m;
+      float(&v)[kLaneValues] = values[thread].v;
+      load_lane(entry.master, lane, begin, end, packed, master);
+      if (entry.gradient) load_lane(entry.gradient, lane, begin, end, packed, g);
+      if (entry.scale1) {
+        load_lane(static_cast<const std::int8_t*>(entry.moment1), lane, begin, end, packed, m);
+        load_lane(static_cast<const std::uint8_t*>(entry.moment2), lane, begin, end, packed, v);
+        const float s1 = entry.scale1[begin / kUpdateBlock], s2 = entry.scale2[begin / kUpdateBlock];
+        ECHO_TRAINING_UNROLL
+        for (unsigned i = 0; i < kLaneValues; ++i) {
+          const float a = times(m[i], 1.0f / kCodes1), b = times(v[i], 1.0f / kCodes2), square = times(b, b);
+          m[i] = times(times(a, fabsf(a)), s1);
+          v[i] = times(times(square, square), s2);
+        }
+      } else {
+        load_lane(static_cast<const float*>(entry.moment1), lane, begin, end, packed, m);
+        load_lane(static_cast<const float*>(entry.moment2), lane, begin, end, packed, v);
+      }
+      float most1 = 0, most2 = 0;
+      ECHO_TRAINING_UNROLL
+      for (unsigned i = 0; i < kLaneValues; ++i) {
+        if (job.clip < 1) g[i] = times(g[i], job.clip);
+        m[i] = joined(job.rest1, g[i], times(m[i], job.beta1));
+        v[i] = joined(job.rest2, times(g[i], g[i]), times(v[i], job.beta2));
+        const float under = plus(root(times(v[i], job.inverse_correction2)), job.epsilon);
+        if (entry.decays) master[i] = times(master[i], job.keep);
+        master[i] = joined(job.step, over(m[i], under), master[i]);
+        most1 = fabsf(m[i]) > most1 ? fabsf(m[i]) : most1;
+        most2 = v[i] > most2 ? v[i] : most2;
+      }
+      store_lane(entry.master, lane, begin, end, packed, master, same);
+      if (entry.wide)
+        store_lane(static_cast<float*>(entry.parameter), lane, begin, end, packed, master,
+                   [](float x) { return rounded<Bf16>(x); });
+      else
+        store_lane(static_cast<Bf16*>(entry.parameter), lane, begin, end, packed, master,
+                   [](float x) { return narrowed<Bf16>(x); });
+      if (!entry.scale1) {
+        store_lane(static_cast<float*>(entry.moment1), lane, begin, end, packed, m, same);
+        store_lane(static_cast<float*>(entry.moment2), lane, begin, end, packed, v, same);
+      }
+      top1[thread] = most1;
+      top2[thread] = most2;
+    });
+    if (!entry.scale1) continue;
+    block.warp_max(top1);
+    block.warp_max(top2);
+    block.each([&](unsigned thread) {
+      const std::int64_t begin = begin_of(thread);
+      if (begin >= end) return;
+      const unsigned lane = thread % kWarpSize;
+      const float s1 = top1[thread], s2 = top2[thread];
+      if (lane == 0) {
+        entry.scale1[begin / kUpdateBlock] = s1;
+        entry.scale2[begin / kUpdateBlock] = s2;
+      }
+      float(&m)[kLaneValues] = values[thread].m;
+      float(&v)[kLaneValues] = values[thread].v;
+      ECHO_TRAINING_UNROLL
+      for (unsigned i = 0; i < kLaneValues; ++i) {
+        const float share1 = over(m[i], s1 > 1e-30f ? s1 : 1e-30f), share2 = over(v[i], s2 > 1e-30f ? s2 : 1e-30f);
+        const float threshold = job.thresholds[place_of(lane, i, 0)];
+        const float sign = share1 > 0 ? 1.0f : share1 < 0 ? -1.0f : 0.0f;
+        const float code1 = floorf(plus(times(times(sign, root(fabsf(share1))), kCodes1), threshold));
+        float code2 = floorf(plus(times(root(root(share2)), kCodes2), threshold));
+        m[i] = code1 < -kCodes1 ? -kCodes1 : code1 > kCodes1 ? kCodes1 : code1;
+        code2 = code2 < 0 ? 0.0f : code2 > kCodes2 ? kCodes2 : code2;
+        v[i] = share2 > 0 && code2 < 1 ? 1.0f : code2;
+      }
+      store_lane(static_cast<std::int8_t*>(entry.moment1), lane, begin, end, packed_at(begin), m,
+                 [](float x) { return static_cast<std::int8_t>(x); });
+      store_lane(static_cast<std::uint8_t*>(entry.moment2), lane, begin, end, packed_at(begin), v,
+                 [](float x) { return static_cast<std::uint8_t>(x); });
+    });
+  }
+}
+
+// The sum of squares of a part of the gradients, to sums[part].
+struct SquaresJob {
+  const UpdateEntry* entries;
+  std::int64_t entry_count, part_count;
+  double* sums;
+};
+
+template <class Block>
+ECHO_TRAINING_DEVICE void squares_part(Block& block, const SquaresJob& job, std::int64_t part) {
+  const UpdateEntry& entry = entry_of(job.entries, job.entry_count, part);
+  const std::int64_t first = (part - entry.first_part) * kUpdatePart;
+  typename Block::template Local<double> sums;
+  block.each([&](unsigned thread) {
+    double sum = 0;
+    if (entry.gradient)
+      for (std::int64_t k = 0; k < kUpdateBlocks; ++k) {
+        const std::int64_t begin =
+            first + (k * kUpdateWarps + thread / kWarpSize) * static_cast<std::int64_t>(kUpdateBlock);
+        if (begin >= entry.count) break;
+        float g[kLaneValues], squares = 0;
+        load_lane(entry.gradient, thread % kWarpSize, begin, entry.count,
+                  entry.packed && begin + kUpdateBlock <= entry.count, g);
+        ECHO_TRAINING_UNROLL
+        for (unsigned i = 0; i < kLaneValues; ++i) squares += g[i] * g[i];
+        sum += static_cast<double>(squares);
+      }
+    sums[thread] = sum;
+  });
+  block.block_sum(sums);
+  block.each([&](unsigned thread) {
+    if (thread == 0) job.sums[part] = sums[thread];
+  });
+}
+
+// Adds fresh gradients in bf16 to sums in fp32.
+struct AddJob {
+  const UpdateEntry* entries;
+  std::int64_t entry_count, part_count;
+};
+
+template <class Block>
+ECHO_TRAINING_DEVICE void add_part(Block& block, const AddJob& job, std::int64_t part) {
+  const UpdateEntry& entry = entry_of(job.entries, job.entry_count, part);
+  const std::int64_t first = (part - entry.first_part) * kUpdatePart;
+  block.each([&](unsigned thread) {
+    const unsigned lane = thread % kWarpSize;
+    for (std::int64_t k = 0; k < kUpdateBlocks; ++k) {
+      const std::int64_t begin =
+          first + (k * kUpdateWarps + thread / kWarpSize) * static_cast<std::int64_t>(kUpdateBlock);
+      if (begin >= entry.count) return;
+      const bool packed = entry.packed && begin + kUpdateBlock <= entry.count;
+      float fresh[kLaneValues], sum[kLaneValues] = {};
+      load_lane(entry.fresh, lane, begin, entry.count, packed, fresh);
+      if (!entry.replaces) load_lane(entry.gradient, lane, begin, entry.count, packed, sum);
+      ECHO_TRAINING_UNROLL
+      for (unsigned i = 0; i < kLaneValues; ++i) sum[i] = entry.replaces ? fresh[i] : plus(sum[i], fresh[i]);
+      store_lane(entry.gradient, lane, begin, entry.count, packed, sum, [](float x) { return x; });
+    }
+  });
+}
+
+}  // namespace echoline::model::training

@@ -1,0 +1,119 @@
+// Numbers, vectors and the policy of threads that device code of a training pass uses. training_kernels.cu runs it on
+// real threads, and the tests run the same functions with loops on the CPU. C++17, because CUDA compilers lag behind.
+// Free of libtorch. Internal to model/.
+//
+// A policy `Block` of kThreads threads has
+//   Block::Local<T>     a T of each thread, indexed by thread; registers on a device
+//   each(f)             f(thread) on every thread
+//   barrier()           what threads wrote to shared and global memory is seen by all threads of the block
+//   warp_sum(local)     replaces each thread's value by the sum over its warp; warp_max() likewise
+//   block_sum(local)    the same over the block; block_max() likewise
+//   shared()            kSharedFloats floats of the block
+// Code outside each() runs the same way on all threads.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__CUDACC__)
+#include <cuda_bf16.h>
+#define ECHO_TRAINING_DEVICE __device__ __forceinline__
+#else
+#define ECHO_TRAINING_DEVICE inline
+#endif
+#if defined(__CUDA_ARCH__)
+#define ECHO_TRAINING_UNROLL _Pragma("unroll")
+#else
+#define ECHO_TRAINING_UNROLL
+#endif
+
+namespace echoline::model::training {
+
+constexpr unsigned kWarpSize = 32;
+constexpr unsigned kSharedFloats = 4096;
+
+// ---- numbers ----
+
+struct Bf16 {
+  std::uint16_t bits;
+};
+
+ECHO_TRAINING_DEVICE float widen(float x) { return x; }
+ECHO_TRAINING_DEVICE float widen(Bf16 x) {
+  const std::uint32_t bits = static_cast<std::uint32_t>(x.bits) << 16;
+#if defined(__CUDA_ARCH__)
+  return __uint_as_float(bits);
+#else
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+#endif
+}
+
+template <class T>
+ECHO_TRAINING_DEVICE T narrowed(float x);
+template <>
+ECHO_TRAINING_DEVICE float narrowed<float>(float x) {
+  return x;
+}
+// To nearest, ties to even.
+template <>
+ECHO_TRAINING_DEVICE Bf16 narrowed<Bf16>(float x) {
+#if defined(__CUDA_ARCH__)
+  return {__bfloat16_as_ushort(__float2bfloat16_rn(x))};
+#else
+  if (std::isnan(x)) return {0x7fc0};
+  std::uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return {static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+#endif
+}
+// The value that remains of x when it is stored as a T.
+template <class T>
+ECHO_TRAINING_DEVICE float rounded(float x) {
+  return widen(narrowed<T>(x));
+}
+
+// Operations that the compiler must not join or replace.
+#if defined(__CUDA_ARCH__)
+ECHO_TRAINING_DEVICE float times(float a, float b) { return __fmul_rn(a, b); }
+ECHO_TRAINING_DEVICE float plus(float a, float b) { return __fadd_rn(a, b); }
+ECHO_TRAINING_DEVICE float joined(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+ECHO_TRAINING_DEVICE float over(float a, float b) { return __fdiv_rn(a, b); }
+ECHO_TRAINING_DEVICE float root(float a) { return __fsqrt_rn(a); }
+ECHO_TRAINING_DEVICE float inverse_root(float a) { return rsqrtf(a); }
+#else
+inline float times(float a, float b) { return a * b; }
+inline float plus(float a, float b) { return a + b; }
+inline float joined(float a, float b, float c) { return std::fma(a, b, c); }
+inline float over(float a, float b) { return a / b; }
+inline float root(float a) { return std::sqrt(a); }
+inline float inverse_root(float a) { return 1.0f / std::sqrt(a); }
+#endif
+// As exact as a T can show.
+template <class T>
+ECHO_TRAINING_DEVICE float exponential(float a) {
+#if defined(__CUDA_ARCH__)
+  if (sizeof(T) < sizeof(float)) return __expf(a);
+#endif
+  return expf(a);
+}
+
+// Values that a thread loads and stores at once.
+template <class T, unsigned kCount>
+struct alignas(sizeof(T) * kCount) Pack {
+  T at[kCount];
+};
+template <class T>
+constexpr unsigned kPack = 16 / sizeof(T);
+
+template <class T, unsigned kCount>
+ECHO_TRAINING_DEVICE Pack<T, kCount> load(const T* from) {
+  return *reinterpret_cast<const Pack<T, kCount>*>(from);
+}
+template <class T, unsigned kCount>
+ECHO_TRAINING_DEVICE void store(T* to, const Pack<T, kCount>& pack) {
+  *reinterpret_cast<Pack<T, kCount>*>(to) = pack;
+}
+
+}  // namespace echoline::model::training

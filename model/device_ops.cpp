@@ -1,0 +1,359 @@
+#include "model/device_ops.hpp"
+
+#include <torch/version.h>
+
+#include <algorithm>
+
+#include "model/cuda/training_device.hpp"
+
+// Flash attention over segments whose last queries and keys are aligned, and products of bf16 that are added up in
+// fp32.
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 8)
+#define ECHOLINE_FLASH_ATTENTION 1
+#endif
+
+namespace echoline::model {
+
+using torch::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+namespace {
+
+// Bytes of logits that exist at a time. Each part reads and writes the sum of the weight's gradient once more.
+constexpr std::int64_t kLogitBytes = std::int64_t{1} << 29;
+constexpr std::int64_t kLogitRows = 256;  // parts are whole multiples of it: products are made in tiles
+
+struct NormAndSum : torch::autograd::Function<NormAndSum> {
+  // `addend` is empty where there is none: a Function takes no undefined tensors.
+  static variable_list forward(AutogradContext* context, const Tensor& x, const Tensor& addend, const Tensor& weight,
+                               double eps) {
+    const bool adds = addend.numel() > 0;
+    const auto [out, sum] = training::norm(x, adds ? addend : Tensor(), weight, eps);
+    context->save_for_backward({sum, weight});
+    context->saved_data["eps"] = eps;
+    context->saved_data["adds"] = adds;
+    context->set_materialize_grads(false);
+    return {out, sum};
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    const Tensor slope = gradients[0].defined() ? gradients[0] : torch::zeros_like(saved[0]);
+    const auto [x, weight] =
+        training::norm_backward(saved[0], saved[1], slope, gradients[1], context->saved_data["eps"].toDouble());
+    return {x, context->saved_data["adds"].toBool() ? x : Tensor(), weight, Tensor()};
+  }
+};
+
+struct GatedOnDevice : torch::autograd::Function<GatedOnDevice> {
+  static Tensor forward(AutogradContext* context, const Tensor& gate_input, const Tensor& up_input) {
+    const Tensor gate = gate_input.contiguous(), up = up_input.contiguous();
+    context->save_for_backward({gate, up});
+    return training::gate(gate.flatten(0, -2), up.flatten(0, -2)).view(gate.sizes());
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    const Tensor gate = torch::empty_like(saved[0]), up = torch::empty_like(saved[1]);
+    const auto rows = [](const Tensor& t) { return t.flatten(0, -2); };
+    training::gate_backward(rows(saved[0]), rows(saved[1]), rows(gradients[0].contiguous()), rows(gate), rows(up));
+    return {gate, up};
+  }
+};
+
+struct JointGated : torch::autograd::Function<JointGated> {
+  static Tensor half(const Tensor& both, std::int64_t which) {
+    const std::int64_t width = both.size(1) / 2;
+    return both.narrow(1, which * width, width);
+  }
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& whole, const Tensor&, const Tensor&) {
+    const Tensor both = torch::linear(x, whole);
+    context->save_for_backward({x, whole, both});
+    return training::gate(half(both, 0), half(both, 1));
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    const Tensor &x = saved[0], &whole = saved[1], &both = saved[2], d = torch::empty_like(both);
+    training::gate_backward(half(both, 0), half(both, 1), gradients[0], half(d, 0), half(d, 1));
+    const auto weights = d.t().mm(x).split(whole.size(0) / 2);
+    return {d.mm(whole), Tensor(), weights[0], weights[1]};
+  }
+};
+
+struct ChosenRows : torch::autograd::Function<ChosenRows> {
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& rows) {
+    context->save_for_backward({rows});
+    context->saved_data["count"] = x.size(0);
+    return x.index_select(0, rows);
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const Tensor rows = context->get_saved_variables()[0];
+    const Tensor all =
+        torch::zeros({context->saved_data["count"].toInt(), gradients[0].size(1)}, gradients[0].options());
+    return {all.index_copy_(0, rows, gradients[0]), Tensor()};
+  }
+};
+
+training::Heads heads_of(const Rotation& r) { return {r.cos, r.sin, r.q_norm, r.k_norm, r.heads, r.kv_heads, r.eps}; }
+
+// What a Function takes instead of undefined norms: empty ones.
+Tensor given(const Tensor& norm) { return norm.defined() ? norm : torch::empty({0}); }
+
+void keep(AutogradContext* context, const Rotation& r) {
+  context->saved_data["heads"] = r.heads;
+  context->saved_data["kv_heads"] = r.kv_heads;
+  context->saved_data["eps"] = r.eps;
+}
+training::Heads kept_heads(AutogradContext* context, const Tensor& cos, const Tensor& sin, const Tensor& q_norm,
+                           const Tensor& k_norm) {
+  const auto norm = [](const Tensor& t) { return t.numel() > 0 ? t : Tensor(); };
+  return {cos,
+          sin,
+          norm(q_norm),
+          norm(k_norm),
+          context->saved_data["heads"].toInt(),
+          context->saved_data["kv_heads"].toInt(),
+          context->saved_data["eps"].toDouble()};
+}
+
+struct RotatedOnDevice : torch::autograd::Function<RotatedOnDevice> {
+  static Tensor forward(AutogradContext* context, const Tensor& qkv, const Tensor& q_norm, const Tensor& k_norm,
+                        const Rotation& r) {
+    context->save_for_backward({qkv, q_norm, k_norm, r.cos, r.sin});
+    keep(context, r);
+    return training::rotate(qkv, heads_of(r));
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    const training::Heads h = kept_heads(context, saved[3], saved[4], saved[1], saved[2]);
+    const Tensor d = gradients[0].contiguous();
+    const auto slopes =
+        training::rotate_backward(saved[0], h, d.narrow(1, 0, h.heads), d.narrow(1, h.heads, h.kv_heads),
+                                  d.narrow(1, h.heads + h.kv_heads, h.kv_heads), {}, {});
+    return {slopes.qkv, slopes.q_norm, slopes.k_norm, Tensor()};
+  }
+};
+
+#ifdef ECHOLINE_FLASH_ATTENTION
+// Kept for the gradient: qkv before the rotation, what attention gave, and the logarithms of its sums. The rotated
+// heads and the gathered keys are made again.
+struct AttendedOnDevice : torch::autograd::Function<AttendedOnDevice> {
+  struct Operands {
+    Tensor q, k, v;
+  };
+  // For the gradients keys and values stand once for every query head: libtorch would first make the gradients so, and
+  // then add them up in bf16.
+  static Operands operands(const Tensor& qkv, const training::Heads& h, const Tensor& rows, bool repeated) {
+    const Tensor rotated = training::rotate(qkv, h);
+    Tensor seen = rotated.narrow(1, h.heads, 2 * h.kv_heads);
+    if (rows.defined() && rows.numel() > 0) seen = training::gather(seen, rows, repeated ? h.heads / h.kv_heads : 1);
+    const std::int64_t heads = seen.size(1) / 2;
+    return {rotated.narrow(1, 0, h.heads), seen.narrow(1, 0, heads), seen.narrow(1, heads, heads)};
+  }
+
+  static Tensor forward(AutogradContext* context, const Tensor& qkv, const Tensor& q_norm, const Tensor& k_norm,
+                        const Rotation& r, const AttentionPlan& plan) {
+    const training::Heads h = heads_of(r);
+    const Operands o = operands(qkv, h, plan.rows, /*repeated=*/false);
+    // The scale of the scores is in queries and keys already.
+    const auto [out, log_sums, seed, offset, unused] =
+        at::_flash_attention_forward(o.q, o.k, o.v, plan.queries_first, plan.keys_first, plan.queries_max,
+                                     plan.keys_max, 0.0, /*is_causal=*/true, false, 1.0);
+    context->save_for_backward({qkv, q_norm, k_norm, r.cos, r.sin, out, log_sums, seed, offset, plan.queries_first,
+                                plan.keys_first, given(plan.rows), given(plan.copies_first), given(plan.copies)});
+    keep(context, r);
+    context->saved_data["queries_max"] = plan.queries_max;
+    context->saved_data["keys_max"] = plan.keys_max;
+    return out.flatten(1);
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    const training::Heads h = kept_heads(context, saved[3], saved[4], saved[1], saved[2]);
+    const Tensor &rows = saved[11], &out = saved[5];
+    const Operands o = operands(saved[0], h, rows, /*repeated=*/true);
+    const auto [dq, dk, dv] = at::_flash_attention_backward(
+        gradients[0].view_as(out), o.q, o.k, o.v, out, saved[6], saved[9], saved[10],
+        context->saved_data["queries_max"].toInt(), context->saved_data["keys_max"].toInt(), 0.0, /*is_causal=*/true,
+        saved[7], saved[8], 1.0);
+    const bool gathered = rows.numel() > 0;
+    const auto slopes = training::rotate_backward(saved[0], h, dq.contiguous(), dk.contiguous(), dv.contiguous(),
+                                                  gathered ? saved[12] : Tensor(), gathered ? saved[13] : Tensor());
+    return {slopes.qkv, slopes.q_norm, slopes.k_norm, Tensor(), Tensor()};
+  }
+};
+
+struct ScoresOnDevice : torch::autograd::Function<ScoresOnDevice> {
+  static std::int64_t rows_max(const Tensor& hidden, const Tensor& weight) {
+    const std::int64_t rows = kLogitBytes / (weight.size(0) * static_cast<std::int64_t>(hidden.element_size()));
+    return std::max(kLogitRows, rows / kLogitRows * kLogitRows);
+  }
+  // f(begin, count) for parts of equal size but for the last, which may be smaller.
+  template <class F>
+  static void over_parts(const Tensor& hidden, const Tensor& weight, const F& f) {
+    const std::int64_t rows = hidden.size(0), parts = (rows + rows_max(hidden, weight) - 1) / rows_max(hidden, weight);
+    const std::int64_t each = parts == 0 ? 1 : ((rows + parts - 1) / parts + kLogitRows - 1) / kLogitRows * kLogitRows;
+    for (std::int64_t begin = 0; begin < rows; begin += each) f(begin, std::min(each, rows - begin));
+  }
+
+  static variable_list forward(AutogradContext* context, const Tensor& hidden, const Tensor& weight,
+                               const Tensor& targets, double temperature) {
+    const Tensor logprobs = torch::empty({hidden.size(0)}, hidden.options().dtype(torch::kFloat).requires_grad(false));
+    const Tensor entropies = torch::empty_like(logprobs), log_sums = torch::empty_like(logprobs);
+    over_parts(hidden, weight, [&](std::int64_t begin, std::int64_t count) {
+      const Tensor logits = torch::linear(hidden.narrow(0, begin, count), weight);
+      const auto part = [&](const Tensor& t) { return t.narrow(0, begin, count); };
+      training::score(logits, part(targets), temperature, part(logprobs), part(entropies), part(log_sums));
+    });
+    context->save_for_backward({hidden, weight, targets, log_sums});
+    context->saved_data["temperature"] = temperature;
+    context->mark_non_differentiable({entropies});
+    return {logprobs, entropies};
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    const Tensor &hidden = saved[0], &weight = saved[1], &targets = saved[2], &log_sums = saved[3];
+    const double temperature = context->saved_data["temperature"].toDouble();
+    const Tensor hidden_slope = torch::empty_like(hidden), slopes = gradients[0].contiguous();
+    Tensor weight_slope;  // an fp32 sum, where there are several parts
+    over_parts(hidden, weight, [&](std::int64_t begin, std::int64_t count) {
+      const auto part = [&](const Tensor& t) { return t.narrow(0, begin, count); };
+      const Tensor rows = part(hidden), d = torch::linear(rows, weight);
+      training::score_backward(d, part(targets), temperature, part(log_sums), part(slopes));
+      Tensor to = part(hidden_slope);
+      torch::mm_out(to, d, weight);
+      if (count == hidden.size(0))
+        weight_slope = d.t().mm(rows);
+      else if (hidden.scalar_type() == torch::kFloat)
+        weight_slope = weight_slope.defined() ? weight_slope.addmm_(d.t(), rows) : d.t().mm(rows);
+      else if (!weight_slope.defined())
+        weight_slope = at::mm(d.t(), rows, torch::kFloat);
+      else
+        at::addmm_out(weight_slope, weight_slope, d.t(), rows, torch::kFloat);
+    });
+    if (!weight_slope.defined()) weight_slope = torch::zeros_like(weight);
+    return {hidden_slope, weight_slope.to(weight.scalar_type()), Tensor(), Tensor()};
+  }
+};
+#endif
+
+}  // namespace
+
+Tensor rms_norm_on_device(const Tensor& x, const Tensor& weight, double eps) {
+  return NormAndSum::apply(x, torch::empty({0}), weight, eps)[0];
+}
+
+std::pair<Tensor, Tensor> norm_and_sum(const Tensor& x, const Tensor& addend, const Tensor& weight, double eps) {
+  if (training::kernels_take(x) && weight.scalar_type() == x.scalar_type()) {
+    const auto both = NormAndSum::apply(x, given(addend), weight, eps);
+    return {both[0], both[1]};
+  }
+  const Tensor sum = addend.defined() ? x + addend : x;
+  return {rms_norm(sum, weight, eps), sum};
+}
+
+bool gates_jointly(const Tensor& x, const Tensor& whole) {
+  return whole.defined() && training::kernels_take(x) && whole.scalar_type() == x.scalar_type() &&
+         whole.size(0) % 16 == 0;
+}
+
+Tensor joint_gated(const Tensor& x, const Tensor& whole, const Tensor& gate, const Tensor& up) {
+  return JointGated::apply(x, whole, gate, up);
+}
+
+Tensor gated_on_device(const Tensor& gate, const Tensor& up) { return GatedOnDevice::apply(gate, up); }
+
+bool rotates_on_device(const Tensor& qkv, const Rotation& r) {
+  return qkv.is_cuda() && training::rotates(qkv, heads_of(r));
+}
+
+Tensor rotate_on_device(const Tensor& qkv, const Rotation& r) {
+  return RotatedOnDevice::apply(qkv, given(r.q_norm), given(r.k_norm), r);
+}
+
+Tensor chosen_rows(const Tensor& x, const Tensor& rows) {
+  return x.is_cpu() ? x.index_select(0, rows) : ChosenRows::apply(x, rows);
+}
+
+AttentionPlan attention_plan(const Tensor& segments, bool gathers, const torch::Device& device) {
+  const std::int64_t count = segments.size(0);
+  const auto* const of = reinterpret_cast<const Segment*>(segments.data_ptr<std::int64_t>());
+  const auto ints = [](std::int64_t n) { return torch::empty({n}, torch::kInt); };
+  const Tensor queries_first = ints(count + 1), keys_first = ints(count + 1);
+  auto *q = queries_first.data_ptr<std::int32_t>(), *k = keys_first.data_ptr<std::int32_t>();
+  AttentionPlan plan;
+  q[0] = k[0] = 0;
+  bool shared = gathers;
+  for (std::int64_t s = 0; s < count; ++s) {
+    TORCH_CHECK(of[s].begin == q[s] && of[s].count > 0 && of[s].prefix < s, "segments are not one behind the other");
+    const std::int64_t seen = of[s].count + (of[s].prefix < 0 ? 0 : of[of[s].prefix].count);
+    shared |= of[s].prefix >= 0;
+    q[s + 1] = q[s] + static_cast<std::int32_t>(of[s].count);
+    k[s + 1] = k[s] + static_cast<std::int32_t>(seen);
+    plan.queries_max = std::max(plan.queries_max, of[s].count);
+    plan.keys_max = std::max(plan.keys_max, seen);
+  }
+  if (shared) {
+    const std::int64_t tokens = q[count], keys = k[count];
+    const Tensor rows = ints(keys), copies_first = ints(tokens + 1), copies = ints(keys);
+    auto* const row = rows.data_ptr<std::int32_t>();
+    for (std::int64_t s = 0, at = 0; s < count; ++s) {
+      const auto add = [&](const Segment& of_keys) {
+        for (std::int64_t t = 0; t < of_keys.count; ++t) row[at++] = static_cast<std::int32_t>(of_keys.begin + t);
+      };
+      if (of[s].prefix >= 0) add(of[of[s].prefix]);
+      add(of[s]);
+    }
+    auto* const first = copies_first.data_ptr<std::int32_t>();
+    std::fill(first, first + tokens + 1, 0);
+    for (std::int64_t i = 0; i < keys; ++i) ++first[row[i] + 1];
+    for (std::int64_t t = 0; t < tokens; ++t) first[t + 1] += first[t];
+    std::vector<std::int32_t> next(first, first + tokens);
+    for (std::int64_t i = 0; i < keys; ++i)
+      copies.data_ptr<std::int32_t>()[next[static_cast<std::size_t>(row[i])]++] = static_cast<std::int32_t>(i);
+    plan.rows = upload(rows, device);
+    plan.copies_first = upload(copies_first, device);
+    plan.copies = upload(copies, device);
+  }
+  plan.queries_first = upload(queries_first, device);
+  plan.keys_first = upload(keys_first, device);
+  return plan;
+}
+
+bool attends_on_device([[maybe_unused]] const Tensor& qkv, [[maybe_unused]] const Rotation& r) {
+#ifdef ECHOLINE_FLASH_ATTENTION
+  const std::int64_t dim = qkv.size(1) / (r.heads + 2 * r.kv_heads);
+  return qkv.is_cuda() && qkv.scalar_type() == torch::kBFloat16 && dim % 8 == 0 && rotates_on_device(qkv, r);
+#else
+  return false;
+#endif
+}
+
+Tensor attend_on_device([[maybe_unused]] const Tensor& qkv, [[maybe_unused]] const Rotation& r,
+                        [[maybe_unused]] const AttentionPlan& plan) {
+#ifdef ECHOLINE_FLASH_ATTENTION
+  return AttendedOnDevice::apply(qkv, given(r.q_norm), given(r.k_norm), r, plan);
+#else
+  TORCH_CHECK(false, "libtorch ", TORCH_VERSION, " has no flash attention");
+#endif
+}
+
+bool scores_on_device([[maybe_unused]] const Tensor& hidden, [[maybe_unused]] const Tensor& weight) {
+#ifdef ECHOLINE_FLASH_ATTENTION
+  return training::kernels_take(hidden) && hidden.scalar_type() == weight.scalar_type();
+#else
+  return false;
+#endif
+}
+
+LinearScores linear_scores_on_device([[maybe_unused]] const Tensor& hidden, [[maybe_unused]] const Tensor& weight,
+                                     [[maybe_unused]] const Tensor& targets, [[maybe_unused]] double temperature) {
+#ifdef ECHOLINE_FLASH_ATTENTION
+  const auto scores = ScoresOnDevice::apply(hidden, weight, targets, temperature);
+  return {scores[0], scores[1]};
+#else
+  TORCH_CHECK(false, "libtorch ", TORCH_VERSION, " does not add up products of bf16 in fp32");
+#endif
+}
+
+}  // namespace echoline::model

@@ -1,0 +1,51 @@
+// The parts of a training pass on a GPU that have kernels of their own (model/cuda/training_device) or libtorch's flash
+// attention, with their gradients. Private to model/.
+#pragma once
+#include "model/packed.hpp"
+#include "model/training_ops.hpp"
+
+namespace echoline::model {
+
+// As the functions of model/training_ops, for x that training::kernels_take().
+torch::Tensor rms_norm_on_device(const torch::Tensor& x, const torch::Tensor& weight, double eps);
+torch::Tensor gated_on_device(const torch::Tensor& gate, const torch::Tensor& up);
+
+// The norm of x, or of x + addend where that is defined, and what it is the norm of: one kernel, and one for the
+// gradients, which are added up there. Elsewhere than on a GPU as rms_norm() of model/training_ops and an addition.
+std::pair<torch::Tensor, torch::Tensor> norm_and_sum(const torch::Tensor& x, const torch::Tensor& addend,
+                                                     const torch::Tensor& weight, double eps);
+// silu(x gate^T) * x up^T: `whole` holds the rows of both weights, which are the parameters that get the gradient.
+torch::Tensor joint_gated(const torch::Tensor& x, const torch::Tensor& whole, const torch::Tensor& gate,
+                          const torch::Tensor& up);
+bool gates_jointly(const torch::Tensor& x, const torch::Tensor& whole);
+
+// False where rotate_on_device() does not take it.
+bool rotates_on_device(const torch::Tensor& qkv, const Rotation& rotation);
+torch::Tensor rotate_on_device(const torch::Tensor& qkv, const Rotation& rotation);
+
+// x[rows], rows int64 without repetition.
+torch::Tensor chosen_rows(const torch::Tensor& x, const torch::Tensor& rows);
+
+// Which keys each segment sees, for attention over all segments in one call: a segment's keys are those of its prefix
+// and its own, one behind the other, and its queries see all keys up to their own from the end.
+struct AttentionPlan {
+  torch::Tensor queries_first, keys_first;  // int32 [segments + 1]
+  std::int64_t queries_max = 0, keys_max = 0;
+  torch::Tensor rows;                  // int32 [keys]: the token of each key; undefined where keys are the tokens
+  torch::Tensor copies_first, copies;  // int32 [tokens + 1], [keys]: the keys of each token; undefined as `rows`
+};
+// `gathers`: rows are defined even where keys are the tokens. Keys that several query heads use are gathered in any
+// case.
+AttentionPlan attention_plan(const torch::Tensor& segments, bool gathers, const torch::Device& device);
+
+// Whether attend_on_device() takes it: bf16, where libtorch has flash attention.
+bool attends_on_device(const torch::Tensor& qkv, const Rotation& rotation);
+// Rotation and attention: qkv [tokens, (heads + 2 kv_heads) * dim] -> [tokens, heads * dim].
+torch::Tensor attend_on_device(const torch::Tensor& qkv, const Rotation& rotation, const AttentionPlan& plan);
+
+// linear_scores() of model/training_ops, and whether it can be made so.
+bool scores_on_device(const torch::Tensor& hidden, const torch::Tensor& weight);
+LinearScores linear_scores_on_device(const torch::Tensor& hidden, const torch::Tensor& weight,
+                                     const torch::Tensor& targets, double temperature);
+
+}  // namespace echoline::model
