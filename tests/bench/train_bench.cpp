@@ -29,21 +29,9 @@
 namespace echoline {
 namespace {
 
+using bench::must;
+using bench::stop;
 using nlohmann::json;
-
-[[noreturn]] void stop(const std::string& why) {
-  fmt::print(stderr, "train_bench: {}\n", why);
-  std::exit(1);
-}
-
-template <class T>
-T must(Result<T> result) {
-  if (!result) stop(result.error().message());
-  return std::move(result).value();
-}
-void must(const Status& status) {
-  if (!status) stop(status.error().message());
-}
 
 struct Size {
   std::int64_t groups = 4, members = 8, prompt = 256, response = 256, layers = 8, hidden = 512, vocabulary = 2048;

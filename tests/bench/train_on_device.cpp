@@ -29,20 +29,6 @@ namespace {
 using nlohmann::json;
 using torch::Tensor;
 
-[[noreturn]] void stop(const std::string& why) {
-  fmt::print(stderr, "train_bench: {}\n", why);
-  std::exit(1);
-}
-
-template <class T>
-T must(Result<T> result) {
-  if (!result) stop(result.error().message());
-  return std::move(result).value();
-}
-void must(const Status& status) {
-  if (!status) stop(status.error().message());
-}
-
 void wait_for(const torch::Device& device) {
   if (device.is_cuda()) torch::cuda::synchronize(device.index());
 }

@@ -1,11 +1,33 @@
 // A learner step of the built-in trainer on a GPU: tokens a second, what its kernels are, and the same step in
 // transformers. Part of train_bench.
 #pragma once
+#include <fmt/format.h>
+
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <string>
+#include <utility>
+
+#include "base/result.hpp"
 
 namespace echoline::bench {
+
+// Of both files of train_bench: a failure ends the program with its message.
+[[noreturn]] inline void stop(const std::string& why) {
+  fmt::print(stderr, "train_bench: {}\n", why);
+  std::exit(1);
+}
+
+template <class T>
+T must(Result<T> result) {
+  if (!result) stop(result.error().message());
+  return std::move(result).value();
+}
+inline void must(const Status& status) {
+  if (!status) stop(status.error().message());
+}
 
 struct OnDevice {
   std::string device = "cuda", preset = "qwen3-0.6b", python = "python3";

@@ -124,7 +124,7 @@ TEST(Patch, WhatArrivesIsResolvedBeforeTheRestIsThere) {
   EXPECT_FALSE(incoming.add(bytes.first(1))) << "nothing comes after the trailer";
 }
 
-// With several threads, add() hands segments over and returns: whoever receives is not held up by decoding.
+// With several threads, add() hands segments over and returns: the receiving thread is not held up by decoding.
 TEST(Patch, SegmentsAreDecodedWhileOthersArrive) {
   Random random(6);
   const std::int64_t elements = 3 * (1 << 22);
