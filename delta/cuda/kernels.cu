@@ -1,18 +1,10 @@
 // Runs the device code of kernels.hpp on real threads.
 #include "delta/cuda/kernels.hpp"
 #include "delta/cuda/launch.hpp"
+#include "delta/cuda/own_value.hpp"
 
 namespace echoline::delta::cuda {
 namespace {
-
-// A value of each thread, of which a thread only has its own.
-template <class T>
-struct OwnValue {
-  T value;
-  __device__ __forceinline__ T& operator[](unsigned) { return value; }
-};
-
-constexpr unsigned kAllThreads = 0xffffffffu;
 
 class ThreadBlock {
  public:

@@ -1,20 +1,15 @@
 // Runs the device code of kernels.hpp on real threads.
 #include <algorithm>
 
+#include "delta/cuda/own_value.hpp"
 #include "model/cuda/kernels.hpp"
 #include "model/cuda/launch.hpp"
 
 namespace echoline::model::cuda {
 namespace {
 
-// A value of each thread, of which a thread only has its own.
-template <class T>
-struct OwnValue {
-  T value;
-  __device__ __forceinline__ T& operator[](unsigned) { return value; }
-};
-
-constexpr unsigned kAllThreads = 0xffffffffu;
+using delta::cuda::kAllThreads;
+using delta::cuda::OwnValue;
 
 extern __shared__ uint4 block_memory[];
 

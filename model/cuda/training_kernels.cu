@@ -1,18 +1,13 @@
 // Runs the device code of training_kernels.hpp on real threads.
+#include "delta/cuda/own_value.hpp"
 #include "model/cuda/training_kernels.hpp"
 #include "model/cuda/training_launch.hpp"
 
 namespace echoline::model::training {
 namespace {
 
-// A value of each thread, of which a thread only has its own.
-template <class T>
-struct OwnValue {
-  T value;
-  __device__ __forceinline__ T& operator[](unsigned) { return value; }
-};
-
-constexpr unsigned kAllThreads = 0xffffffffu;
+using delta::cuda::kAllThreads;
+using delta::cuda::OwnValue;
 
 struct Sum {
   template <class T>
