@@ -1,4 +1,4 @@
-// The task in a page: made from docs/tasks.md alone, and run in the quickstart's place.
+// The task of docs/tutorials/own-task.md, made from the page alone, runs in the quickstart's place.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@ namespace {
 TEST(TaskPage, ItsRunFileTakesTheQuickstartsPlace) {
   if (const auto pool = sandbox::Pool::start(); !pool) GTEST_SKIP() << pool.error().message();
   const TemporaryFolder folder;
-  auto files = page_blocks("docs/tasks.md");
+  auto files = page_blocks("docs/tutorials/own-task.md");
   for (const char* file : {"sort.py", "sort.yaml"}) std::ofstream(folder.path() / file) << files.at(file);
   std::filesystem::create_directory_symlink(std::filesystem::absolute("configs"), folder.path() / "configs");
   const auto outcome = run_program(

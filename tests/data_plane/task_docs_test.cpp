@@ -1,5 +1,5 @@
-// The tasks on docs/tasks.md, taken from the page as they stand: each starts, has problems, and says what the page
-// says.
+// The tasks of docs/tutorials/own-task.md and docs/how-to/write-a-task.md, taken from the pages as they stand: each
+// starts, has problems, and gives the scores that its page states.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,7 +19,8 @@ class TaskDocs : public ::testing::Test {
     if (const auto pool = sandbox::Pool::start(); !pool) GTEST_SKIP() << pool.error().message();
     std::string name = (std::filesystem::temp_directory_path() / "echoline-docs-XXXXXX").string();
     folder_ = ::mkdtemp(name.data());
-    files_ = testing::page_blocks("docs/tasks.md");
+    files_ = testing::page_blocks("docs/tutorials/own-task.md");
+    files_.merge(testing::page_blocks("docs/how-to/write-a-task.md"));
     for (const auto& [file, text] : files_) std::ofstream(folder_ / file) << text;
   }
   void TearDown() override {
@@ -52,7 +53,7 @@ class TaskDocs : public ::testing::Test {
   std::set<std::string> tested_;
 };
 
-TEST_F(TaskDocs, EveryTaskOnThePageDoesWhatItSays) {
+TEST_F(TaskDocs, EveryTaskOnAPageDoesWhatItSays) {
   const auto sort = made("sort.py");
   ASSERT_TRUE(sort);
   EXPECT_LT(std::count(files_["sort.py"].begin(), files_["sort.py"].end(), '\n'), 30);
@@ -101,7 +102,7 @@ TEST_F(TaskDocs, EveryTaskOnThePageDoesWhatItSays) {
   EXPECT_EQ(says(*rubric, *rubric->problem(0), "it is 4"), "1.00 correct brevity=0.00 correct_answer=1.00");
 
   for (const auto& [file, text] : files_)
-    EXPECT_TRUE(!file.ends_with(".py") || tested_.contains(file)) << file << " is on the page and in no test";
+    EXPECT_TRUE(!file.ends_with(".py") || tested_.contains(file)) << file << " is on a page and in no test";
 }
 
 }  // namespace
