@@ -38,7 +38,7 @@ void RolloutDesk::expel_liars() {
   for (const RegradingCounts::Expelled& liar : regrader_->newly_found()) {
     log::warn("worker {}: {}", liar.worker, liar.reason);
     expel(liar.worker, liar.reason);
-    backlog_.push_back(Write{[this, worker = liar.worker] { return discard_of(worker, "wrong score"); }});
+    database_.push_back(Write{[this, worker = liar.worker] { return discard_of(worker, "wrong score"); }});
   }
 }
 
@@ -48,11 +48,11 @@ void RolloutDesk::score() {
   for (Scorer::Done& done : scorer_->done()) {
     unscored_wait_ = true;
     // Scores that could not be stored are found again: their groups still wait for them.
-    if (const Status taken = noted(take_scores(std::move(done))); !taken)
+    if (const Status taken = database_.checked(take_scores(std::move(done))); !taken)
       log::error("scores not stored: {}", taken.error().message());
   }
   if (!unscored_wait_) return;
-  if (const Status fed = noted(feed_scorer()); !fed) log::error("{}", fed.error().message());
+  if (const Status fed = database_.checked(feed_scorer()); !fed) log::error("{}", fed.error().message());
 }
 
 Status RolloutDesk::take_scores(Scorer::Done done) {

@@ -54,10 +54,11 @@ RolloutDesk::RolloutDesk(const DeskOptions& options, Door door, DeskEvents event
     : options_(options),
       events_(std::move(events)),
       inbox_(door.message_max(options.pacing.group_size)),
+      clock_(options.clock),
+      database_(clock_, options.retry_every, options.database_patience, events_.held_up),
       queue_(kQueueMax),
       policies_(options.pacing.staleness.budget, [this](const PolicyUnusable& policy) { tell_unusable(policy); }),
-      door_(std::move(door)),
-      patience_(options.database_patience) {
+      door_(std::move(door)) {
   limits_.message_max = door_.message_max(options.pacing.group_size);
 }
 
@@ -84,65 +85,42 @@ void RolloutDesk::stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-double RolloutDesk::unix_seconds() const { return opened_unix_s_ + seconds(clock_.now() - opened_); }
-
 // The time that leases are compared with. It stands still while the database cannot store.
 double RolloutDesk::lease_time() const {
-  return held_up_ ? opened_unix_s_ + seconds(last_tick_ - opened_) : unix_seconds();
+  return database_.can_store() ? clock_.unix_seconds() : clock_.unix_seconds_at_last_tick();
 }
 
 // A stopped process or a busy disk: what workers handed in meanwhile is still to be read.
 void RolloutDesk::excuse_pause() {
   const TimePoint now = clock_.now();
-  const Duration late = now - last_tick_ - kTick;
+  const Duration late = now - clock_.last_tick() - kTick;
   if (late >= kPauseMin) {
     log::info("the rollout desk was held up for {}: no lease ends for that", to_text(late));
-    const auto excused = ledger_->excuse(seconds(late), unix_seconds());
-    if (!excused && must_wait(excused.error())) return;
+    const auto excused = ledger_->excuse(seconds(late), clock_.unix_seconds());
+    if (!excused && database_.held_up_by(excused.error())) return;
     if (!excused) log::error("{}", excused.error().message());
   }
-  last_tick_ = now;
-}
-
-// Notes an error of the database and holds the desk up. False when the error is of another kind.
-bool RolloutDesk::must_wait(const Error& error) {
-  const TimePoint now = clock_.now();
-  const DiskPatience::Verdict verdict = patience_.after(error, now);
-  if (verdict == DiskPatience::Verdict::kNotOfTheDisk) return false;
-  held_up_ = now + options_.retry_every;
-  is_held_up_ = true;
-  if (!std::exchange(told_held_up_, true) && events_.held_up) events_.held_up(&error);
-  if (verdict == DiskPatience::Verdict::kGiveUp && database_) {
-    database_ = error;
-    is_given_up_ = true;
-  }
-  return true;
-}
-
-Status RolloutDesk::noted(Status status) {
-  if (!status) (void)must_wait(status.error());
-  return status;
+  clock_.tick(now);
 }
 
 // Ends the hold-up when the database stores again that leases last longer by the time that has passed.
 void RolloutDesk::try_again() {
+  if (!database_.is_retry_due()) return;
   const TimePoint now = clock_.now();
-  if (!database_ || now < *held_up_) return;
-  const Duration passed = now - last_tick_;
-  const auto excused = ledger_->excuse(seconds(passed), unix_seconds());
-  if (!excused && must_wait(excused.error())) return;
+  const Duration passed = now - clock_.last_tick();
+  const auto excused = ledger_->excuse(seconds(passed), clock_.unix_seconds());
+  if (!excused && database_.held_up_by(excused.error())) return;
   if (!excused) log::error("{}", excused.error().message());
   step_pace_.paused(seconds(passed));
-  last_tick_ = now;
-  held_up_.reset();
-  is_held_up_ = false;
+  clock_.tick(now);
+  database_.retry_succeeded();
   release_overflowed();
 }
 
 // These workers sent more than the desk keeps while it is held up. Their groups go to other workers, without blame.
 void RolloutDesk::release_overflowed() {
   for (const WorkerId worker : inbox_.take_overflowed())
-    backlog_.push_back(Write{[this, worker]() -> Status {
+    database_.push_back(Write{[this, worker]() -> Status {
       ECHO_ASSIGN(const std::uint64_t leases, ledger_->give_back_all(worker));
       log::warn(
           "worker {} sent more messages than are kept while the database could not store; {} of its groups go to other "
@@ -178,33 +156,30 @@ void RolloutDesk::loop() {
   for (;;) {
     std::optional<Item> item = queue_.pop(kTick);
     if (!item && queue_.closed()) break;
-    if (held_up_)
-      try_again();
-    else
+    if (database_.can_store())
       excuse_pause();
+    else
+      try_again();
     for (; item; item = queue_.pop(Duration(0))) {
       if (const auto* task = std::get_if<Task>(&*item)) {
         work_off();
         (*task)();
       } else {
-        if (auto* message = std::get_if<Incoming>(&*item); message != nullptr && held_up_) message->talked = true;
-        backlog_.push_back(std::move(*item));
-        if (backlog_.size() >= kCommitMax) work_off();
+        database_.push_back(std::get<Deferred>(std::move(*item)));
+        if (database_.backlog() >= kCommitMax) work_off();
       }
     }
     work_off();
-    if (!held_up_) {
-      if (const auto expired = ledger_->expire(unix_seconds()); !expired && !must_wait(expired.error()))
+    if (database_.can_store()) {
+      if (const auto expired = ledger_->expire(clock_.unix_seconds());
+          !expired && !database_.held_up_by(expired.error()))
         log::error("{}", expired.error().message());
       tell_idle();
       expel_liars();
       score();
       work_off();
     }
-    if (!held_up_ && backlog_.empty() && std::exchange(told_held_up_, false)) {
-      patience_.recovered();
-      if (events_.held_up) events_.held_up(nullptr);
-    }
+    database_.finish_catching_up();
     offer_batch();
   }
   regrader_.reset();
@@ -213,24 +188,8 @@ void RolloutDesk::loop() {
   buffer_.reset();
 }
 
-// Handles what waits, in order, until something cannot be stored.
 void RolloutDesk::work_off() {
-  while (!held_up_ && !backlog_.empty()) {
-    if (const auto* write = std::get_if<Write>(&backlog_.front())) {
-      if (const Status done = write->work(); !done) {
-        if (must_wait(done.error())) return;
-        log::error("{}", done.error().message());
-      }
-      backlog_.pop_front();
-      continue;
-    }
-    std::vector<Incoming> messages;
-    while (!backlog_.empty() && messages.size() < kCommitMax && std::holds_alternative<Incoming>(backlog_.front())) {
-      messages.push_back(std::get<Incoming>(std::move(backlog_.front())));
-      backlog_.pop_front();
-    }
-    handle_requests(std::move(messages));
-  }
+  database_.work_off(kCommitMax, [this](std::vector<Incoming> messages) { handle_requests(std::move(messages)); });
 }
 
 template <class T>
@@ -260,12 +219,12 @@ void RolloutDesk::published(Version version, const overlay::Digest& digest) {
 
 void RolloutDesk::receive(WorkerId worker, std::string bytes) {
   const std::size_t size = bytes.size();
-  const DeskInbox::Admission admission = inbox_.admit(worker, size, is_held_up_);
+  const DeskInbox::Admission admission = inbox_.admit(worker, size, held_up());
   if (!admission.expel.empty()) return expel(worker, admission.expel);
   if (!admission.taken) return;
   // A message of a time without storage is handled within a moment when that has ended, with all the others: it is no
   // part of a flood.
-  if (queue_.try_push(Item(Incoming{worker, std::move(bytes), is_held_up_}))) return;
+  if (queue_.try_push(Item(Deferred(Incoming{worker, std::move(bytes), held_up()})))) return;
   inbox_.read(worker, size);
   log::warn("worker {}: message dropped, {} wait already; its lease will expire", worker, kQueueMax);
 }
@@ -277,14 +236,14 @@ void RolloutDesk::expel(WorkerId worker, const std::string& reason) {
 }
 
 void RolloutDesk::worker_lost(WorkerId worker) {
-  queue_.try_push(Item(Write{[this, worker]() -> Status {
-    ECHO_ASSIGN(const std::uint64_t released, ledger_->release_worker(worker, unix_seconds()));
+  queue_.try_push(Item(Deferred(Write{[this, worker]() -> Status {
+    ECHO_ASSIGN(const std::uint64_t released, ledger_->release_worker(worker, clock_.unix_seconds()));
     if (released > 0) log::info("worker {} is lost: {} groups return to the pool", worker, released);
     told_slow_.erase(worker);
     policies_.left(worker);
     tell_set_aside();
     return ok();
-  }}));
+  }})));
 }
 
 void RolloutDesk::worker_joined(WorkerId worker) {
@@ -315,7 +274,7 @@ void RolloutDesk::tell_off_talker(WorkerId worker) {
 
 void RolloutDesk::keep_conduct(WorkerId worker) {
   // After a failure the file lacks this until the next change; memory has it.
-  if (const Status kept = noted(ledger_->keep(worker, conduct_.of(worker))); !kept)
+  if (const Status kept = database_.checked(ledger_->keep(worker, conduct_.of(worker))); !kept)
     log::error("{}", kept.error().message());
 }
 
@@ -350,8 +309,8 @@ void RolloutDesk::handle_requests(std::vector<Incoming> messages) {
   for (const auto& [i, message] : others) {
     Incoming& from = messages[i];
     if (inbox_.is_barred(from.worker)) continue;
-    if (!held_up_) {
-      if (!std::exchange(from.talked, true) && conduct_.talked(from.worker, clock_.now())) {
+    if (database_.can_store()) {
+      if (!std::exchange(from.counted, true) && conduct_.talked(from.worker, clock_.now())) {
         tell_off_talker(from.worker);
         continue;
       }
@@ -364,11 +323,11 @@ void RolloutDesk::handle_requests(std::vector<Incoming> messages) {
     }
     waits[i] = true;
   }
-  if (!together.empty() && (held_up_ || !lease_and_renew(together)))
+  if (!together.empty() && (!database_.can_store() || !lease_and_renew(together)))
     for (const std::size_t i : places) waits[i] = true;
   for (std::size_t i = messages.size(); i-- > 0;) {
     if (waits[i])
-      backlog_.push_front(std::move(messages[i]));
+      database_.push_front(std::move(messages[i]));
     else
       inbox_.read(messages[i].worker, messages[i].bytes.size());
   }
@@ -403,9 +362,9 @@ bool RolloutDesk::take_in(const std::vector<std::pair<WorkerId, schema::Submissi
     deliveries.push_back({worker, &submission, refused ? refused->reason : std::string_view(),
                           refused ? refused->detail : std::string(), !refused && is_unscored(submission)});
   }
-  const auto verdicts = ledger_->submit(deliveries, step_, unix_seconds());
+  const auto verdicts = ledger_->submit(deliveries, step_, clock_.unix_seconds());
   if (!verdicts) {
-    if (must_wait(verdicts.error())) return false;
+    if (database_.held_up_by(verdicts.error())) return false;
     log::error("trajectories not stored: {}", verdicts.error().message());
     return true;
   }
@@ -437,13 +396,13 @@ bool RolloutDesk::take_in(const std::vector<std::pair<WorkerId, schema::Submissi
 }
 
 void RolloutDesk::renew(WorkerId worker, const schema::WorkProgress& progress) {
-  const auto renewed = ledger_->renew(worker, lease_ids(progress.leases()), progress.progress(), unix_seconds());
+  const auto renewed = ledger_->renew(worker, lease_ids(progress.leases()), progress.progress(), clock_.unix_seconds());
   if (!renewed) log::error("leases not renewed: {}", renewed.error().message());
 }
 
 bool RolloutDesk::give_back(WorkerId worker, const schema::WorkReturned& returned) {
   const auto known = ledger_->give_back(worker, lease_ids(returned.leases()));
-  if (!known && must_wait(known.error())) return false;
+  if (!known && database_.held_up_by(known.error())) return false;
   if (!known) log::error("leases not returned: {}", known.error().message());
   return true;
 }
@@ -453,7 +412,7 @@ bool RolloutDesk::give_back(WorkerId worker, const schema::WorkReturned& returne
 bool RolloutDesk::blame_policy(WorkerId worker, const schema::WorkFailed& failure) {
   const LeaseId lease{failure.lease() & static_cast<std::uint64_t>(INT64_MAX)};
   const auto returned = ledger_->give_back(worker, std::span(&lease, 1));
-  if (!returned && must_wait(returned.error())) return false;
+  if (!returned && database_.held_up_by(returned.error())) return false;
   if (!returned) {
     log::error("lease {} not taken back: {}", lease, returned.error().message());
     return true;
@@ -507,7 +466,7 @@ bool RolloutDesk::take_back(WorkerId worker, const schema::WorkFailed& failure) 
   const LeaseId lease{failure.lease() & static_cast<std::uint64_t>(INT64_MAX)};
   const std::string detail = printable(failure.detail());
   const auto known = ledger_->failed({worker, lease, reason, detail});
-  if (!known && must_wait(known.error())) return false;
+  if (!known && database_.held_up_by(known.error())) return false;
   if (!known) log::error("lease {} not taken back: {}", lease, known.error().message());
   if (!known || !*known) return true;
   log::warn("worker {} gives lease {} back: {}: {}", worker, lease, reason, detail);
@@ -547,7 +506,7 @@ bool RolloutDesk::lease_and_renew(std::span<const Message> messages) {
         renew(worker, message->progress());
     }
   });
-  if (!durable && must_wait(durable.error())) return false;
+  if (!durable && database_.held_up_by(durable.error())) return false;
   if (!durable) log::error("no lease is granted or renewed: {}", durable.error().message());
   for (auto& [worker, answer] : answers) {
     if (!durable) answer.mutable_grant()->clear_leases();
@@ -590,7 +549,7 @@ Result<void> RolloutDesk::fill(WorkerId worker, const schema::WorkRequest& reque
   for (int round = 0; round < kRefillsMax && grant.leases().empty() && can_generate_; ++round) {
     ECHO_ASSIGN(const auto leases, ledger_->grant({worker, version, *policies_.digest_of(version), request.groups_max(),
                                                    step_pace_.seconds(), policies_.newest_published()},
-                                                  step_, unix_seconds()));
+                                                  step_, clock_.unix_seconds()));
     if (events_.turned_away && ledger_->turned_away(worker)) events_.turned_away(worker);
     if (leases.empty()) break;
     for (const replay_buffer::LeaseRecord& record : leases) {
@@ -639,7 +598,7 @@ void RolloutDesk::offer_batch() {
   if (!wanted) return;
   const std::uint64_t step = *wanted;
   const auto compute = [&]() -> Result<std::optional<replay_buffer::Batch>> {
-    ECHO_TRY(database_);
+    ECHO_TRY(database_.status());
     ECHO_TRY(can_generate_);
     ECHO_ASSIGN(const std::uint64_t stranded, ledger_->stranded_by_next_step(step, lease_time()));
     if (stranded > 0) {
@@ -653,7 +612,7 @@ void RolloutDesk::offer_batch() {
   };
   auto answer = compute();
   if (answer && !*answer) return;
-  if (!answer && must_wait(answer.error()) && database_) return;
+  if (!answer && database_.held_up_by(answer.error()) && database_.status()) return;
   std::vector<GroupId> ids = answer ? (*answer)->ids() : std::vector<GroupId>();
   if (hand_over_.answer(step, std::move(answer))) in_training_ = std::move(ids);
 }
@@ -666,14 +625,14 @@ Result<std::optional<replay_buffer::Batch>> RolloutDesk::wait_batch(std::uint64_
 
 Status RolloutDesk::consume(std::uint64_t step, const replay_buffer::Batch& batch) {
   return call<void>([&]() -> Status {
-    ECHO_TRY(database_);
-    ECHO_TRY(noted(buffer_->consume(step, batch.ids())));
+    ECHO_TRY(database_.status());
+    ECHO_TRY(database_.checked(buffer_->consume(step, batch.ids())));
     const auto dropped = buffer_->drop_stale(step + 1);
-    if (!dropped) return noted(dropped.error());
+    if (!dropped) return database_.checked(dropped.error());
     if (*dropped > 0) log::warn("{} trajectories became too stale before step {} could use them", *dropped, step + 1);
     in_training_.clear();
     step_ = step + 1;
-    step_pace_.finished(unix_seconds());
+    step_pace_.finished(clock_.unix_seconds());
     if (const auto step_s = step_pace_.seconds())
       regrader_->step_measured(*step_s, options_.pacing.trajectories_per_step);
     return ok();
@@ -682,16 +641,16 @@ Status RolloutDesk::consume(std::uint64_t step, const replay_buffer::Batch& batc
 
 Status RolloutDesk::prune(std::uint64_t step) {
   return call<void>([&]() -> Status {
-    ECHO_TRY(database_);
+    ECHO_TRY(database_.status());
     const auto pruned = buffer_->prune(step);
-    return pruned ? ok() : noted(pruned.error());
+    return pruned ? ok() : database_.checked(pruned.error());
   });
 }
 
 Status RolloutDesk::disown(WorkerId worker) {
   return call<void>([&]() -> Status {
-    ECHO_TRY(database_);
-    return noted(discard_of(worker, "not of the policy"));
+    ECHO_TRY(database_.status());
+    return database_.checked(discard_of(worker, "not of the policy"));
   });
 }
 

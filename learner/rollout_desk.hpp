@@ -2,7 +2,6 @@
 // batches.
 #pragma once
 #include <atomic>
-#include <deque>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -15,13 +14,12 @@
 #include <variant>
 
 #include "base/bounded_queue.hpp"
-#include "base/clock.hpp"
 #include "base/ids.hpp"
 #include "base/result.hpp"
 #include "data_plane/trajectory.hpp"
 #include "learner/batch_hand_over.hpp"
+#include "learner/database_edge.hpp"
 #include "learner/desk_inbox.hpp"
-#include "learner/disk_patience.hpp"
 #include "learner/door.hpp"
 #include "learner/offered_policies.hpp"
 #include "learner/regrader.hpp"
@@ -116,22 +114,14 @@ class RolloutDesk {
   // What waits of a worker was found not to be the policy's: nobody trains on it.
   Status disown(WorkerId worker);
   Result<DeskCounts> counts();
-  bool held_up() const { return is_held_up_; }
+  bool held_up() const { return !database_.can_store(); }
   // Whether the database is given up, so that no call succeeds any more.
-  bool given_up() const { return is_given_up_; }
+  bool given_up() const { return database_.state() == DatabaseEdge::State::kGivenUp; }
   void stop();
 
  private:
-  struct Incoming {
-    WorkerId worker;
-    std::string bytes;
-    bool talked = false;  // counted in what its worker may say
-  };
   using Task = std::function<void()>;
-  struct Write {
-    std::function<Status()> work;  // repeated until the database stores it
-  };
-  using Item = std::variant<Incoming, Task, Write>;
+  using Item = std::variant<Task, Deferred>;
 
   RolloutDesk(const DeskOptions& options, Door door, DeskEvents events);
   Status open_on_thread(std::uint64_t resume_step);
@@ -142,8 +132,6 @@ class RolloutDesk {
   void work_off();
   void handle_requests(std::vector<Incoming> messages);
   bool handle(WorkerId worker, const schema::WorkerMessage& message);
-  bool must_wait(const Error& error);
-  Status noted(Status status);
   void try_again();
   void release_overflowed();
   double lease_time() const;
@@ -176,16 +164,14 @@ class RolloutDesk {
   void tell_set_aside(bool unasked = false);  // `unasked`: no worker has been asked for these groups
   Result<std::optional<replay_buffer::Batch>> trainable_batch(std::uint64_t step);
   void offer_batch();
-  // The wall clock as it was when the desk was opened, from then on by a clock that nobody sets: leases outlive a clock
-  // that jumps.
-  double unix_seconds() const;
   void excuse_pause();
 
   const DeskOptions options_;
   const DeskEvents events_;
   DeskInbox inbox_;
   BatchHandOver hand_over_;
-  std::atomic<bool> is_held_up_ = false, is_given_up_ = false;
+  LeaseClock clock_;
+  DatabaseEdge database_;
   std::atomic<bool> wants_no_more_ = false;
   BoundedQueue<Item> queue_;
   std::thread thread_;
@@ -199,19 +185,9 @@ class RolloutDesk {
   Door door_;
   data_plane::TrajectoryLimits limits_;
   Conduct conduct_;
-  std::deque<Item> backlog_;          // in order; messages and writes
-  std::optional<TimePoint> held_up_;  // and when to try again
-  DiskPatience patience_;
-  bool told_held_up_ = false;  // until the backlog is worked off
-  Status database_;            // its error, once it is given up
-  Status can_generate_;        // or why group after group had to be set aside
+  Status can_generate_;  // or why group after group had to be set aside
   std::uint64_t step_ = 0;
   replay_buffer::StepPace step_pace_;
-  const SystemClock system_clock_;
-  const Clock& clock_ = options_.clock ? *options_.clock : system_clock_;
-  const TimePoint opened_ = clock_.now();
-  const double opened_unix_s_ = clock_.unix_seconds();
-  TimePoint last_tick_ = opened_;  // stands still while the desk is held up
   std::set<WorkerId> told_slow_, retired_;
   std::uint64_t told_set_aside_ = 0;
   std::vector<GroupId> in_training_;  // of the batch that was given out last, until it is consumed

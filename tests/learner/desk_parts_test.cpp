@@ -6,6 +6,7 @@
 
 #include "base/random.hpp"
 #include "learner/batch_hand_over.hpp"
+#include "learner/database_edge.hpp"
 #include "learner/desk_inbox.hpp"
 #include "learner/offered_policies.hpp"
 #include "learner/roster.hpp"
@@ -136,6 +137,103 @@ TEST(BatchHandOver, StopEndsTheWaiting) {
   const auto answer = hand_over.wait(std::chrono::seconds(60));
   ASSERT_TRUE(answer);
   EXPECT_FALSE(answer->has_value());
+}
+
+TEST(LeaseClock, AJumpOfTheWallClockEndsNoLease) {
+  class Jumping final : public Clock {
+   public:
+    TimePoint now() const override { return now_; }
+    double unix_seconds() const override { return unix_s_; }
+    TimePoint now_{};
+    double unix_s_ = 1000;
+  } clock;
+  LeaseClock leases(&clock);
+  clock.now_ += std::chrono::seconds(5);
+  clock.unix_s_ = 9e9;
+  EXPECT_EQ(leases.unix_seconds(), 1005);
+  EXPECT_EQ(leases.unix_seconds_at_last_tick(), 1000);
+  leases.tick(clock.now_);
+  EXPECT_EQ(leases.unix_seconds_at_last_tick(), 1005);
+  EXPECT_DEATH(leases.tick(TimePoint{}), "went back");
+}
+
+struct Edge {
+  static Error error(Code code) { return fail(code, "write", "x"); }
+  ManualClock clock;
+  LeaseClock leases{&clock};
+  std::vector<std::string> reports;
+  DatabaseEdge edge{leases, std::chrono::seconds(1), std::chrono::minutes(1),
+                    [this](const Error* e) { reports.push_back(e ? std::string(to_string(e->code)) : "stores"); }};
+};
+
+TEST(DatabaseEdge, WhatWaitsIsWorkedOffInOrderOnceItStores) {
+  Edge e;
+  EXPECT_FALSE(e.edge.held_up_by(e.error(Code::kInvalid))) << "an error of another kind";
+  bool disk_is_full = true;
+  std::vector<std::string> handled;
+  e.edge.push_back(Incoming{kAda, "a"});
+  e.edge.push_back(Write{[&]() -> Status {
+    if (disk_is_full) return e.error(Code::kExhausted);
+    handled.push_back("write");
+    return ok();
+  }});
+  e.edge.push_back(Incoming{kAda, "b"});
+  const auto work_off = [&] {
+    e.edge.work_off(8, [&](std::vector<Incoming> messages) {
+      for (const Incoming& m : messages) handled.push_back(m.bytes);
+    });
+    e.edge.check();
+  };
+  work_off();
+  EXPECT_THAT(handled, testing::ElementsAre("a"));
+  EXPECT_EQ(e.edge.state(), DatabaseEdge::State::kHeldUp);
+  e.edge.push_back(Incoming{kAda, "c"});
+  work_off();
+  EXPECT_EQ(e.edge.backlog(), 3u);
+  EXPECT_FALSE(e.edge.is_retry_due());
+  e.clock.advance(std::chrono::seconds(1));
+  EXPECT_TRUE(e.edge.is_retry_due());
+  disk_is_full = false;
+  e.edge.retry_succeeded();
+  e.edge.finish_catching_up();
+  EXPECT_EQ(e.edge.state(), DatabaseEdge::State::kCatchingUp) << "the backlog is not empty";
+  work_off();
+  e.edge.finish_catching_up();
+  EXPECT_EQ(e.edge.state(), DatabaseEdge::State::kStoring);
+  EXPECT_THAT(handled, testing::ElementsAre("a", "write", "b", "c"));
+  EXPECT_EQ(e.reports.size(), 2u) << "one hold-up";
+  EXPECT_EQ(e.reports.back(), "stores");
+}
+
+// Every order of six steps: only the moves of the table happen, and an abandoned database stays abandoned.
+TEST(DatabaseEdge, EveryOrderOfFailuresAndRetriesKeepsItsStatesApart) {
+  using State = DatabaseEdge::State;
+  for (int order = 0; order < 4096; ++order) {
+    Edge e;
+    for (int step = 0, rest = order; step < 6; ++step, rest /= 4) {
+      const State before = e.edge.state();
+      switch (rest % 4) {
+        case 0:
+          (void)e.edge.checked(e.error(Code::kExhausted));
+          EXPECT_EQ(e.edge.state(), before == State::kGivenUp ? before : State::kHeldUp);
+          break;
+        case 1:
+          (void)e.edge.checked(e.error(Code::kIo));
+          e.clock.advance(std::chrono::minutes(1));
+          break;
+        case 2:
+          if (e.edge.is_retry_due()) e.edge.retry_succeeded();
+          break;
+        default:
+          e.edge.finish_catching_up();
+          EXPECT_NE(e.edge.state(), State::kCatchingUp) << "there is no backlog";
+      }
+      e.edge.check();
+      EXPECT_TRUE(before != State::kGivenUp || e.edge.state() == State::kGivenUp);
+    }
+  }
+  Edge e;
+  EXPECT_DEATH(e.edge.retry_succeeded(), "moves from state 0 to 2");
 }
 
 struct Entered {

@@ -1,0 +1,105 @@
+#include "learner/database_edge.hpp"
+
+#include "base/log.hpp"
+
+namespace echoline::learner {
+namespace {
+
+using State = DatabaseEdge::State;
+
+bool may_move(State from, State to) {
+  switch (from) {
+    case State::kStoring:
+      return to == State::kHeldUp || to == State::kGivenUp;
+    case State::kHeldUp:
+      return to != State::kStoring;
+    case State::kCatchingUp:
+      return to != State::kCatchingUp;
+    case State::kGivenUp:
+      return false;
+  }
+  return false;
+}
+
+}  // namespace
+
+DatabaseEdge::DatabaseEdge(const LeaseClock& clock, Duration retry_every, Duration patience,
+                           std::function<void(const Error*)> report)
+    : clock_(clock), retry_every_(retry_every), report_(std::move(report)), patience_(patience) {}
+
+bool DatabaseEdge::can_store() const {
+  const State state = state_;
+  return state == State::kStoring || state == State::kCatchingUp;
+}
+
+void DatabaseEdge::move(State to) {
+  const State from = state_;
+  ECHO_CHECK(may_move(from, to), "the database moves from state {} to {}", static_cast<int>(from),
+             static_cast<int>(to));
+  state_ = to;
+}
+
+bool DatabaseEdge::held_up_by(const Error& error) {
+  const TimePoint now = clock_.now();
+  const DiskPatience::Verdict verdict = patience_.after(error, now);
+  if (verdict == DiskPatience::Verdict::kNotOfTheDisk) return false;
+  if (state_ == State::kGivenUp) return true;
+  const bool was_storing = state_ == State::kStoring;
+  retry_at_ = now + retry_every_;
+  if (verdict == DiskPatience::Verdict::kGiveUp) status_ = error;
+  move(status_ ? State::kHeldUp : State::kGivenUp);
+  if (was_storing && report_) report_(&error);
+  return true;
+}
+
+Status DatabaseEdge::checked(Status status) {
+  if (!status) (void)held_up_by(status.error());
+  return status;
+}
+
+bool DatabaseEdge::is_retry_due() const { return state_ == State::kHeldUp && clock_.now() >= retry_at_; }
+
+void DatabaseEdge::retry_succeeded() {
+  move(State::kCatchingUp);
+  retry_at_ = kNever;
+}
+
+void DatabaseEdge::finish_catching_up() {
+  if (state_ != State::kCatchingUp || !backlog_.empty()) return;
+  move(State::kStoring);
+  patience_.recovered();
+  if (report_) report_(nullptr);
+}
+
+void DatabaseEdge::push_back(Deferred work) {
+  // Messages of a time without storage are handled all at once afterwards: they are no part of a flood.
+  if (auto* message = std::get_if<Incoming>(&work); message != nullptr && !can_store()) message->counted = true;
+  backlog_.push_back(std::move(work));
+}
+
+void DatabaseEdge::work_off(std::size_t messages_max, const std::function<void(std::vector<Incoming>)>& handle) {
+  while (can_store() && !backlog_.empty()) {
+    if (const auto* write = std::get_if<Write>(&backlog_.front())) {
+      if (const Status done = write->work(); !done) {
+        if (held_up_by(done.error())) return;
+        log::error("{}", done.error().message());
+      }
+      backlog_.pop_front();
+      continue;
+    }
+    std::vector<Incoming> messages;
+    while (!backlog_.empty() && messages.size() < messages_max && std::holds_alternative<Incoming>(backlog_.front())) {
+      messages.push_back(std::get<Incoming>(std::move(backlog_.front())));
+      backlog_.pop_front();
+    }
+    handle(std::move(messages));
+  }
+}
+
+void DatabaseEdge::check() const {
+  const State state = state_;
+  ECHO_CHECK((state == State::kGivenUp) == !status_, "a database is given up with an error and only then");
+  ECHO_CHECK(can_store() == (retry_at_ == kNever), "a database that stores waits for no retry");
+}
+
+}  // namespace echoline::learner

@@ -1,0 +1,82 @@
+// Whether the replay buffer's database can store now, and the work that waits until it can. Private to learner/.
+#pragma once
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "base/ids.hpp"
+#include "base/result.hpp"
+#include "learner/disk_patience.hpp"
+#include "learner/lease_clock.hpp"
+
+namespace echoline::learner {
+
+// A message of a worker, as it came.
+struct Incoming {
+  WorkerId worker;
+  std::string bytes;
+  bool counted = false;  // towards the number of messages that its worker may send
+};
+// A change of the database that is repeated until the database stores it.
+struct Write {
+  std::function<Status()> work;
+};
+using Deferred = std::variant<Incoming, Write>;
+
+// One thread, the desk's; state() and can_store() may be called from any.
+class DatabaseEdge {
+ public:
+  enum class State : std::uint8_t {
+    kStoring,
+    kHeldUp,      // an attempt failed: the backlog waits for a retry that succeeds
+    kCatchingUp,  // it stores again, and the backlog of the hold-up is not empty yet
+    kGivenUp,     // final: the file is damaged, or failed for longer than the patience
+  };
+
+  // `report` gets the error when the database stops storing, and null when it stores again and the backlog is empty;
+  // may be empty. `clock` must outlive the edge.
+  DatabaseEdge(const LeaseClock& clock, Duration retry_every, Duration patience,
+               std::function<void(const Error*)> report);
+
+  State state() const { return state_; }
+  bool can_store() const;
+  // The error of a database that is given up; ok before.
+  const Status& status() const { return status_; }
+
+  // Whether the error is the database's. If so, nothing is stored until retry_succeeded(), and the caller keeps its
+  // work.
+  bool held_up_by(const Error& error);
+  // Passes `status` on after held_up_by() has seen its error.
+  Status checked(Status status);
+  bool is_retry_due() const;
+  void retry_succeeded();
+  // Ends the catching up if the backlog is empty.
+  void finish_catching_up();
+
+  // The backlog, in the order of arrival.
+  void push_back(Deferred work);
+  void push_front(Incoming message) { backlog_.emplace_front(std::move(message)); }
+  std::size_t backlog() const { return backlog_.size(); }
+  // Works the backlog off until something cannot be stored. `handle` gets up to `messages_max` messages at a time, and
+  // pushes those that must wait to the front.
+  void work_off(std::size_t messages_max, const std::function<void(std::vector<Incoming>)>& handle);
+
+  void check() const;  // aborts if its parts disagree
+
+ private:
+  void move(State to);
+
+  const LeaseClock& clock_;
+  const Duration retry_every_;
+  const std::function<void(const Error*)> report_;
+  std::atomic<State> state_ = State::kStoring;
+  DiskPatience patience_;
+  TimePoint retry_at_ = kNever;  // while held up
+  Status status_;
+  std::deque<Deferred> backlog_;
+};
+
+}  // namespace echoline::learner
