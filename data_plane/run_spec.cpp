@@ -6,7 +6,7 @@ namespace echoline::data_plane {
 Result<std::string> pack_run_spec(const schema::RunSpec& spec) {
   const std::string plain = spec.SerializeAsString();
   if (plain.size() > kRunSpecBytesMax)
-    return fail(Code::kExhausted, "run specification", "{} bytes, limit {}: is tokenizer.json that large?",
+    return fail(Code::kExhausted, "run specification", "{} bytes, limit {}: check the size of tokenizer.json",
                 plain.size(), kRunSpecBytesMax);
   std::string packed(ZSTD_compressBound(plain.size()), '\0');
   const std::size_t size = ZSTD_compress(packed.data(), packed.size(), plain.data(), plain.size(), 3);

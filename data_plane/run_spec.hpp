@@ -1,5 +1,5 @@
-// The run specification on its way to a worker: serialised and compressed once per run, because a real tokenizer.json
-// has ten megabytes and more.
+// Packs the run specification that the learner sends to each worker. It is serialised and compressed once per run,
+// because a real tokenizer.json has ten megabytes or more.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -14,7 +14,7 @@ inline constexpr std::size_t kRunSpecBytesMax = 128u << 20;  // uncompressed
 
 // For LearnerMessage.run_spec. kExhausted when the specification is larger than kRunSpecBytesMax.
 Result<std::string> pack_run_spec(const schema::RunSpec& spec);
-// kCorrupt for bytes that do not decode, or would be too many.
+// kCorrupt if the bytes do not decode, or unpack to more than kRunSpecBytesMax.
 Result<schema::RunSpec> unpack_run_spec(std::string_view packed);
 
 }  // namespace echoline::data_plane

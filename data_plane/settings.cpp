@@ -11,14 +11,13 @@ namespace {
 
 bool read_scored_by(ConfigSection& s, const std::string& adapter) {
   bool by_workers = true;
-  s.read_choice("scored_by", by_workers, {{"worker", true}, {"learner", false}},
-                "who finds out what a response is worth: the worker that has generated it, which the learner checks "
-                "(worker), or the learner "
-                "alone, so that workers see no more of a problem than its prompt, and nothing of the adapter's options "
-                "(learner)");
+  s.read_choice(
+      "scored_by", by_workers, {{"worker", true}, {"learner", false}},
+      "the scorer of responses: the worker that generated them, whose scores the learner checks (worker), or the "
+      "learner alone, so that workers see only a problem's prompt and none of the adapter's options (learner)");
   if (!by_workers && has_many_turns(adapter))
     s.error("scored_by",
-            fmt::format("expected 'worker': {} has many turns, and what the policy is told depends on its answers",
+            fmt::format("expected 'worker': {} has many turns, and its observations depend on the policy's answers",
                         adapter));
   return by_workers;
 }
@@ -29,18 +28,17 @@ void read_adapter(ConfigSection& s, const std::string& adapter, std::string& opt
     options_json = *options;
   } else {
     if (!adapter.empty()) s.error("adapter", options.error().detail);
-    s.json("options", doc);  // whose they are is not known
+    s.json("options", doc);  // without a known adapter, the options cannot be checked
   }
 }
 
 }  // namespace
 
 void read(ConfigSection s, TaskSettings& c, bool has_list) {
-  constexpr const char* kAdapter =
-      "the task: where problems come from and what a response is worth; one of the adapters below";
+  constexpr const char* kAdapter = "the task: it supplies problems and scores responses; one of the adapters below";
   if (has_list) {
     for (const char* key : {"adapter", "options", "scored_by"})
-      if (s.has(key)) s.error(key, "is for a run of one task, and this one has `tasks`: say it there");
+      if (s.has(key)) s.error(key, "applies to a run of one task, but this run lists `tasks`: set it there");
     s.read("adapter", c.adapter, kAdapter);
     s.json("options");
     read_scored_by(s, "");
@@ -54,10 +52,10 @@ void read(ConfigSection s, TaskSettings& c, bool has_list) {
 void read_list(ConfigSection root, TaskSettings& c) {
   std::set<std::string> names;
   const bool given = root.has("tasks");
-  std::vector<ConfigSection> all = root.sections("tasks",
-                                                 "Instead of task.adapter: a list of tasks, whose problems are drawn "
-                                                 "by weight. What the model is told beside them (chat, system, turn "
-                                                 "and what is around every problem) is in `task` as ever.");
+  std::vector<ConfigSection> all =
+      root.sections("tasks",
+                    "Instead of task.adapter: a list of tasks, whose problems are drawn by weight. The text around "
+                    "every problem (chat, system, turn, prompt) is still in `task`.");
   if (given && (all.empty() || all.size() > kTasksMax))
     root.error("tasks", fmt::format("expected 1 to {} tasks, found {}", kTasksMax, all.size()));
   for (ConfigSection& s : all) {
@@ -66,8 +64,7 @@ void read_list(ConfigSection root, TaskSettings& c) {
     if (given && task.adapter.empty()) s.error("adapter", "expected the name of an adapter");
     task.name = task.adapter;
     s.read("name", task.name,
-           {"begins the ids of its problems and names it in reports; each another one, of letters, digits, '-', '_' "
-            "and '.'",
+           {"the prefix of its problems' ids and its name in reports; unique, of letters, digits, '-', '_' and '.'",
             "`adapter`"});
     const bool plain = std::ranges::all_of(
         task.name, [](unsigned char ch) { return std::isalnum(ch) != 0 || ch == '-' || ch == '_' || ch == '.'; });
@@ -78,13 +75,13 @@ void read_list(ConfigSection root, TaskSettings& c) {
       s.error(s.has("name") ? "name" : "adapter",
               fmt::format("two tasks are called '{}': give one of them another `name`", task.name));
     s.read("weight", task.weight, {.min = 1, .max = kTaskWeightMax},
-           "its share of the problems, against those of the others");
+           "its share of the problems, relative to the other tasks' weights");
     s.read("prompt", task.prompt,
-           "text around its problems, inside what is around all of them; {prompt} is where the problem goes");
+           "text around its problems, inside the text around all problems; {prompt} is where the problem goes");
     if (task.prompt.find("{prompt}") == std::string::npos)
       s.error("prompt", fmt::format("expected a text with {{prompt}} where the problem goes, found '{}'", task.prompt));
     task.scored_by_workers = read_scored_by(s, task.adapter);
-    read_adapter(s, task.adapter, task.options_json, {"as task.options, of this adapter", "none"});
+    read_adapter(s, task.adapter, task.options_json, {"the options of this adapter, as in task.options", "none"});
     if (given) c.several.push_back(std::move(task));
   }
   if (!given) return;
@@ -108,28 +105,27 @@ bool TaskSettings::any_scored_by_workers() const {
 void read(ConfigSection s, RolloutSettings& c) {
   s.read("prompts_per_step", c.prompts_per_step, {.min = 1, .max = 1'000'000}, "problems in a learner step");
   s.read("group_size", c.group_size, {.min = 2, .max = 1024},
-         "G, the responses to each of them; R = `prompts_per_step` * G trajectories make a step");
-  s.read("temperature", c.temperature, {.min = 1e-3, .max = 10.0}, "divides the logits before a token is drawn");
+         "G, the responses to each problem; R = `prompts_per_step` * G trajectories make a step");
+  s.read("temperature", c.temperature, {.min = 1e-3, .max = 10.0}, "divides the logits before sampling");
   s.read("top_p", c.top_p, {.min = 1e-3, .max = 1.0},
-         "tokens are drawn from the likeliest ones that together have this probability; 1: from all");
-  s.read("top_k", c.top_k, {.min = 0, .max = 1'000'000}, "and from so many likeliest ones at most; 0: from all");
+         "sample from the most likely tokens that together have this probability; 1: from all");
+  s.read("top_k", c.top_k, {.min = 0, .max = 1'000'000},
+         "sample from at most this many of the most likely tokens; 0: from all");
   s.read("min_p", c.min_p, {.min = 0.0, .max = 1.0},
-         "and from those that are at least this part as likely as the likeliest; 0: from all");
+         "sample from tokens at least this fraction as likely as the most likely one; 0: from all");
   s.read("response_tokens_max", c.response_tokens_max, {.min = 1, .max = 1'000'000},
-         "a response that has not ended by then is cut; in a task of many turns, all of them and what the policy is "
-         "told between them");
+         "tokens at which a response is cut; in a task of many turns, of all turns and the observations between them");
   s.read("turn_tokens_max", c.turn_tokens_max, {.min = 1, .max = 1'000'000},
-         {"so does a turn that has not ended by then", "what is left of the response"});
+         {"tokens at which one turn is cut", "the rest of the response's tokens"});
   s.read_choice(
       "on_new_policy", c.on_new_policy,
       {{"continue", schema::ON_NEW_POLICY_CONTINUE},
        {"finish", schema::ON_NEW_POLICY_FINISH},
        {"abort", schema::ON_NEW_POLICY_ABORT}},
-      "what becomes of the responses a worker is at when it gets a new policy: they go on under it, each token "
-      "with its own version (continue), they are finished first (finish), or others begin anew (abort)");
+      "what a worker does with unfinished responses when it gets a new policy: it continues them, each token with its "
+      "own version (continue), finishes them first (finish), or discards them and starts others (abort)");
   s.read("metadata_max", c.metadata_max, {.min = Bytes{0}, .max = kMetadataMost},
-         "of the metadata that a worker may hand in with a trajectory; it is stored with it. A trajectory with more is "
-         "refused");
+         "limit of a trajectory's metadata, which is stored with it; a trajectory with more is refused");
 }
 
 void RolloutSettings::describe(schema::RunSpec& spec) const {

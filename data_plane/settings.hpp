@@ -1,5 +1,4 @@
-// Keys of a run file: what the model learns (sections `task` and `tasks`), and how responses are generated (section
-// `rollout`).
+// Keys of the run file's sections `task`, `tasks` (what the model learns) and `rollout` (how workers generate).
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -19,13 +18,13 @@ class ConfigSection;
 namespace echoline::data_plane {
 
 struct TaskSettings {
-  std::string adapter;              // kSeveral where the run has several
+  std::string adapter;              // kSeveral if the run file lists `tasks`
   std::string options_json = "{}";  // the adapter's own configuration
   bool scored_by_workers = true;
   std::vector<TaskOfSeveral> several;
-  // Whether workers hand in text only, which the learner scores; by a problem's id.
+  // Whether workers return only text for this problem, which the learner scores.
   bool scored_by_learner(std::string_view problem_id) const;
-  // Whether workers score anything.
+  // Whether workers score the responses of any task.
   bool any_scored_by_workers() const;
 };
 
@@ -39,16 +38,16 @@ struct RolloutSettings {
   std::uint32_t response_tokens_max = 64;
   std::optional<std::uint32_t> turn_tokens_max;
   schema::OnNewPolicy on_new_policy = schema::ON_NEW_POLICY_CONTINUE;
-  Bytes metadata_max = kMetadataMax;  // of a trajectory
+  Bytes metadata_max = kMetadataMax;  // per trajectory
   std::uint64_t trajectories_per_step() const { return std::uint64_t{prompts_per_step} * group_size; }
-  // Tokens are drawn from a part of the distribution.
+  // Whether sampling leaves out part of the distribution.
   bool truncates() const { return top_p < 1 || top_k > 0 || min_p > 0; }
-  // Writes the part that the run specification of the workers has of it.
+  // Writes these settings into the run specification for workers.
   void describe(schema::RunSpec& spec) const;
 };
 
-// Each reads its keys; mistakes are noted in the section. `has_list`: the run has the list `tasks`, which read_list()
-// reads from the root of the file.
+// Each function reads its keys and records mistakes in the section. `has_list`: the run file has the list `tasks`,
+// which read_list() reads from the file's root.
 void read(ConfigSection task, TaskSettings& settings, bool has_list);
 void read_list(ConfigSection root, TaskSettings& settings);
 void read(ConfigSection rollout, RolloutSettings& settings);

@@ -41,7 +41,7 @@ Result<ChatMessage> read_message(const json& message) {
       std::find(kRoles.begin(), kRoles.end(), role->get_ref<const std::string&>()) == kRoles.end())
     return bad("expected a message with the 'role' {}, found {}", fmt::join(kRoles, ", "), shown(message));
   if (const auto calls = message.find("tool_calls"); calls != message.end() && !calls->empty())
-    return bad("a message with 'tool_calls' cannot be told to a policy: write the call into its content, found {}",
+    return bad("a message with 'tool_calls' cannot be given to a policy: write the call into its content, found {}",
                shown(message));
   ECHO_ASSIGN(std::string content, read_content(message));
   return ChatMessage{role->get<std::string>(), std::move(content)};

@@ -1,4 +1,4 @@
-// What a policy is told, in problems and in JSON.
+// Text and messages that the policy is given, as protobuf and as JSON.
 #pragma once
 #include <cstddef>
 #include <nlohmann/json_fwd.hpp>
@@ -9,14 +9,14 @@
 
 namespace echoline::data_plane {
 
-inline constexpr std::size_t kMessagesMax = 256;  // of a prompt or an observation
+inline constexpr std::size_t kMessagesMax = 256;  // per prompt or observation
 
 Told prompt_of(const Problem& problem);
 void set_prompt(Problem& problem, Told told);
 
-// A text, or a list of messages {role, content}, where a content is a text or a list of parts {type: text, text}.
-// kInvalid, without an operation: anything else, more bytes than that, more messages than kMessagesMax, none, or a last
-// one that is neither a user's nor a tool's.
+// Reads a text, or a list of messages {role, content} whose content is a text or a list of parts {type: text, text}.
+// kInvalid, without an operation, if the value is anything else, has more than `bytes_max` bytes or kMessagesMax
+// messages, has no message, or ends with a message of neither a user nor a tool.
 Result<Told> read_told(const nlohmann::json& value, std::size_t bytes_max);
 nlohmann::json to_json(const Told& told);
 

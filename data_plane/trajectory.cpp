@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::string_view kOperation = "check trajectory";
 constexpr std::size_t kFailureBytesMax = 4096;
-constexpr int kLeasesMax = 4096;  // named in one message
+constexpr int kLeasesMax = 4096;  // in one message
 constexpr std::uint64_t kVitalsBytesMax = 256;
 constexpr double kBusySecondsMax = 1e10;  // 300 years
 constexpr std::uint64_t kRolloutsMax = 1ull << 53;
@@ -38,7 +38,7 @@ Status check_metadata(const Trajectory& t, const TrajectoryLimits& limits) {
   const std::string& json = t.metadata_json();
   if (json.empty()) return ok();
   ECHO_TRY(check_metadata_size(t, limits.metadata_max));
-  // A parser that recurses must not be handed a tower of brackets.
+  // Deep nesting would overflow the stack of a recursive JSON parser.
   int depth = 0;
   for (const char c : json) {
     if (c == '[' || c == '{') ++depth;
@@ -119,7 +119,7 @@ Result<Message> parse(std::string_view what, std::string_view bytes, const Traje
   return message;
 }
 
-// protobuf reports malformed input on stderr by itself; our errors say it already.
+// protobuf prints errors about malformed input to stderr; our errors already report them.
 const bool kQuietProtobuf = [] {
   google::protobuf::SetLogHandler(nullptr);
   return true;
@@ -135,14 +135,14 @@ Status check_metadata_size(const Trajectory& t, Bytes most) {
 
 Status check(const Trajectory& t, const TrajectoryLimits& limits) {
   (void)kQuietProtobuf;
-  // A parser keeps fields that it does not know, of any size, and they would be stored.
+  // protobuf keeps unknown fields of any size. They would be stored with the trajectory.
   const auto unknown = [](const auto& message) { return !message.GetReflection()->GetUnknownFields(message).empty(); };
   if (unknown(t) || std::ranges::any_of(t.spans(), unknown))
     return wrong(t, "it has fields that no Trajectory of echoline.schema has; both ends must run the same release");
   ECHO_TRY(check_name(t, "id", t.id(), limits.name_bytes_max));
   ECHO_TRY(check_name(t, "problem_id", t.problem_id(), limits.name_bytes_max));
   ECHO_TRY(check_name(t, "policy_digest", t.policy_digest(), limits.digest_bytes_max));
-  // Stored as signed 64-bit integers.
+  // The database stores these as signed 64-bit integers.
   for (const std::uint64_t id : {t.group(), t.lease(), t.worker()})
     if (id > static_cast<std::uint64_t>(INT64_MAX)) return wrong(t, "group, lease or worker id {} is out of range", id);
   ECHO_TRY(check_tokens(t, limits));

@@ -1,4 +1,4 @@
-// Trajectories and work messages as they come off the wire: parsed, bounded and checked before anything uses them.
+// Parses and checks trajectories and work messages from the wire, before any other code uses them.
 #pragma once
 #include <cstdint>
 #include <string_view>
@@ -13,8 +13,8 @@ namespace echoline::data_plane {
 using schema::Problem;
 using schema::Trajectory;
 
-// Of one trajectory's metadata_json: what a run may allow (rollout.metadata_max), and what it allows unless it says
-// otherwise.
+// Bytes of one trajectory's metadata_json: the largest limit a run file may set, and the default limit
+// (rollout.metadata_max).
 inline constexpr Bytes kMetadataMost{1u << 20}, kMetadataMax{64'000};
 
 // Upper bounds of one trajectory. The defaults fit every built-in task with a wide margin.
@@ -33,28 +33,28 @@ struct TrajectoryLimits {
 // A log-probability above zero is a mistake; rounding in the sampler may leave this much.
 inline constexpr float kLogprobTolerance = 1e-4f;
 
-// Returns the trajectory when it obeys schema.proto and `limits`; kInvalid naming the field, the trajectory, what
-// was expected and what was found otherwise.
+// Returns the trajectory if it obeys schema.proto and `limits`. Otherwise kInvalid, naming the field, the trajectory,
+// what was expected and what was found.
 Result<Trajectory> validate(Trajectory trajectory, const TrajectoryLimits& limits = {});
 // The same check without taking the trajectory.
 Status check(const Trajectory& trajectory, const TrajectoryLimits& limits = {});
 
-// The part of it that a worker looks at before it sends: kInvalid when metadata_json has more bytes than the run
-// allows, with the same text as at the learner's door.
+// The part of check() that a worker runs before it sends: kInvalid if metadata_json has more bytes than the run allows,
+// with the same text as the learner's check.
 Status check_metadata_size(const Trajectory& trajectory, Bytes most);
 
-// kCorrupt when the bytes are not a serialised message, kExhausted above message_max, kInvalid when a trajectory by
-// itself fails check(), or no body is set. The trajectories of a submission are NOT checked: whoever takes it in
-// refuses it by its lease, so that the group is not lost with it.
+// kCorrupt if the bytes are not a serialised message, kExhausted above message_max, kInvalid if a trajectory outside a
+// submission fails check() or no body is set. These functions do NOT check the trajectories of a submission: the
+// learner checks them when it accepts the submission, so that a refusal names the lease and the group is not lost.
 Result<Trajectory> parse_trajectory(std::string_view bytes, const TrajectoryLimits& limits = {});
 Result<schema::WorkerMessage> parse_worker_message(std::string_view bytes, const TrajectoryLimits& limits = {});
 Result<schema::LearnerMessage> parse_learner_message(std::string_view bytes, const TrajectoryLimits& limits = {});
 
-// What a heartbeat says; all zero where it says nothing yet. kCorrupt, kExhausted or kInvalid as above: a time that is
-// no finite number of seconds from zero on, or totals that no machine reaches.
+// Reads a heartbeat's figures; all are zero if it has none. kCorrupt, kExhausted or kInvalid as above, also for a
+// negative or infinite time and for totals that no machine reaches.
 Result<schema::Vitals> parse_vitals(std::string_view bytes);
 
-// The oldest policy that generated any token: what staleness is counted from. Needs a checked trajectory.
+// The oldest policy that generated any token; staleness is counted from it. Requires a checked trajectory.
 Version oldest_version(const Trajectory& trajectory);
 
 }  // namespace echoline::data_plane

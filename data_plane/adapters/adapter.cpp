@@ -9,7 +9,7 @@
 namespace echoline::data_plane {
 namespace {
 
-constexpr Duration kStopEvery = std::chrono::milliseconds(100);  // a request to stop is noticed
+constexpr Duration kStopEvery = std::chrono::milliseconds(100);  // how often a wait looks at `stop`
 
 class OneResponse final : public QuickEpisode {
  public:
@@ -43,8 +43,7 @@ Result<std::unique_ptr<Episode>> Adapter::begin(const Problem& problem, std::uin
 }
 
 Error cannot_ask_aside() {
-  return fail(Code::kInvalid, "task",
-              "it has the policy answer for others than itself, which only workers of a run can do");
+  return fail(Code::kInvalid, "task", "the policy also plays another player, which only the workers of a run can do");
 }
 
 Result<Step> step_and_wait(Episode& episode, std::string response, const std::atomic<bool>* stop) {
@@ -53,7 +52,7 @@ Result<Step> step_and_wait(Episode& episode, std::string response, const std::at
     std::condition_variable changed;
     std::optional<Result<Step>> result;
   };
-  const auto told = std::make_shared<Told>();  // an episode that is not waited for may tell later
+  const auto told = std::make_shared<Told>();  // shared, because an abandoned episode may call back later
   episode.step(std::move(response), [told](Result<Step> step) {
     const std::lock_guard lock(told->mutex);
     told->result = std::move(step);
@@ -63,7 +62,7 @@ Result<Step> step_and_wait(Episode& episode, std::string response, const std::at
   const auto there = [&] { return told->result.has_value(); };
   if (stop == nullptr) told->changed.wait(lock, there);
   while (!told->changed.wait_for(lock, kStopEvery, there))
-    if (*stop) return fail(Code::kCancelled, "task", "it is not waited for any more");
+    if (*stop) return fail(Code::kCancelled, "task", "the wait was cancelled");
   return *std::move(told->result);
 }
 

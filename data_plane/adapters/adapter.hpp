@@ -1,4 +1,4 @@
-// The seam to a task: where problems come from, what the policy is told, and what a response is worth.
+// The interface of a task: it supplies problems and observations, and scores responses.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -23,62 +23,61 @@ namespace echoline::data_plane {
 struct Score {
   double reward = 0;                         // finite
   std::map<std::string, double> components;  // named parts, for reports
-  bool correct = false;                      // the verdict an evaluation counts
-  // Time ran out over it: where there is more of it, or a faster machine, it may be worth more, but never less.
+  bool correct = false;                      // the verdict, which evaluations count
+  // The score was limited by time: more time or a faster machine may raise it, but never lower it.
   bool late = false;
 };
 
-// Adds up rewards and components; the verdict of `step` is the one that counts; late as soon as one of them was.
+// Adds rewards and components. The verdict becomes that of `step`; `late` stays set once any step was late.
 void add(Score& episode, const Score& step);
 
-inline constexpr std::size_t kTurnsMax = 1024;  // of an episode
+inline constexpr std::size_t kTurnsMax = 1024;  // per episode
 
-// What comes of a response.
+// The result of one response.
 struct Step {
-  Score score;       // for this response. An episode's rewards and components are added up; its last verdict counts
-  bool done = true;  // no more is asked
-  Told observation;  // else: what the policy is told next
-  // Before that somebody else has to decide whom the policy plays as well, such as the other player of a game: it is
-  // asked this, a prompt of its own, and what it answers is the next step. Nothing of it is trained on.
+  Score score;       // of this response; an episode's score is the add() of all its steps
+  bool done = true;  // the episode is over
+  Told observation;  // if not done: the text for the policy's next turn
+  // A prompt for another player of the game, which has to act before the policy does. Its answer is the input of the
+  // next step. It is not trained on.
   std::optional<Told> aside = {};
 };
 
-// Of whoever has nobody to ask aside.
+// The error of a caller that cannot put an aside to another player.
 Error cannot_ask_aside();
 
-// One try at a problem, begun with the problem's prompt: the policy answers, is told more, answers again, until it is
-// done. One thread at a time; destroying it ends whatever it has asked of others.
+// One attempt at a problem: the policy answers the problem's prompt, receives an observation, answers again, until the
+// episode is done. Use from one thread at a time. The destructor cancels pending requests.
 class Episode {
  public:
-  // Called once for every step, on the thread that called step() or another; never after the episode has been
-  // destroyed.
+  // Called once for every step, on the thread that called step() or on another. Not called after the destructor.
   using Done = std::function<void(Result<Step>)>;
 
   virtual ~Episode() = default;
-  // Takes the policy's response (text without the token that ends it), and says what comes of it when that is known. An
-  // error means that the task failed, not the policy: the rollout is given back. Not called again before `done` was, or
-  // after the last step.
+  // Takes the policy's response (text without its end token) and reports the result through `done`. An error means that
+  // the task failed, not the policy; the rollout is then returned to the learner. Do not call again before `done` was
+  // called, or after the last step.
   virtual void step(std::string response, Done done) = 0;
-  // What is due besides where there is no room to go on although it is not done, such as what was staked.
+  // The score to add if the episode is cut off before it is done because the token limit is reached, such as a lost
+  // stake.
   virtual Score cut() { return {}; }
 };
 
-// An episode whose steps are quick and need nobody else.
+// An episode whose steps are quick and need no other process.
 class QuickEpisode : public Episode {
  public:
   void step(std::string response, Done done) final { done(take(response)); }
   virtual Result<Step> take(std::string_view response) = 0;
 };
 
-// The step, waited for; kCancelled where `stop` turned true before it was there: then the episode is only good for
-// being destroyed.
+// Runs a step and waits for it. kCancelled if `stop` became true first; the episode may then only be destroyed.
 Result<Step> step_and_wait(Episode& episode, std::string response, const std::atomic<bool>* stop = nullptr);
 
-// Whether the learner can find out for itself what a worker says that a response is worth.
+// Whether the learner can check a worker's score by scoring the response again.
 enum class Repeatable {
-  kCheaply,  // the same everywhere, in microseconds and at most linear time: all that is handed in is checked
-  kCostly,   // the same everywhere unless it was late, but it takes longer: checked beside, all or a share of it
-  kNot,      // it may differ from one time to the next
+  kCheaply,  // deterministic and fast (microseconds, at most linear time): the learner checks every score
+  kCostly,   // deterministic unless it was late, but slow: the learner checks all or a share on other threads
+  kNot,      // scores may differ between two runs
 };
 
 // Every method is const, deterministic and safe to call from several threads at once.
@@ -87,65 +86,66 @@ class Adapter {
   virtual ~Adapter() = default;
   virtual std::string_view name() const = 0;
 
-  // Training problem `index`: a function of (seed, index) only; indices never end (the set is cycled, shuffled anew
-  // each time round). kUnavailable on an adapter made for scoring only.
+  // Training problem `index`, a function of (seed, index) only. Indices never end: each round through the set is
+  // shuffled differently. kUnavailable on an adapter made for scoring only.
   virtual Result<Problem> problem(std::uint64_t index) const = 0;
 
-  // Held-out problems, the same for the same seed, none of which problem() ever returns. Empty for scoring only.
+  // Held-out problems, which depend on the seed only. problem() never returns one of them. Empty for scoring only.
   virtual std::vector<Problem> evaluation() const = 0;
 
-  // A task of one response: grades it (text without the end-of-text token) from the problem alone; needs no data file.
-  // An error means that it cannot be graded, which is not the policy's fault.
+  // For a task of one response: scores it (text without the end-of-text token) from the problem alone, without data
+  // files. An error means that it could not be scored, which is not the policy's fault.
   virtual Result<Score> score(const Problem& problem, std::string_view response) const;
 
-  // Begins an episode at the problem's prompt. What happens in it depends on the problem, `seed` and the responses
-  // alone, and needs no data file. By default one response is score()d. The adapter must outlive it.
+  // Begins an episode at the problem's prompt. It depends on the problem, `seed` and the responses alone, and needs no
+  // data file. The default episode score()s one response. The adapter must outlive it.
   virtual Result<std::unique_ptr<Episode>> begin(const Problem& problem, std::uint64_t seed) const;
 
   virtual Repeatable repeatable(const Problem&) const { return Repeatable::kCheaply; }
 
-  // Whether every try is one response, so that it can be scored by somebody else, later.
+  // Whether every episode is one response, so that the learner can score it later.
   virtual bool one_response() const { return true; }
 
-  // The options that a worker's copy is made from, `own` being this one's: where a task needs a file there, what it
-  // holds.
+  // Returns the options for a worker's copy of the task, made from `own`, this adapter's options. Paths of files that
+  // workers need are replaced by the files' contents.
   virtual std::string options_for_workers(std::string own) const { return own; }
 
-  // A response worth imitating, for a supervised warm start; absent when the task has none for this problem.
+  // A response worth imitating, for a supervised warm start. Absent if the task has none for this problem.
   virtual std::optional<std::string> demonstration(const Problem& problem) const = 0;
 };
 
-// The seed of a member's episode: the same for its worker and for a learner that looks at it again.
+// The seed of a group member's episode. The worker and a learner that replays the episode compute the same one.
 std::uint64_t episode_seed(std::uint64_t run_seed, std::uint64_t group, std::uint32_t member);
 
-// kProblems: the learner's side, data files are read. kScoring: the worker's side, no data file is touched.
+// kProblems: for the learner; reads data files. kScoring: for workers; reads no data file.
 enum class AdapterUse { kProblems, kScoring };
 
-// Reads the section `options` of the run file's task for a built-in adapter, noting there all that is wrong with it,
-// and returns what makes the adapter. kInvalid on an unknown name, with the nearest known one and the list.
+// Reads the section `options` of the run file's task for a built-in adapter, records all mistakes there, and returns
+// the options for make_adapter(). kInvalid for an unknown name, with the nearest known name and the list.
 Result<std::string> read_adapter_options(std::string_view name, ConfigSection& task);
 
-// Makes a built-in adapter from its options (a JSON object; "" means {}). kInvalid with all that is wrong with them.
+// Makes a built-in adapter from its options (a JSON object; "" means {}). kInvalid with all mistakes in them.
 Result<std::unique_ptr<Adapter>> make_adapter(std::string_view name, std::string_view config_json, std::uint64_t seed,
                                               AdapterUse use = AdapterUse::kProblems);
 
-// Of a task whose responses its learner scores: kInvalid where what the policy is told depends on what it has answered.
+// kInvalid if an observation depends on the policy's response, so that the learner cannot score the text later.
 Status can_be_scored_later(const Adapter& adapter);
-// Whether that is so of a built-in adapter whatever its options.
+// Whether a built-in adapter always has many turns, whatever its options.
 bool has_many_turns(std::string_view name);
 
-// Several tasks in one run, drawn by weight; ids of problems begin with "<name>:". Weights are whole numbers.
+// One of several tasks in a run. Problems are drawn by weight; their ids begin with "<name>:".
 struct TaskOfSeveral {
   std::string name, adapter, options_json = "{}";
   std::uint64_t weight = 1;
-  std::string prompt = "{prompt}";  // around its problems
+  std::string prompt = "{prompt}";  // the text around each problem's prompt
   bool scored_by_workers = true;
 };
-inline constexpr std::string_view kSeveral = "several";  // make_adapter() knows it, run files do not: they list `tasks`
+inline constexpr std::string_view kSeveral = "several";  // accepted by make_adapter() only; run files list `tasks`
+                                                         // instead
 inline constexpr std::size_t kTasksMax = 64, kTaskNameBytesMax = 32;
 inline constexpr std::uint64_t kTaskWeightMax = 1000;
 std::string several_options(const std::vector<TaskOfSeveral>& tasks);
-// The name of a problem's task, by its id; the whole id where it has none.
+// The name of the task that a problem id belongs to; the whole id if it names none.
 std::string_view task_of(std::string_view problem_id);
 
 // Built-in adapters, in alphabetical order.

@@ -17,7 +17,7 @@ std::uint64_t permuted(std::uint64_t index, std::uint64_t size, std::uint64_t ke
   ECHO_CHECK(index < size, "index {} of {}", index, size);
   const auto half_bits = std::max<std::uint64_t>(1, (static_cast<std::uint64_t>(std::bit_width(size - 1)) + 1) / 2);
   const std::uint64_t mask = (std::uint64_t{1} << half_bits) - 1;
-  do {  // the domain is less than 4 x size (or 4), so the walk is short
+  do {  // the domain is smaller than 4 × size (or 4), so the loop is short
     std::uint64_t left = index >> half_bits, right = index & mask;
     for (std::uint64_t round = 0; round < 4; ++round) {
       const std::uint64_t mixed = left ^ (mix64(mix64(key + round) ^ right) & mask);

@@ -1,4 +1,4 @@
-// What the built-in adapters share: their options, and seeded permutations. Private to data_plane/.
+// Helpers of the built-in adapters: options and seeded permutations. Private to data_plane/.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -11,17 +11,17 @@
 
 namespace echoline::data_plane {
 
-// "'x'; did you mean 'y'?; known: a, b, y" (the suggestion only when one is near).
+// "'x'; did you mean 'y'?; known: a, b, y". The suggestion is left out if no known name is near.
 std::string unknown_name(std::string_view name, std::span<const std::string> known);
 
 // Position `index` of a pseudo-random permutation of [0, size) chosen by `key`; size > 0, index < size.
 // A four-round Feistel network over the next even power of two, walked until it lands inside: no table, O(1) memory.
 std::uint64_t permuted(std::uint64_t index, std::uint64_t size, std::uint64_t key);
 
-// Position `index` of an endless stream that goes through [0, size) again and again, each time in another order.
+// Position `index` of an endless stream that goes through [0, size) again and again, each round in a different order.
 std::uint64_t shuffled_cycle(std::uint64_t index, std::uint64_t size, std::uint64_t key);
 
-// A built-in adapter. Options are read in one place (`read_options`), which run files, make() and the reference share.
+// A built-in adapter. `read_options` is the only reader of its options: run files, make() and the reference share it.
 struct BuiltIn {
   const char* name;
   const char* meaning;
@@ -33,10 +33,10 @@ Result<std::unique_ptr<Adapter>> make_several(std::string_view options_json, std
 extern const BuiltIn kArithmetic, kCode, kCountdown, kDapoMath, kGsm8k, kGuess, kJsonl, kLibrary, kMath, kNemoGym,
     kOpenEnv, kPoker, kProcess;
 
-// Options from their JSON text, with the reader of an adapter.
 template <class Options>
 Result<Options> options_from_json(std::string_view adapter, std::string_view json, AdapterUse use) {
-  // What workers get may hold files, and is larger than a user's configuration may be; it is JSON as written here.
+  // Options sent to workers may contain whole files, so they are larger than the limit for a user's configuration. They
+  // are JSON written by this program.
   const bool data = use == AdapterUse::kScoring && !json.empty();
   const std::string name = fmt::format("options of {}", adapter);
   ECHO_ASSIGN(ConfigFile file, data ? ConfigFile::parse_json(json, name) : ConfigFile::parse(json, name));

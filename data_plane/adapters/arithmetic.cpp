@@ -1,5 +1,5 @@
-// Arithmetic: "37+58=" wants "95". Every problem of the configured space has a number; a seeded permutation puts the
-// held-out ones first and the training ones after them, so the two can never meet.
+// The task "arithmetic": "37+58=" expects "95". Every problem of the configured space has a number. A seeded
+// permutation puts the held-out problems first and the training problems after them, so the two sets never overlap.
 #include <algorithm>
 #include <charconv>
 
@@ -9,8 +9,8 @@
 namespace echoline::data_plane {
 namespace {
 
-constexpr std::uint64_t kOperandMax = 999'999'999;  // products stay inside 63 bits, the space inside 64
-constexpr std::uint64_t kEvaluationMin = 200;       // fewer make an accuracy too noisy to compare
+constexpr std::uint64_t kOperandMax = 999'999'999;  // products fit in 63 bits, the number of problems in 64
+constexpr std::uint64_t kEvaluationMin = 200;       // with fewer, the accuracy is too noisy to compare
 constexpr std::uint64_t kEvaluationMax = 100'000;
 
 std::string_view trimmed(std::string_view text) {
@@ -20,7 +20,7 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(kSpace) - begin + 1);
 }
 
-// Places that agree, counted from the left, over the longer length: 1 only for equal texts.
+// Equal digits counted from the left, divided by the longer length: 1 only for equal texts.
 double digits_right(std::string_view response, std::string_view reference) {
   const std::size_t longer = std::max(response.size(), reference.size());
   if (longer == 0) return 0;
@@ -29,7 +29,7 @@ double digits_right(std::string_view response, std::string_view reference) {
   return static_cast<double>(right) / static_cast<double>(longer);
 }
 
-// The operands of "37+58="; false for anything else.
+// Reads the operands of "37+58=". False for any other text.
 bool operands_of_sum(std::string_view prompt, std::uint64_t& a, std::uint64_t& b) {
   const char* const end = prompt.data() + prompt.size();
   const auto first = std::from_chars(prompt.data(), end, a);
@@ -70,7 +70,7 @@ class Arithmetic final : public Adapter {
         correct ? 1.0 : partial_credit_ * digits, {{"exact", correct ? 1.0 : 0.0}, {"digits", digits}}, correct};
   }
 
-  // Right, or (carries_forgotten > 0) the sum of a careless teacher whom a policy has to outgrow.
+  // The correct result or, if carries_forgotten > 0, the result of a careless teacher that the policy can surpass.
   std::optional<std::string> demonstration(const Problem& problem) const override {
     std::uint64_t a = 0, b = 0;
     if (carries_forgotten_ == 0 || !operands_of_sum(problem.prompt(), a, b)) return problem.reference();
@@ -85,7 +85,6 @@ class Arithmetic final : public Adapter {
   }
 
  private:
-  // Problem at `place` of the permuted space.
   Problem at(std::uint64_t place) const {
     const std::uint64_t number = permuted(place, space_, key_);
     const auto a = static_cast<std::int64_t>(number / operands_ % operands_);
@@ -100,8 +99,8 @@ class Arithmetic final : public Adapter {
   }
 
   std::string operations_;
-  std::uint64_t operands_;  // how many values an operand takes: 0 .. operand_max
-  std::uint64_t space_;     // how many problems there are
+  std::uint64_t operands_;  // number of values of an operand: 0 .. operand_max
+  std::uint64_t space_;     // number of problems
   std::uint64_t evaluation_problems_;
   double partial_credit_;
   double carries_forgotten_;
@@ -116,7 +115,7 @@ struct Options {
   double carries_forgotten = 0;
 
   void read(ConfigSection s, AdapterUse) {
-    s.read("operations", operations, "signs that problems are made with: \"+\", \"-\", \"*\", each at most once");
+    s.read("operations", operations, "operators of the problems: \"+\", \"-\", \"*\", each at most once");
     for (std::size_t i = 0; i < operations.size(); ++i) {
       const std::string& name = operations[i];
       if (name != "+" && name != "-" && name != "*")
@@ -136,17 +135,16 @@ struct Options {
     --operand_max;
     s.read("operand_max", operand_max, {.min = 1, .max = kOperandMax}, {"the largest operand; the least is 0", "`99`"});
     s.read("evaluation_problems", evaluation_problems, {.min = kEvaluationMin, .max = kEvaluationMax},
-           "problems held out of training, the same for the same seed; at most half of all there are");
+           "problems held out of training, determined by the seed; at most half of all problems");
     s.read("partial_credit", partial_credit, {.min = 0.0, .max = 1.0},
-           "reward of a wrong answer, times the share of its digits that are right; a right answer has 1");
+           "reward of a wrong answer, times its share of correct digits; a right answer has 1");
     s.read("carries_forgotten", carries_forgotten, {.min = 0.0, .max = 1.0},
-           "the warm start's teacher forgets each carry with this probability, so that the policy has to outgrow it");
+           "probability that the warm start's teacher forgets a carry, so that the policy can surpass it");
     const std::uint64_t space = operations.size() * (operand_max + 1) * (operand_max + 1);
     if (!operations.empty() && evaluation_problems > space / 2)
-      s.error("evaluation_problems",
-              fmt::format("{} evaluation problems of only {} problems in all leave too few to train on; raise "
-                          "operand_max or lower evaluation_problems (at least {})",
-                          evaluation_problems, space, kEvaluationMin));
+      s.error("evaluation_problems", fmt::format("{} evaluation problems out of {} problems leave too few to train on; "
+                                                 "raise operand_max or lower evaluation_problems (at least {})",
+                                                 evaluation_problems, space, kEvaluationMin));
   }
 };
 

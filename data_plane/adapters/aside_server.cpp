@@ -12,21 +12,22 @@
 namespace echoline::data_plane {
 namespace {
 
-constexpr Duration kTurn = std::chrono::milliseconds(5);  // in which a new question waits while others are under way
+constexpr Duration kTurn = std::chrono::milliseconds(5);  // pause before new questions are sent while others are in
+                                                          // flight
 
 }  // namespace
 
 void AsideServerOptions::read(ConfigSection s) {
-  s.read("url", url,
-         "a server that speaks OpenAI's interface, up to what stands before /chat/completions, as workers reach it");
-  s.read("model", model, "as the server calls it");
+  s.read("url", url, "URL of a server with OpenAI's interface, without /chat/completions; workers must reach it");
+  s.read("model", model, "the model's name on the server");
   s.read_choice("api", chat, {{"chat", true}, {"completions", false}},
                 "messages in the server's own chat template, or a text to continue");
   s.read("tokens_max", tokens_max, {.min = 1, .max = 1 << 20}, "tokens of an answer");
   s.read("temperature", temperature, {.min = 0.0, .max = 10.0}, "that it draws with");
-  s.read("deadline", deadline, {.min = std::chrono::milliseconds(1), .max = std::chrono::hours(1)}, "for an answer");
+  s.read("deadline", deadline, {.min = std::chrono::milliseconds(1), .max = std::chrono::hours(1)},
+         "its sampling temperature");
   s.read("tries", tries, {.min = 1, .max = 100},
-         "attempts at an answer, with growing pauses; then the rollout is given back");
+         "attempts at an answer, with growing pauses; then the worker returns the rollout");
 }
 
 struct AsideServer::Impl {
@@ -40,7 +41,7 @@ struct AsideServer::Impl {
 
   AsideServerOptions options;
   SystemClock clock;
-  std::optional<TextServer> server;  // of the thread alone, like what follows
+  std::optional<TextServer> server;  // this member and the following ones are used by the thread only
   std::map<std::uint64_t, Said> waiting;
   std::thread thread;
 
@@ -61,7 +62,7 @@ struct AsideServer::Impl {
     wake.notify_one();
   }
 
-  // True until it is closed.
+  // One round of the thread. False once the server is closed.
   bool turn() {
     std::vector<std::pair<TextQuestion, Said>> fresh;
     {
@@ -91,8 +92,8 @@ struct AsideServer::Impl {
 
 namespace {
 
-// Goes on by itself for as long as somebody else is asked. Whoever destroys it waits for what is being done with an
-// answer.
+// Continues by itself through all asides until the policy has to act. The destructor waits while an answer is being
+// processed.
 template <class Server>
 class Answering final : public Episode {
  public:
@@ -116,7 +117,7 @@ class Answering final : public Episode {
  private:
   struct Shared {
     std::recursive_mutex mutex;
-    std::unique_ptr<Episode> episode;  // none: nobody waits any more
+    std::unique_ptr<Episode> episode;  // null: the caller has destroyed its episode
     std::uint64_t asides = 0;
   };
 
@@ -134,16 +135,17 @@ class Answering final : public Episode {
       step->score = score;
       if (step->done || !step->aside) return done(std::move(step));
       if (++shared->asides > kTurnsMax)
-        return done(fail(Code::kExhausted, "task", "it asks others more than {} times", kTurnsMax));
-      server.ask(
-          *step->aside, mix64(seed + shared->asides), [&server, shared, done, seed, score](Result<std::string> said) {
-            const std::lock_guard last(shared->mutex);
-            if (!shared->episode) return;
-            if (!said)
-              return done(
-                  fail(Code::kUnavailable, "task", "who is asked aside does not answer: {}", said.error().message()));
-            go_on(server, shared, *std::move(said), done, seed, score);
-          });
+        return done(fail(Code::kExhausted, "task", "the episode asks more than {} times for another player's answer",
+                         kTurnsMax));
+      server.ask(*step->aside, mix64(seed + shared->asides),
+                 [&server, shared, done, seed, score](Result<std::string> said) {
+                   const std::lock_guard last(shared->mutex);
+                   if (!shared->episode) return;
+                   if (!said)
+                     return done(fail(Code::kUnavailable, "task", "the server that plays another player failed: {}",
+                                      said.error().message()));
+                   go_on(server, shared, *std::move(said), done, seed, score);
+                 });
     });
   }
 

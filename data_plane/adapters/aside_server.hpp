@@ -1,5 +1,5 @@
-// Answers what episodes ask aside, from a server of language models: an earlier version of the policy, or another
-// model. Private to data_plane/adapters/.
+// Answers the asides of episodes (adapter.hpp) by asking a server of language models: an earlier version of the policy,
+// or another model. Private to data_plane/adapters/.
 #pragma once
 #include <memory>
 
@@ -8,25 +8,25 @@
 namespace echoline::data_plane {
 
 struct AsideServerOptions {
-  std::optional<std::string> url, model;  // as of TextServerOptions; both have to be there
+  std::optional<std::string> url, model;  // as in TextServerOptions; both are required
   bool chat = true;
-  std::int64_t tokens_max = 64;  // of an answer
+  std::int64_t tokens_max = 64;  // per answer
   double temperature = 1;
-  Duration deadline = std::chrono::seconds(60);  // of a request
+  Duration deadline = std::chrono::seconds(60);  // per request
   int tries = 3;
 
   void read(ConfigSection s);
 };
 
-// One thread of its own asks, for all episodes.
+// One thread sends the requests of all episodes.
 class AsideServer {
  public:
-  // kInvalid: what TextServer does not take.
+  // kInvalid if TextServer refuses the options.
   static Result<std::unique_ptr<AsideServer>> start(const AsideServerOptions& options);
   ~AsideServer();
 
-  // An episode in which nothing is left to be asked aside; the server outlives it. What it cannot answer is an error of
-  // the task.
+  // Wraps an episode so that this server answers its asides. The server must outlive it. A request that fails is an
+  // error of the task.
   std::unique_ptr<Episode> answering(std::unique_ptr<Episode> episode, std::uint64_t seed);
 
  private:

@@ -1,5 +1,5 @@
-// Guess a number: "20-35:" wants a number from 20 to 35; the policy is told '+' (it is higher) or '-' (it is lower) and
-// guesses again. The smallest task of many turns that has something to learn: halving what is left.
+// The task "guess": "20-35:" asks for a number from 20 to 35. The policy receives '+' (the number is higher) or '-'
+// (lower) and guesses again. It is the smallest task of many turns in which a strategy can be learned: bisection.
 #include <algorithm>
 #include <charconv>
 
@@ -17,18 +17,18 @@ struct Options {
 
   void read(ConfigSection s, AdapterUse) {
     s.read("number_max", number_max, {.min = 9, .max = 999'999'999}, "the largest number; the least is 0");
-    s.read("range", range, {.min = 2, .max = 1'000'000},
-           "how many numbers it may be, one after the other, told in the prompt");
-    s.read("guesses", guesses, {.min = 1, .max = 64}, "after so many it is over");
+    s.read("range", range, {.min = 2, .max = 1'000'000}, "how many consecutive numbers the prompt leaves possible");
+    s.read("guesses", guesses, {.min = 1, .max = 64}, "most guesses of an episode");
     s.read("guess_cost", guess_cost, {.min = 0.0, .max = 1.0},
-           "of every guess but the first; the right number is worth 1");
+           "cost of every guess but the first; the right number is worth 1");
     s.read("evaluation_problems", evaluation_problems, {.min = 1, .max = 100'000},
-           "problems held out of training, the same for the same seed; at most half of all there are");
+           "problems held out of training, determined by the seed; at most half of all problems");
     if (range > number_max + 1)
       s.error("range", fmt::format("there are only {} numbers from 0 to number_max", number_max + 1));
     else if (evaluation_problems > space() / 2)
       s.error("evaluation_problems",
-              fmt::format("{} of only {} problems in all; raise number_max or lower it", evaluation_problems, space()));
+              fmt::format("{} out of {} problems leave too few for training; raise number_max or lower it",
+                          evaluation_problems, space()));
   }
 };
 
@@ -83,11 +83,11 @@ class Guess final : public Adapter {
   Result<std::unique_ptr<Episode>> begin(const Problem& problem, std::uint64_t) const override {
     const auto wanted = number_in(problem.reference());
     if (!wanted)
-      return fail(Code::kInvalid, "guess", "'{}': expected a number to be guessed, found '{}'", problem.id(),
+      return fail(Code::kInvalid, "guess", "'{}': expected a number to guess, found '{}'", problem.id(),
                   problem.reference());
     return std::unique_ptr<Episode>(std::make_unique<Guessing>(options_, *wanted));
   }
-  // The first of the guesses that halve what is left.
+  // The first guess of a bisection.
   std::optional<std::string> demonstration(const Problem& problem) const override {
     std::uint64_t low = 0;
     if (std::from_chars(problem.prompt().data(), problem.prompt().data() + problem.prompt().size(), low).ec !=
@@ -97,7 +97,6 @@ class Guess final : public Adapter {
   }
 
  private:
-  // Problem at `place` of the permuted space.
   Problem at(std::uint64_t place) const {
     const std::uint64_t number = permuted(place, options_.space(), key_);
     const std::uint64_t low = number / options_.range, wanted = low + number % options_.range;
@@ -115,7 +114,8 @@ class Guess final : public Adapter {
 }  // namespace
 
 const BuiltIn kGuess{"guess",
-                     "A number to be guessed in several turns, by what is told of each guess; the right one is worth 1",
+                     "Guess a number in several turns, with the answer '+' (higher) or '-' (lower) after each; the "
+                     "right number is worth 1",
                      [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); },
                      [](std::string_view json, std::uint64_t seed, AdapterUse use) -> Result<std::unique_ptr<Adapter>> {
                        ECHO_ASSIGN(const Options o, options_from_json<Options>("guess", json, use));

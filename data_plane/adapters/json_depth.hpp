@@ -1,4 +1,4 @@
-// How deep JSON nests, before a parser or writer that recurses sees it. Private to data_plane/.
+// Measures how deep JSON nests, before a recursive parser or writer reads it. Private to data_plane/.
 #pragma once
 #include <cstddef>
 #include <string_view>
@@ -7,7 +7,7 @@ namespace echoline::data_plane {
 
 inline constexpr int kJsonDepthMax = 64;
 
-// Brackets inside strings are none.
+// Brackets inside strings do not count.
 inline bool nests_too_deep(std::string_view text) {
   int depth = 0;
   bool quoted = false;

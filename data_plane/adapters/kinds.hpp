@@ -1,4 +1,4 @@
-// What the built-in adapters are, for who chooses one: no options and no files are needed to know it.
+// Properties of the built-in adapters, for choosing one. They are known without options or files.
 #pragma once
 #include <optional>
 #include <string_view>
@@ -10,13 +10,13 @@ namespace echoline::data_plane {
 
 struct AdapterKind {
   std::string_view name, meaning;
-  std::optional<bool> turns;             // many; absent: as its options or its program say
+  std::optional<bool> turns;             // whether it has many turns; absent: depends on its options or program
   std::optional<Repeatable> repeatable;  // likewise
-  bool file = false;                     // problems come from a file that has to be named
-  bool sandbox = false;                  // grading starts programs, so bubblewrap is needed where it is done
+  bool file = false;                     // problems come from a file that the options must name
+  bool sandbox = false;                  // scoring starts programs, so it needs bubblewrap
 };
 
-// In alphabetical order, as adapter_names().
+// In alphabetical order, like adapter_names().
 std::vector<AdapterKind> adapter_kinds();
 
 // "cheaply", "costly", "not".

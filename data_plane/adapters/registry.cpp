@@ -1,4 +1,4 @@
-// Built-in adapters by name.
+// The table of built-in adapters, by name.
 #include <algorithm>
 
 #include "data_plane/adapters/adapter_config.hpp"
@@ -45,7 +45,7 @@ bool has_many_turns(std::string_view name) {
 Status can_be_scored_later(const Adapter& adapter) {
   if (adapter.one_response()) return ok();
   return fail(Code::kInvalid, "task.scored_by",
-              "'{}' has many turns, and what the policy is told depends on its answers: workers score it",
+              "'{}' has many turns, and its observations depend on the policy's answers: workers must score it",
               adapter.name());
 }
 

@@ -1,5 +1,5 @@
-// Several tasks in one run, as one adapter: problems are drawn by weight, and their ids say whose they are
-// ("sums:arithmetic/1+2").
+// Several tasks in one run, combined into one adapter. Problems are drawn by weight; their ids begin with the task's
+// name ("sums:arithmetic/1+2").
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -21,8 +21,8 @@ struct Part {
   std::string name;
   std::unique_ptr<Adapter> adapter;
   std::string adapter_name, options_json;
-  std::uint64_t weight = 1, before = 0;  // slots of a round, and those of the parts before it
-  std::string head, tail;                // around its problems
+  std::uint64_t weight = 1, before = 0;  // slots in a round, and slots of the parts before this one
+  std::string head, tail;                // text around each problem's prompt
   bool scored_by_workers = true;
 };
 
@@ -39,8 +39,8 @@ class Several final : public Adapter {
 
   std::string_view name() const override { return kSeveral; }
 
-  // Rounds of as many problems as all weights together, each in an order of its own. So every part goes through its own
-  // problems without leaving any out, and has its share of every round.
+  // Each round has as many problems as the sum of all weights, in its own order. So each part goes through its own
+  // problems without gaps, and has its share in every round.
   Result<Problem> problem(std::uint64_t index) const override {
     const std::uint64_t round = index / slots_, slot = shuffled_cycle(index, slots_, key_);
     const auto part =
@@ -49,7 +49,7 @@ class Several final : public Adapter {
     return own(*part, std::move(problem));
   }
 
-  // In turn, so that the first so many are of all of them.
+  // Alternates between the parts, so that any first n problems are of all of them.
   std::vector<Problem> evaluation() const override {
     std::vector<std::vector<Problem>> of;
     std::size_t longest = 0;
@@ -82,7 +82,7 @@ class Several final : public Adapter {
     return part ? (*part)->adapter->demonstration(as_its(**part, problem)) : std::nullopt;
   }
 
-  // Only of those that workers score.
+  // Includes only the parts that workers score.
   std::string options_for_workers(std::string) const override {
     json tasks = json::array();
     for (const Part& part : parts_)
@@ -110,10 +110,10 @@ class Several final : public Adapter {
     const std::string_view name = task_of(problem.id());
     for (const Part& part : parts_)
       if (part.name == name && problem.id().size() > name.size()) return &part;
-    return fail(Code::kInvalid, "task", "'{}' is of no task that is scored here", problem.id());
+    return fail(Code::kInvalid, "task", "'{}' belongs to no task that is scored here", problem.id());
   }
 
-  // As the part itself has made it.
+  // The problem with the id that the part gave it.
   static Problem as_its(const Part& part, const Problem& problem) {
     Problem its = problem;
     its.set_id(problem.id().substr(part.name.size() + 1));
@@ -126,7 +126,7 @@ class Several final : public Adapter {
     return its;
   }
 
-  // The text of a prompt; of messages that of the last, if it is a user's.
+  // Changes the text of a prompt, or the last of its messages if a user wrote it.
   template <class Change>
   static void change_last(Problem& problem, Change change) {
     Told told = prompt_of(problem);
@@ -141,7 +141,7 @@ class Several final : public Adapter {
 
   std::vector<Part> parts_;
   const std::uint64_t key_;
-  std::uint64_t slots_ = 0;  // of a round
+  std::uint64_t slots_ = 0;  // per round
 };
 
 }  // namespace
@@ -184,7 +184,7 @@ Result<std::unique_ptr<Adapter>> make_several(std::string_view options_json, std
   }
   ECHO_TRY(file.finish());
   if (parts.size() > kTasksMax)
-    return fail(Code::kInvalid, "tasks", "{} of them, at most {} are allowed", parts.size(), kTasksMax);
+    return fail(Code::kInvalid, "tasks", "{} tasks, at most {} are allowed", parts.size(), kTasksMax);
   if (parts.empty() && use == AdapterUse::kProblems) return fail(Code::kInvalid, "tasks", "expected at least one");
   for (Part& part : parts) {
     auto made = make_adapter(part.adapter_name, part.options_json, seed, use);

@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::string_view kOperation = "sandbox";
 constexpr auto kLook = std::chrono::milliseconds(10), kLookIdle = std::chrono::milliseconds(80);
-constexpr auto kSetUp = std::chrono::seconds(30);  // from starting bubblewrap to the program
+constexpr auto kSetUp = std::chrono::seconds(30);  // from starting bubblewrap to starting the program
 constexpr std::size_t kStatusMax = 4096;
 constexpr int kReadsPerTurn = 16;
 constexpr int kSignalled = 128;
@@ -31,7 +31,7 @@ void kill_by(const Fd& pidfd) {
   if (pidfd) ::syscall(SYS_pidfd_send_signal, pidfd.get(), SIGKILL, nullptr, 0);
 }
 
-// The number after `"name": ` in what bubblewrap said.
+// The number after `"name": ` in bubblewrap's status.
 std::optional<int> number_of(std::string_view status, std::string_view name) {
   const std::string key = fmt::format("\"{}\":", name);
   const auto at = status.find(key);
@@ -41,7 +41,7 @@ std::optional<int> number_of(std::string_view status, std::string_view name) {
   int value = 0;
   const auto parsed = std::from_chars(status.data() + begin, status.data() + status.size(), value);
   if (parsed.ec != std::errc{} || parsed.ptr == status.data() + status.size())
-    return std::nullopt;  // not all of it may have come
+    return std::nullopt;  // may be incomplete
   return value;
 }
 
@@ -102,7 +102,7 @@ TimePoint Box::add_to(std::vector<pollfd>& fds) const {
   const std::size_t before = fds.size();
   for (const Fd* fd : {&launched_.out, &launched_.err, &launched_.status})
     if (*fd) fds.push_back({fd->get(), POLLIN, 0});
-  // The first to end takes the other with it; then that one is waited for.
+  // The end of either process kills the other; then only that one is awaited.
   const bool outer = is_readable(launched_.pidfd);
   if (const Fd& pidfd = outer ? first_ : launched_.pidfd) fds.push_back({pidfd.get(), POLLIN, 0});
   return fds.size() == before ? TimePoint{} : std::min(deadline_, next_look_);
@@ -115,19 +115,21 @@ void Box::kill(Why why) {
   deadline_ = next_look_ = TimePoint::max();
 }
 
-// Once its process 1 is known, the program gets its limits and may begin.
+// Once the sandbox's process 1 is known, sets the limits and lets the program start.
 void Box::release(pid_t first, TimePoint now) {
   first_ = Fd(static_cast<int>(::syscall(SYS_pidfd_open, first, 0)));
   Status limited = first_ ? limit(first, limits_, launched_.as_user)
                           : fail(Code::kIo, kOperation, "pidfd_open: {}", std::strerror(errno));
-  // A pipe that nobody has written to takes this at once; its reader may be gone, and SIGPIPE is blocked on this
-  // thread.
+  // An empty pipe takes this write at once. If its reader is gone, the write fails: SIGPIPE is blocked on this thread.
   if (limited &&
       ::write(launched_.filter.get(), filter_.data(), filter_.size()) != static_cast<ssize_t>(filter_.size()))
-    limited = fail(Code::kIo, kOperation, "the system call filter was not taken: {}", std::strerror(errno));
+    limited = fail(Code::kIo, kOperation, "the system call filter could not be passed to bubblewrap: {}",
+                   std::strerror(errno));
   launched_.filter.reset();
   if (!limited) {
-    if (!is_readable(launched_.pidfd)) error_ = std::move(limited).error();  // else its own words say more
+    if (!is_readable(launched_.pidfd))
+      error_ = std::move(limited).error();  // otherwise bubblewrap's own error says
+                                            // more
     kill(Why::kStopped);
     return;
   }
@@ -155,7 +157,8 @@ void Box::read_status(TimePoint now) {
 
 void Box::read_output(Fd& fd, std::string& text, bool keep_end) {
   char block[65536];
-  for (int turn = 0; fd && (ended_ || turn < kReadsPerTurn); ++turn) {  // others have a turn as well
+  for (int turn = 0; fd && (ended_ || turn < kReadsPerTurn); ++turn) {  // limits the reads, so that other programs get
+                                                                        // their turn
     const ssize_t n = ::read(fd.get(), block, sizeof block);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (n <= 0) return fd.reset();
@@ -183,7 +186,7 @@ void Box::look(TimePoint now) {
   next_look_ = now + between_looks_;
 }
 
-// No process is left: what is in the pipes is all there is.
+// All processes have ended, so the pipes hold the rest of the output.
 void Box::take_end() {
   ended_ = true;
   read_output(launched_.out, end_.out, false);
@@ -219,7 +222,7 @@ bool Box::step(TimePoint now) {
   read_output(launched_.err, end_.err, stays());
   read_status(now);
   if (is_readable(launched_.pidfd)) {
-    // bubblewrap outside is gone; process 1 follows, and with it the kernel ends all others before it tells so.
+    // The outer bubblewrap ended. Killing process 1 makes the kernel end all other processes before it reports its end.
     kill_by(first_);
     deadline_ = next_look_ = TimePoint::max();
     if (first_ && !is_readable(first_)) return false;

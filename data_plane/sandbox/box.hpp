@@ -1,4 +1,4 @@
-// One program in its sandbox, as the pool's thread sees it, and what it shares with a Process. Private to this folder.
+// One sandboxed program as the pool's thread sees it, and the state it shares with a Process. Private to this folder.
 #pragma once
 #include <poll.h>
 
@@ -11,9 +11,9 @@
 
 namespace echoline::sandbox {
 
-// Between the pool's thread and whoever holds the Process.
+// Shared by the pool's thread and the holder of a Process.
 struct Shared {
-  Fd in, out;  // of the holder alone
+  Fd in, out;  // used by the holder only
   Limits limits;
 
   std::mutex mutex;
@@ -28,28 +28,29 @@ struct Process::Impl {
 
   std::shared_ptr<Shared> shared;
   std::weak_ptr<Fd> waker;
-  std::string unread;  // of its output, without a whole line
+  std::string unread;  // output that does not yet form a line
 };
 
 class Box {
  public:
-  // `filter` outlives it.
+  // `filter` must outlive it.
   Box(Limits limits, Launched launched, std::optional<ControlGroups::Group> group, const std::string& filter);
 
-  // For a program that stays.
+  // Makes the program long-lived and returns the state for its Process.
   std::shared_ptr<Shared> share();
   bool stays() const { return shared_ != nullptr; }
 
-  // Adds what it waits for; when it has to be stepped at the latest.
+  // Adds the descriptors to poll. Returns the time at which step() is due at the latest.
   TimePoint add_to(std::vector<pollfd>& fds) const;
-  // Reads, looks, ends what went too far. True once, when no process of it is left.
+  // Reads output, checks limits and kills the program if it exceeds one. Returns true once, when all its processes
+  // ended.
   bool step(TimePoint now);
   void kill(Why why);
   bool ended() const { return ended_; }
-  // Tells whoever waits, after step() was true.
+  // Reports the end to waiting callers, after step() returned true.
   void report();
 
-  std::function<void(Result<End>)> done;  // of a program that runs to its end
+  std::function<void(Result<End>)> done;  // for a program that runs to its end
 
  private:
   void read_status(TimePoint now);

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kFileMax = 1u << 20;
 
-// The word `name` among those of a file.
+// Whether `name` is one of the words of a file.
 bool has_word(const std::filesystem::path& file, std::string_view name) {
   const auto text = read_file(file, kFileMax);
   if (!text) return false;
@@ -68,9 +68,9 @@ ControlGroups::~ControlGroups() {
 std::optional<ControlGroups::Group> ControlGroups::make(const Limits& limits) {
   Group group{folder_ / std::to_string(made_++), {}};
   if (::mkdir(group.folder.c_str(), 0755) != 0) return std::nullopt;
-  write_value(group.folder / "memory.swap.max", "0");  // absent where there is no swap
+  write_value(group.folder / "memory.swap.max", "0");  // the file is missing without swap
   write_value(group.folder / "memory.oom.group", "1");
-  // Somewhat later than Watch, which can tell how much it was; two processes are bubblewrap's.
+  // The kernel's limit is higher than Watch's, which reports the amount used. Two of the processes are bubblewrap's.
   const bool limited =
       write_value(group.folder / "memory.max", std::to_string(limits.memory.count + limits.memory.count / 4)) &&
       write_value(group.folder / "pids.max", std::to_string(limits.processes + 2));

@@ -4,13 +4,13 @@
 
 namespace echoline::sandbox {
 
-// The kernel then refuses memory and processes itself, what it uses for them included, where Watch only sees it 10 ms
-// later.
+// With a cgroup, the kernel itself enforces the limits of memory and processes, including its own memory. Watch sees an
+// excess only 10 ms later.
 class ControlGroups {
  public:
-  // One for all, beside our own group or further up, wherever the controllers of memory and processes are handed down
-  // and a group can be made. `mounted`: where the groups are; `own`: /proc/self/cgroup. Nothing where there is no such
-  // place, as in most containers.
+  // Makes a group for all sandboxes: in our own group or the nearest ancestor that delegates the memory and pids
+  // controllers and is writable. `mounted`: the cgroup mount; `own`: /proc/self/cgroup. Nothing if there is no such
+  // group, as in most containers.
   static std::optional<ControlGroups> make(const std::filesystem::path& mounted = "/sys/fs/cgroup",
                                            const std::filesystem::path& own = "/proc/self/cgroup");
   ~ControlGroups();
@@ -19,13 +19,13 @@ class ControlGroups {
 
   struct Group {
     std::filesystem::path folder;
-    Fd procs;  // to enter by
+    Fd procs;  // cgroup.procs, for entering
   };
-  // A group with these limits; nothing where the kernel does not want it.
+  // Makes a group with these limits; nothing if the kernel refuses.
   std::optional<Group> make(const Limits& limits);
-  // Whether the kernel has ended a process of the group because of its memory.
+  // Whether the kernel has killed a process of the group for its memory use.
   static bool ran_out_of_memory(const Group& group);
-  // When no process is in it any more.
+  // Call when the group has no process any more.
   static void remove(const Group& group);
 
   const std::filesystem::path& folder() const { return folder_; }

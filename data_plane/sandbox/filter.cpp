@@ -16,8 +16,8 @@
 namespace echoline::sandbox {
 namespace {
 
-// Names, because libseccomp's header of this machine need not know all that the kernel has; those unknown to it are
-// unknown to programs built here as well, and what came into the kernel later needs privileges that nobody has inside.
+// Calls by name, because this machine's libseccomp header may lack some that the kernel has. Programs built here cannot
+// name those either, and newer calls need privileges that the sandbox does not grant.
 constexpr const char* kRefused[] = {
     // other processes
     "ptrace", "process_vm_readv", "process_vm_writev", "process_madvise", "kcmp", "pidfd_getfd", "move_pages",
@@ -26,7 +26,7 @@ constexpr const char* kRefused[] = {
     "unshare", "setns", "mount", "umount", "umount2", "pivot_root", "chroot", "fsopen", "fsconfig", "fsmount", "fspick",
     "open_tree", "move_mount", "mount_setattr", "name_to_handle_at", "open_by_handle_at", "fanotify_init",
     "fanotify_mark",
-    // keys, and doors into the kernel
+    // keys, kernel interfaces
     "keyctl", "add_key", "request_key", "bpf", "perf_event_open", "userfaultfd", "lookup_dcookie", "syslog", "acct",
     "quotactl", "quotactl_fd", "init_module", "finit_module", "delete_module", "create_module", "get_kernel_syms",
     "query_module", "kexec_load", "kexec_file_load", "reboot", "swapon", "swapoff", "nfsservctl", "sysfs", "_sysctl",
@@ -37,7 +37,7 @@ constexpr const char* kRefused[] = {
     // memory that belongs to no process
     "shmget", "msgget", "semget", "mq_open", "memfd_secret"};
 
-// Programs know what to do instead when the kernel has none of these.
+// Programs have a fallback for these calls if the kernel lacks them.
 constexpr const char* kAbsent[] = {"clone3", "memfd_create", "io_uring_setup", "io_uring_enter", "io_uring_register"};
 
 constexpr unsigned long kNamespaceFlags =
@@ -47,7 +47,7 @@ struct Release {
   void operator()(scmp_filter_ctx context) const { seccomp_release(context); }
 };
 
-// 0, or what libseccomp says. A call that this architecture lacks needs no rule.
+// Returns 0 or libseccomp's error. A call that this architecture lacks needs no rule.
 int add(scmp_filter_ctx context, std::uint32_t action, const char* name) {
   const int number = seccomp_syscall_resolve_name(name);
   if (number == __NR_SCMP_ERROR) return 0;
@@ -69,13 +69,12 @@ int add_rules(scmp_filter_ctx context) {
   for (unsigned flag = 1; flag != 0; flag <<= 1)
     if (kNamespaceFlags & flag)
       note(seccomp_rule_add(context, refused, SCMP_SYS(clone), 1, argument(0, SCMP_CMP_MASKED_EQ, flag, flag)));
-  // What a descriptor is asked is 32 bits of a 64-bit register, whose other half the kernel does not look at.
+  // The request of ioctl() is 32 bits of a 64-bit register; the kernel ignores the other half.
   for (const unsigned long request : {TIOCSTI, TIOCLINUX})
     note(seccomp_rule_add(context, refused, SCMP_SYS(ioctl), 1, argument(1, SCMP_CMP_MASKED_EQ, 0xffffffffu, request)));
   for (const int call : {SCMP_SYS(socket), SCMP_SYS(socketpair)})
     note(seccomp_rule_add(context, refused, call, 1, argument(0, SCMP_CMP_NE, AF_UNIX)));
-  // Memory that is shared and has no name stays when the process that has filled it ends, so nobody would be charged
-  // for it.
+  // Shared anonymous memory outlives the process that filled it, so no process would be charged for it.
   constexpr unsigned kSharedUnnamed = MAP_SHARED | MAP_ANONYMOUS;
   note(seccomp_rule_add(context, refused, SCMP_SYS(mmap), 1,
                         argument(3, SCMP_CMP_MASKED_EQ, kSharedUnnamed, kSharedUnnamed)));
@@ -87,7 +86,7 @@ int add_rules(scmp_filter_ctx context) {
 Result<std::string> system_call_filter() {
   constexpr std::string_view kOperation = "make a system call filter";
   const std::unique_ptr<void, Release> context(seccomp_init(SCMP_ACT_ALLOW));
-  if (!context) return fail(Code::kUnavailable, kOperation, "libseccomp makes none on this machine");
+  if (!context) return fail(Code::kUnavailable, kOperation, "libseccomp cannot make one on this machine");
   int wrong = seccomp_attr_set(context.get(), SCMP_FLTATR_ACT_BADARCH, SCMP_ACT_KILL_PROCESS);
   if (wrong == 0) wrong = add_rules(context.get());
   const Descriptor file(::memfd_create("filter", MFD_CLOEXEC));

@@ -1,4 +1,4 @@
-// Which system calls a program in a sandbox may make. Private to this folder.
+// The system calls that a sandboxed program may make. Private to this folder.
 #pragma once
 #include <string>
 
@@ -6,10 +6,10 @@
 
 namespace echoline::sandbox {
 
-// A seccomp filter as the kernel takes it (struct sock_filter after struct sock_filter). Calls that reach into other
-// processes, namespaces, mounts, keys, the kernel, devices or its clocks, that make sockets beyond the machine, or
-// memory that no limit counts, fail with EPERM, or ENOSYS where programs have another way then. A call of another
-// architecture ends the program. kUnavailable where the kernel or libseccomp has no filters.
+// Returns a seccomp filter in the kernel's form (an array of struct sock_filter). It refuses calls that reach other
+// processes, namespaces, mounts, keys, the kernel, devices or clocks, sockets beyond the machine, and memory that no
+// limit counts: with EPERM, or with ENOSYS if programs have a fallback. A call of another architecture kills the
+// program. kUnavailable if the kernel or libseccomp does not support filters.
 Result<std::string> system_call_filter();
 
 }  // namespace echoline::sandbox

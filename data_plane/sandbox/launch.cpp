@@ -20,7 +20,7 @@ namespace echoline::sandbox {
 namespace {
 
 constexpr std::string_view kOperation = "start sandbox";
-constexpr unsigned kNobody = 65534;  // who the program believes to be
+constexpr unsigned kNobody = 65534;  // the program's user id inside the sandbox
 constexpr int kFirstFd = 3;
 constexpr rlim_t kAddressesPerMemory = 16;
 
@@ -39,7 +39,7 @@ Status pipe_ends(Fd& reads, Fd& writes) {
 
 void set_nonblocking(const Fd& fd) { ::fcntl(fd.get(), F_SETFL, ::fcntl(fd.get(), F_GETFL) | O_NONBLOCK); }
 
-// Descriptors that bubblewrap gets, in order, from 3 on.
+// Descriptors passed to bubblewrap, numbered from 3 on.
 class Handed {
  public:
   std::string add(Fd fd) {
@@ -52,7 +52,7 @@ class Handed {
   std::vector<Fd> fds_;
 };
 
-// The words of bubblewrap, separated by NUL as it reads them.
+// bubblewrap's arguments, separated by NUL as it reads them.
 class Words {
  public:
   template <class... Texts>
@@ -65,7 +65,7 @@ class Words {
   std::string text_;
 };
 
-// Programs and libraries of the system; on most, /bin and its like are links into /usr.
+// The system's programs and libraries. On most systems /bin and similar folders are links into /usr.
 void add_system(Words& words) {
   words.add("--ro-bind", "/usr", "/usr");
   for (const char* name : {"/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"}) {
@@ -79,8 +79,7 @@ void add_system(Words& words) {
   for (const char* path : {"/etc/ld.so.cache", "/etc/alternatives"}) words.add("--ro-bind-try", path, path);
 }
 
-// Devices that are none: what they give and take is nobody's. /dev/zero is not among them: mapped, it is memory that
-// outlives the process it was counted for.
+// Harmless devices only. /dev/zero is left out: mapped, it is memory that outlives the process charged for it.
 void add_devices(Words& words) {
   words.add("--size", "65536", "--tmpfs", "/dev");
   for (const char* name : {"null", "full", "random", "urandom"}) {
@@ -105,7 +104,7 @@ Status add_files(Words& words, Handed& handed, const Command& command, bool bind
     if (!source)
       return fail(Code::kInvalid, kOperation, "{}: cannot be shown to the program: {}", path.string(),
                   std::strerror(errno));
-    if (binds_descriptors)  // and closes them before the program begins
+    if (binds_descriptors)  // bubblewrap closes them before the program starts
       words.add("--ro-bind-fd", handed.add(std::move(source)), path.string());
     else
       words.add("--ro-bind", path.string(), path.string());
@@ -160,8 +159,8 @@ Status check(const Command& command) {
   return ok();
 }
 
-// All that is needed between clone() and exec(), where memory is shared with every thread of this process: nothing may
-// be allocated, and only system calls themselves made (those of the C library for changing the user stop all threads).
+// Everything needed between clone() and exec(), where memory is shared with all threads of this process. So the child
+// must not allocate and must make system calls directly (the C library's setuid() stops all threads).
 struct Child {
   const char* program;
   char** argv;
@@ -169,7 +168,7 @@ struct Child {
   std::array<int, 3> standard;
   const int* handed;
   std::size_t handed_count;
-  int* moved;  // as many, to write on
+  int* moved;  // scratch space for as many descriptors
   int group_procs;
   const std::optional<uid_t>* as_user;
   pid_t parent;
@@ -183,7 +182,6 @@ int give_up(Child& child, const char* what) {
   ::_exit(127);
 }
 
-// Becomes this user for good.
 bool become_user(uid_t user) {
   return ::syscall(SYS_setgroups, 0, nullptr) == 0 && ::syscall(SYS_setresgid, user, user, user) == 0 &&
          ::syscall(SYS_setresuid, user, user, user) == 0;
@@ -196,7 +194,7 @@ int become(void* argument) {
   normal.sa_handler = SIG_DFL;
   for (const int s : {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGCHLD, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGTTIN, SIGTTOU})
     ::sigaction(s, &normal, nullptr);
-  // Out of the way first, so that none is overwritten before its turn.
+  // Moves the descriptors above the target range first, so that none is overwritten.
   const int above = kFirstFd + static_cast<int>(child.handed_count);
   for (std::size_t i = 0; i < child.handed_count; ++i)
     if ((child.moved[i] = ::fcntl(child.handed[i], F_DUPFD, above)) < 0)
@@ -208,8 +206,8 @@ int become(void* argument) {
   for (int i = 0; i < 3; ++i) ::dup2(standard[static_cast<std::size_t>(i)], i);
   for (std::size_t i = 0; i < child.handed_count; ++i) ::dup2(child.moved[i], kFirstFd + static_cast<int>(i));
   ::syscall(SYS_close_range, static_cast<unsigned>(above), ~0U, 0);
-  if (*child.as_user && !become_user(**child.as_user)) return give_up(child, "become another user, as root has to");
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // here: becoming another user undoes it
+  if (*child.as_user && !become_user(**child.as_user)) return give_up(child, "switch to another user, as root has to");
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // after become_user(), which would reset it
   if (::getppid() != child.parent) ::_exit(127);
   if (::chdir("/") != 0) return give_up(child, "enter /");
   sigset_t none;
@@ -226,8 +224,8 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
   return all;
 }
 
-// A fork() would copy the page tables of a process that may hold a model; this shares them until exec() or the end, as
-// posix_spawn() does, while the calling thread waits. The child's number, or -1.
+// fork() would copy the page tables of a process that may hold a model. This call shares memory until exec() or exit,
+// like posix_spawn(), while the calling thread waits. Returns the child's process id, or -1.
 template <class Argument>
 pid_t clone_sharing(int (*what)(void*), Argument& argument, bool changes_user) {
   constexpr std::size_t kStack = 64u << 10;
@@ -238,7 +236,9 @@ pid_t clone_sharing(int (*what)(void*), Argument& argument, bool changes_user) {
   const int dumpable = ::prctl(PR_GET_DUMPABLE);
   const pid_t pid = ::clone(what, stack.get() + kStack, CLONE_VM | CLONE_VFORK | SIGCHLD, &argument);
   const int why = errno;
-  if (dumpable == 1 && changes_user) ::prctl(PR_SET_DUMPABLE, 1);  // it belongs to the memory that was shared
+  if (dumpable == 1 && changes_user)
+    ::prctl(PR_SET_DUMPABLE, 1);  // the flag belongs to the shared memory, so restore
+                                  // it
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   errno = why;
   return pid;
@@ -263,12 +263,12 @@ bool set_limits(pid_t pid, const Limits& limits) {
   const auto set = [&](auto resource, std::uint64_t soft, std::uint64_t hard) {
     rlimit both{};
     if (::prlimit(pid, resource, nullptr, &both) != 0) return false;
-    both = {std::min(soft, both.rlim_max), std::min(hard, both.rlim_max)};  // never more than this process may have
+    both = {std::min(soft, both.rlim_max), std::min(hard, both.rlim_max)};  // at most this process's own limits
     return ::prlimit(pid, resource, &both, nullptr) == 0;
   };
   const auto same = [&](auto resource, std::uint64_t value) { return set(resource, value, value); };
   const std::uint64_t cpu = limits.cpu ? static_cast<std::uint64_t>(seconds(*limits.cpu)) + 2 : 0;
-  return same(RLIMIT_NPROC, limits.processes + 1) &&  // bubblewrap's own is among them
+  return same(RLIMIT_NPROC, limits.processes + 1) &&  // one more for bubblewrap
          same(RLIMIT_AS, limits.memory.count * kAddressesPerMemory) && same(RLIMIT_FSIZE, limits.file.count) &&
          same(RLIMIT_NOFILE, limits.open_files) && same(RLIMIT_CORE, 0) && same(RLIMIT_MEMLOCK, 65536) &&
          same(RLIMIT_MSGQUEUE, 0) && same(RLIMIT_NICE, 0) && same(RLIMIT_RTPRIO, 0) && same(RLIMIT_SIGPENDING, 1024) &&
@@ -291,7 +291,7 @@ Result<Fd> memory_file(std::string_view content) {
     if (n <= 0) return system_error("write a file in memory");
     at += static_cast<std::size_t>(n);
   }
-  // Another opening of it, which cannot be written to.
+  // Opens the file again, read-only.
   Fd reads(::open(fmt::format("/proc/self/fd/{}", file.get()).c_str(), O_RDONLY | O_CLOEXEC));
   if (!reads) return system_error("open a file in memory");
   return reads;
@@ -304,15 +304,15 @@ Result<Launched> launch(const Settings& settings, const Command& command, const 
   Handed handed;
   Fd status, filter, in, out, err;
   ECHO_TRY(pipe_ends(launched.status, status));
-  // bubblewrap reads its filter when everything else is done. Should this process end before it has set the limits,
-  // there is nothing to read, and the kernel takes no empty filter.
+  // bubblewrap reads its filter last. If this process dies before it has set the limits, the pipe is empty, and the
+  // kernel refuses an empty filter.
   ECHO_TRY(pipe_ends(filter, launched.filter));
   ECHO_TRY(pipe_ends(launched.out, out));
   ECHO_TRY(pipe_ends(launched.err, err));
   if (input != nullptr) {
     ECHO_ASSIGN(in, memory_file(*input));
   } else {
-    // A socket, because writing to a pipe that nobody reads raises a signal.
+    // A socket, because writing to a pipe without a reader raises a signal.
     int ends[2];
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) return system_error("make a socket");
     launched.in = Fd(ends[0]);
@@ -355,7 +355,7 @@ Result<Launched> launch(const Settings& settings, const Command& command, const 
 }
 
 Status limit(pid_t pid, const Limits& limits, const std::optional<uid_t>& as_user) {
-  // Root without CAP_SYS_RESOURCE, as in many containers, may not; the user whom the program runs as may.
+  // Without CAP_SYS_RESOURCE, as in many containers, root may not set the limits; the program's own user may.
   Limiting limiting{pid, limits, as_user};
   if (as_user) {
     const pid_t child = clone_sharing(set_limits_as_user, limiting, true);

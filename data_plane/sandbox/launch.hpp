@@ -1,4 +1,4 @@
-// Starts one program in a sandbox, stopped right before it begins. Private to this folder.
+// Starts one program in a sandbox and stops it right before its first instruction. Private to this folder.
 #pragma once
 #include <sys/types.h>
 #include <unistd.h>
@@ -11,7 +11,7 @@ namespace echoline::sandbox {
 
 inline constexpr std::size_t kFilesMax = 64, kWordsBytesMax = 1u << 20, kFileBytesMax = 64u << 20;
 
-// A descriptor that moves.
+// A file descriptor with a unique owner.
 class Fd {
  public:
   Fd() = default;
@@ -36,33 +36,33 @@ class Fd {
   int fd_ = -1;
 };
 
-// A file in memory that holds `content`, to be read from its beginning.
+// A memory file that holds `content`, read from its beginning.
 Result<Fd> memory_file(std::string_view content);
 
-// What all programs of a pool have in common.
+// Settings common to all programs of a pool.
 struct Settings {
   std::string bubblewrap;
-  bool binds_descriptors = false;  // it knows --ro-bind-fd: what only root can come by can be shown as well
-  std::optional<uid_t> as_user;    // whom root becomes
+  bool binds_descriptors = false;  // supports --ro-bind-fd, which can show files that only root can reach
+  std::optional<uid_t> as_user;    // root switches to this user
 };
 
 struct Launched {
   std::optional<uid_t> as_user;
-  pid_t pid = -1;   // bubblewrap's, outside; to be waited for by whoever launches
-  Fd pidfd;         // of it
-  Fd status;        // bubblewrap says what becomes of the program, a JSON object per line
-  Fd filter;        // the program begins when its filter was written here, and never without
-  Fd in, out, err;  // our ends, not blocking; no `in` where the input is a file
+  pid_t pid = -1;   // of the outer bubblewrap; the caller must wait for it
+  Fd pidfd;         // of `pid`
+  Fd status;        // bubblewrap reports the program's progress here, one JSON object per line
+  Fd filter;        // the program starts when its filter was written here, and never without
+  Fd in, out, err;  // this process's ends, non-blocking; no `in` if the input is a file
 };
 
-// Must be called by a thread that lives as long as the program may: the program ends with it. `input`: its standard
-// input is a file with this; none: a socket. `group_procs`: cgroup.procs of a group to enter, or -1. kInvalid for a
-// command that cannot be one, kIo and kUnavailable when this machine refuses; what bubblewrap itself refuses shows in
+// Must be called by a thread that lives as long as the program may, because the program is killed when the thread ends.
+// `input`: the content of its standard input; null: a socket. `group_procs`: cgroup.procs of a group to enter, or -1.
+// kInvalid for an invalid command, kIo and kUnavailable if this machine refuses. bubblewrap's own errors appear in
 // `err` and `status`.
 Result<Launched> launch(const Settings& settings, const Command& command, const std::string* input, int group_procs);
 
-// Sets the limits of the stopped program with this process id outside, which runs as that user. Its own processes
-// inherit them.
+// Sets the limits of the stopped program, given by its process id outside the sandbox and the user it runs as. Its
+// child processes inherit them.
 Status limit(pid_t pid, const Limits& limits, const std::optional<uid_t>& as_user);
 
 }  // namespace echoline::sandbox

@@ -26,8 +26,8 @@ constexpr std::string_view kOperation = "sandbox";
 
 Error closing() { return fail(Code::kCancelled, kOperation, "it is being shut down"); }
 
-// Who root becomes: somebody who owns nothing, one per program, so that limits per user are limits per program. Nobody,
-// where the user namespace of this process has no such numbers.
+// User ids for programs when this process is root: one per program, so that limits per user are limits per program.
+// These ids own nothing. If the process's user namespace lacks them, programs run as "nobody".
 uid_t user_number(std::uint64_t program) {
   return 0x70000000u + static_cast<uid_t>(::getpid() % 0x10000) * 0x400u + static_cast<uid_t>(program % 0x400);
 }
@@ -37,7 +37,7 @@ uid_t user_number(std::uint64_t program) {
 struct Pool::Impl {
   struct Waiting {
     Command command;
-    std::optional<std::string> input;  // none: a program that stays
+    std::optional<std::string> input;  // absent: a long-lived program
     std::function<void(Result<End>)> done;
     std::promise<Result<Process>> stays;
   };
@@ -46,16 +46,16 @@ struct Pool::Impl {
   Settings settings;
   std::string filter;
   std::optional<ControlGroups> groups;
-  bool numbers_of_our_own = false;  // user_number() can be used
+  bool numbers_of_our_own = false;  // user_number() is usable
   std::atomic<bool> binds_descriptors = false;
-  std::shared_ptr<Fd> waker;  // an eventfd; a Process wakes the thread by it as long as there is one
+  std::shared_ptr<Fd> waker;  // an eventfd that wakes the thread; a Process uses it while it exists
 
   std::mutex mutex;
   std::deque<Waiting> waiting;
-  std::size_t staying = 0;  // programs that stay, asked for or there
+  std::size_t staying = 0;  // long-lived programs, queued or running
   bool closed = false;
 
-  std::vector<std::unique_ptr<Box>> boxes;  // of the thread alone, like what follows
+  std::vector<std::unique_ptr<Box>> boxes;  // this member and the following ones are used by the thread only
   std::uint64_t started = 0;
   std::thread thread;
 
@@ -70,13 +70,14 @@ struct Pool::Impl {
       if (closed) return closing();
       if (program.input) {
         if (waiting.size() >= options.waiting_max)
-          return fail(Code::kExhausted, kOperation, "{} programs wait already", options.waiting_max);
+          return fail(Code::kExhausted, kOperation, "{} programs are waiting already", options.waiting_max);
         waiting.push_back(std::move(program));
       } else {
         if (staying >= options.processes_max)
-          return fail(Code::kExhausted, kOperation, "{} programs are kept already", options.processes_max);
+          return fail(Code::kExhausted, kOperation, "{} long-lived programs are running already",
+                      options.processes_max);
         ++staying;
-        waiting.push_front(std::move(program));  // it takes nobody's turn
+        waiting.push_front(std::move(program));  // it does not use one of the running_max slots
       }
     }
     poke();
@@ -161,7 +162,7 @@ struct Pool::Impl {
         program.stays.set_value(closing());
   }
 
-  // Waits until something happens or is due, and lets every program take note.
+  // Waits until an event or a deadline, then steps every program.
   void step_all() {
     std::vector<pollfd> fds{{waker->get(), POLLIN, 0}};
     auto due = TimePoint::max();
@@ -185,7 +186,7 @@ struct Pool::Impl {
 
 namespace {
 
-// The first program: shows that the machine allows sandboxes, and that nothing leaks into them.
+// The first program: checks that this machine allows sandboxes and that nothing leaks into them.
 Status probe(Pool& pool) {
   Command command{{"/bin/sh", "-c", "echo $$"}, {}, {}, {}, {}};
   auto end = pool.run(std::move(command));
@@ -195,7 +196,7 @@ Status probe(Pool& pool) {
               end->words(), end->out, end->err);
 }
 
-// Whether this bubblewrap has an option, which is asked of itself, inside a sandbox.
+// Whether this bubblewrap supports an option; runs its --help inside a sandbox.
 bool has_option(Pool& pool, const std::filesystem::path& bubblewrap, std::string_view option) {
   const auto end = pool.run({{bubblewrap.string(), "--help"}, {}, {}, {}, {}});
   return end && end->out.find(option) != std::string::npos;
@@ -208,12 +209,12 @@ Pool::Pool(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Result<std::unique_ptr<Pool>> Pool::start(PoolOptions options) {
   if (::access(options.bubblewrap.c_str(), X_OK) != 0)
     return fail(Code::kUnavailable, kOperation,
-                "{} is not there: install bubblewrap 0.8 or newer (Debian: apt-get install bubblewrap)",
+                "{} is missing: install bubblewrap 0.8 or newer (Debian: apt-get install bubblewrap)",
                 options.bubblewrap.string());
   ECHO_ASSIGN(const std::string filter, system_call_filter());
   const bool root = ::geteuid() == 0;
   std::optional<Error> first;
-  // With cgroups where they can be had, with numbers of our own where they exist; the last is the least that will do.
+  // Tries cgroups and separate user ids first; the last combination has neither.
   for (const auto& [grouped, numbered] : {std::pair{true, true}, {true, false}, {false, true}, {false, false}}) {
     std::optional<ControlGroups> groups;
     if (numbered && !root) continue;

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::string_view kOperation = "talk to a program";
 
-// Whether something can be done with `fd` before `until`.
+// Waits until `fd` is ready. False after `until`.
 bool wait_for(const Fd& fd, short events, TimePoint until) {
   for (;;) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - SystemClock().now()).count();
@@ -45,9 +45,9 @@ Status Process::write(std::string_view bytes, Duration wait) {
       bytes.remove_prefix(static_cast<std::size_t>(n));
     } else if (errno == EAGAIN) {
       if (!wait_for(in, POLLOUT, until))
-        return fail(Code::kStale, kOperation, "it has not read what it was sent within {}", to_text(wait));
+        return fail(Code::kStale, kOperation, "the program has not read its input within {}", to_text(wait));
     } else if (errno != EINTR) {
-      return fail(Code::kUnavailable, kOperation, "it reads nothing more: {}", std::strerror(errno));
+      return fail(Code::kUnavailable, kOperation, "the program reads no more input: {}", std::strerror(errno));
     }
   }
   return ok();
@@ -61,7 +61,7 @@ Result<std::string> Process::read_line(std::size_t bytes_max, Duration wait) {
   for (std::size_t looked = 0;;) {
     const auto end = unread.find('\n', looked);
     if (std::min(end, unread.size()) > bytes_max)
-      return fail(Code::kExhausted, kOperation, "it wrote a line longer than {} bytes", bytes_max);
+      return fail(Code::kExhausted, kOperation, "the program wrote a line longer than {} bytes", bytes_max);
     if (end != std::string::npos) {
       std::string line = unread.substr(0, end);
       unread.erase(0, end + 1);
@@ -72,7 +72,7 @@ Result<std::string> Process::read_line(std::size_t bytes_max, Duration wait) {
     if (n > 0) {
       unread.append(block, static_cast<std::size_t>(n));
     } else if (n == 0) {
-      return fail(Code::kUnavailable, kOperation, "it ended, or writes nothing more");
+      return fail(Code::kUnavailable, kOperation, "the program ended or closed its output");
     } else if (errno == EAGAIN) {
       if (!wait_for(out, POLLIN, until)) return fail(Code::kStale, kOperation, "no line came within {}", to_text(wait));
     } else if (errno != EINTR) {

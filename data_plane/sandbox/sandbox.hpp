@@ -1,11 +1,10 @@
-// Programs that nobody trusts, run where they can do no harm: what graders run, and tasks of the user's own.
+// Runs untrusted programs where they can do no harm: the programs that graders run, and users' tasks.
 //
-// bubblewrap gives each new namespaces of its own (user, process, network, mount, IPC, host name), a read-only view of
-// the system's programs and libraries, and one folder to write to, /tmp, in memory. A seccomp filter refuses what a
-// program for computing does not need, resource limits and a watch over all its processes bound the rest. There is no
-// network, nothing of this process's environment, files or descriptors, and no more privilege than nobody has. Whoever
-// runs as root runs them as another user. Where the machine allows none of this, start() says why: nothing is ever run
-// without.
+// bubblewrap gives each program its own namespaces (user, process, network, mount, IPC, host name), a read-only view of
+// the system's programs and libraries, and one writable folder, /tmp, in memory. A seccomp filter refuses the system
+// calls that computing does not need. Resource limits, and a watch over all its processes, bound its use. A program has
+// no network, none of this process's environment, files or descriptors, and no privileges. If this process is root, the
+// program runs as another user. If the machine does not allow this, start() says why; nothing runs unprotected.
 #pragma once
 #include <filesystem>
 #include <functional>
@@ -21,65 +20,65 @@
 
 namespace echoline::sandbox {
 
-// Of a program with all processes that it starts, unless said otherwise. Memory and CPU time are looked at every 10 ms,
-// so they can be passed by what 10 ms allow.
+// Limits of a program with all its processes, unless noted otherwise. Memory and CPU time are checked every 10 ms, so a
+// program can exceed them for 10 ms.
 struct Limits {
   std::optional<Duration> wall = std::chrono::seconds(10);
   std::optional<Duration> cpu = std::chrono::seconds(10);
-  Bytes memory{512u << 20};   // what is in /tmp included; one process's address space is limited to 16 times as much
+  Bytes memory{512u << 20};   // includes /tmp; the address space of one process is limited to 16 times as much
   Bytes scratch{64u << 20};   // /tmp
-  Bytes file{64u << 20};      // one file
-  Bytes output{1u << 20};     // standard output and standard error, each; a Process: what is kept of standard error
+  Bytes file{64u << 20};      // per file
+  Bytes output{1u << 20};     // standard output and standard error, each; for a Process: the kept end of standard error
   unsigned processes = 32;    // threads count
-  unsigned open_files = 128;  // of one process
+  unsigned open_files = 128;  // per process
 };
 
 struct Command {
-  std::vector<std::string> argv;                   // the program by its absolute path
-  std::map<std::string, std::string> environment;  // all of it, beside PATH, HOME and PWD
-  std::map<std::string, std::string> files;        // absolute path inside, and what the file holds; to read and to run
-  // Folders and files of this machine that can be read at the same place inside, beside the system's. Others must be
-  // allowed to read what is in them, but not to come by there.
+  std::vector<std::string> argv;                   // the program's absolute path, then its arguments
+  std::map<std::string, std::string> environment;  // complete, except for PATH, HOME and PWD
+  std::map<std::string, std::string> files;        // path inside the sandbox to content; readable and executable
+  // Files and folders of this machine to show at the same path inside, read-only, besides the system's. Their content
+  // must be readable for other users; the folders above need not be.
   std::vector<std::filesystem::path> read_only;
   Limits limits;
 };
 
-// Why a program ended. Whatever it was, no process of it is left.
+// Why a program ended. In every case all its processes have ended.
 enum class Why {
   kExit,      // by itself, with a status
-  kSignal,    // by a signal; a status of 129 to 192 is taken for one, as shells do
-  kWallTime,  // the rest: it reached this limit
+  kSignal,    // by a signal, also a status of 129 to 192, which shells use for one
+  kWallTime,  // this and the following: it reached the limit
   kCpuTime,
   kMemory,
   kOutput,
-  kStopped,  // whoever had started it wanted so
+  kStopped,  // by stop() or the end of the pool
 };
 std::string_view to_string(Why why);
 
 struct End {
   Why why = Why::kExit;
-  int status = 0;        // of kExit; the signal's number for kSignal
-  std::string out, err;  // at most Limits::output each; of a Process: no `out`, and the end of `err`
+  int status = 0;        // for kExit: the exit status; for kSignal: the signal's number
+  std::string out, err;  // at most Limits::output each; for a Process: no `out`, and the end of `err`
   Duration wall{}, cpu{};
-  Bytes memory;  // the most that was seen
+  Bytes memory;  // the highest value seen
   // "exited with status 1", "used more memory than 512 MiB"; for logs.
   std::string words() const;
 };
 
-// A program that stays, with whom one speaks by its standard input and output. One thread at a time.
+// A long-lived program; the caller talks to it over standard input and output. One thread at a time.
 class Process {
  public:
-  ~Process();  // ends it; does not wait
+  ~Process();  // ends the program; does not wait
   Process(Process&&) noexcept;
   Process& operator=(Process&&) noexcept;
 
-  // kUnavailable when it has closed its input or ended, kStale when it has not read all within `wait`.
+  // kUnavailable if it has closed its input or ended, kStale if it has not read all within `wait`.
   Status write(std::string_view bytes, Duration wait);
-  // The next line without its end. kStale when none came within `wait` (what came is kept for the next call),
-  // kExhausted when it is longer than `bytes_max`, kUnavailable when it ended or closed its output.
+  // The next line without its end. kStale if no whole line came within `wait` (the next call returns it), kExhausted if
+  // it is longer than `bytes_max`, kUnavailable if the program ended or closed its output.
   Result<std::string> read_line(std::size_t bytes_max, Duration wait);
   void stop();
-  // How it ended, once it has. wait() stops it first and takes as long as the kernel needs to end its processes.
+  // How it ended, if it has. wait() stops it first and takes as long as the kernel needs to end its processes.
   std::optional<End> ended() const;
   End wait();
 
@@ -92,30 +91,30 @@ class Process {
 
 struct PoolOptions {
   std::filesystem::path bubblewrap = "/usr/bin/bwrap";
-  std::size_t running_max = 4;      // programs that run to their end at a time
-  std::size_t waiting_max = 1024;   // programs that wait for their turn
-  std::size_t processes_max = 256;  // programs that stay
+  std::size_t running_max = 4;      // programs running to their end at the same time
+  std::size_t waiting_max = 1024;   // programs waiting to run
+  std::size_t processes_max = 256;  // long-lived programs
 };
 
-// Runs many at a time, from one thread of its own, which is the parent of all of them: they end when it does, however
-// this process ends. All methods are thread-safe.
+// Runs many programs from its own thread, which is the parent of all of them: if this process ends in any way, they end
+// too. All methods are thread-safe.
 class Pool {
  public:
-  // Runs a program to see that it works. kUnavailable when it does not: what the machine lacks, and what to do.
+  // Runs a program as a check. kUnavailable if that fails: what the machine lacks, and what to do.
   static Result<std::unique_ptr<Pool>> start(PoolOptions options = {});
-  ~Pool();  // stop(), and waits until no process is left
+  ~Pool();  // calls stop() and waits until all processes have ended
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // Runs a program to its end with `input` as its standard input, a file. `done` is called once, on the pool's thread,
-  // and must not block; an error there means that it could not be run, not that it failed. kExhausted when too many
-  // wait.
+  // Runs a program to its end, with `input` as its standard input, a file. `done` is called once, on the pool's thread,
+  // and must not block. An error there means that the program could not be run, not that it failed. kExhausted if too
+  // many wait.
   Status run(Command command, std::string input, std::function<void(Result<End>)> done);
-  // The same, waiting for it.
+  // As above, but waits for the end.
   Result<End> run(Command command, std::string input = {});
-  // Ends all that run, and is not waited for; whoever has to wait yet gets kCancelled, now and later.
+  // Ends all programs without waiting for them. Waiting callers, now and later, get kCancelled.
   void stop();
-  // kExhausted when too many stay.
+  // kExhausted if there are too many long-lived programs.
   Result<Process> launch(Command command);
 
  private:

@@ -10,13 +10,13 @@
 namespace echoline::sandbox {
 namespace {
 
-constexpr std::uint64_t kInodeBytes = 1024;  // what the kernel keeps per file of /tmp, about
+constexpr std::uint64_t kInodeBytes = 1024;  // the kernel's cost per file of /tmp, about
 
 struct Close {
   void operator()(DIR* folder) const { ::closedir(folder); }
 };
 
-// The beginning of a file of /proc, which gives it whole if it is short.
+// Reads the start of a file of /proc; a short file is read whole.
 std::string_view read_start(int folder, const char* name, char* block, std::size_t size) {
   const Fd file(::openat(folder, name, O_RDONLY | O_CLOEXEC));
   if (!file) return {};
@@ -33,7 +33,7 @@ std::uint64_t next_number(std::string_view& text) {
   return value;
 }
 
-// Pages that belong to the process itself; those it shares with others that forked from it count here for each.
+// Pages of the process, including pages it shares after a fork, which count for each process.
 std::uint64_t own_bytes(int process, std::uint64_t page) {
   char block[256];
   std::string_view text = read_start(process, "statm", block, sizeof block);
@@ -42,7 +42,7 @@ std::uint64_t own_bytes(int process, std::uint64_t page) {
   return resident > shared ? (resident - shared) * page : 0;
 }
 
-// The same with each page divided by those who have it.
+// The same, with each shared page divided by the number of processes that share it.
 std::uint64_t fair_bytes(int process) {
   char block[4096];
   std::string_view text = read_start(process, "smaps_rollup", block, sizeof block);
@@ -52,15 +52,15 @@ std::uint64_t fair_bytes(int process) {
   return next_number(text) * 1024;
 }
 
-// Ticks of its own and of children that it has waited for.
+// CPU ticks of the process and of its children that ended.
 std::uint64_t ticks(int process) {
   char block[1024];
   std::string_view text = read_start(process, "stat", block, sizeof block);
-  const auto name_end = text.rfind(')');  // the name may hold anything
+  const auto name_end = text.rfind(')');  // the name may contain spaces and brackets
   if (name_end == std::string_view::npos) return 0;
   text.remove_prefix(name_end);
   std::uint64_t sum = 0;
-  for (int field = 4; field <= 17; ++field) {  // 3 is a letter, and the only negative one gives its digits
+  for (int field = 4; field <= 17; ++field) {  // field 3 is a letter; the only negative field gives its digits
     const std::uint64_t value = next_number(text);
     if (field >= 14) sum += value;
   }
@@ -76,7 +76,7 @@ bool Watch::open() {
   struct stat inside {
   }, outside{};
   if (!processes || !scratch || ::fstat(processes.get(), &inside) != 0 || ::stat("/proc", &outside) != 0) return false;
-  if (inside.st_dev == outside.st_dev) return false;  // it has not left this machine's root yet
+  if (inside.st_dev == outside.st_dev) return false;  // it still has this machine's root
   processes_ = std::move(processes);
   scratch_ = std::move(scratch);
   return true;

@@ -1,4 +1,4 @@
-// What the processes of one sandbox use, by their own /proc. Private to this folder.
+// Measures the resource use of a sandbox's processes, by the sandbox's own /proc. Private to this folder.
 #pragma once
 #include <sys/types.h>
 
@@ -11,14 +11,14 @@ struct Usage {
   Duration cpu{};
 };
 
-// Looks from outside at the processes inside, through the view of /proc that they have themselves: no process of
-// another sandbox and no later one with the same number can be taken for one of them.
+// Reads from outside through the processes' own view of /proc. So it cannot mistake a process of another sandbox, or a
+// later one with the same number, for one of them.
 class Watch {
  public:
-  // `first`: the sandbox's process 1, by its number outside.
+  // `first`: the process id, outside, of the sandbox's process 1.
   explicit Watch(pid_t first) : first_(first) {}
-  // Nothing while the sandbox is being set up, and after it has ended. Counts shared pages once only where all together
-  // would be more than `enough`, for that takes longer.
+  // Nothing during the sandbox's set-up and after its end. Counts shared pages once only if the sum over the processes
+  // exceeds `enough`, because that is slower.
   std::optional<Usage> look(Bytes enough);
 
  private:

@@ -104,9 +104,9 @@ TEST_F(AdapterVerbs, CheckSaysWhatIsWrongAndWhere) {
     found[f["check"]] +=
         fmt::format("{} [{}] [{}]\n", f["what"].get<std::string>(), f.value("problem", ""), f.value("response", ""));
   EXPECT_THAT(found["held out"], HasSubstr("under another id [sums/problems/"));
-  EXPECT_THAT(found["scores"], HasSubstr("not repeatable although it says it is"));
+  EXPECT_THAT(found["scores"], HasSubstr("not repeatable although the task declares it"));
   EXPECT_THAT(found["failures"], HasSubstr("ValueError: invalid literal for int()"));
-  EXPECT_THAT(found["breaks"], HasSubstr("it ended"));
+  EXPECT_THAT(found["breaks"], HasSubstr("the program ended"));
   const Outcome text = run_program({"adapter", "check", "process", "--seconds", "2", "--", "python3", script});
   EXPECT_THAT(text.out, AllOf(HasSubstr("WRONG (scores)"), HasSubstr("it is not fit for a run")));
 }

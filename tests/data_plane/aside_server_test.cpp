@@ -72,7 +72,7 @@ TEST(AsideServer, OneThatFailsIsAnErrorOfTheTask) {
   auto step = step_and_wait(*episode, calls(problem.prompt()));
   while (step && !step->done) step = step_and_wait(*episode, calls(step->observation.text));
   ASSERT_FALSE(step);
-  EXPECT_THAT(step.error().message(), HasSubstr("who is asked aside does not answer"));
+  EXPECT_THAT(step.error().message(), HasSubstr("the server that plays another player failed"));
   // Nor is one waited for that never answers.
   server.fault({.what = "hang", .times = 100, .hangs = std::chrono::milliseconds(2000)});
   json impatient = at(server);
@@ -82,7 +82,7 @@ TEST(AsideServer, OneThatFailsIsAnErrorOfTheTask) {
   step = step_and_wait(*waits, calls(problem.prompt()));
   while (step && !step->done) step = step_and_wait(*waits, calls(step->observation.text));
   ASSERT_FALSE(step);
-  EXPECT_THAT(step.error().message(), HasSubstr("who is asked aside does not answer"));
+  EXPECT_THAT(step.error().message(), HasSubstr("the server that plays another player failed"));
 }
 
 // Whoever leaves while somebody is asked hears nothing of it.
@@ -109,7 +109,7 @@ TEST(AsideServer, WhatIsMissingIsSaid) {
     const auto made = make_adapter("poker", options.dump(), 1);
     return made ? "made" : made.error().message();
   };
-  EXPECT_THAT(why({{"opponent", "server"}}), HasSubstr("expected its url and model, as opponent is 'server'"));
+  EXPECT_THAT(why({{"opponent", "server"}}), HasSubstr("expected url and model, because opponent is 'server'"));
   EXPECT_THAT(why({{"opponent", "server"}, {"server", {{"url", "nowhere"}, {"model", "m"}}}}), HasSubstr("nowhere"));
   EXPECT_THAT(why({{"opponent", "sevrer"}}), HasSubstr("server"));
 }

@@ -174,7 +174,7 @@ TEST(Check, HeldOutProblemsStayThatAndAreNotTrainedOn) {
 }
 
 TEST(Check, ScoresAreFoundAgain) {
-  expect_found(Fault::kFlaky, false, "scores", "not repeatable although it says it is: ");
+  expect_found(Fault::kFlaky, false, "scores", "not repeatable although the task declares it: ");
   expect_found(Fault::kWorkerDiffers, false, "worker", "by a worker's copy");
   expect_found(Fault::kShared, false, "threads", "from one of 4 threads");
 }
@@ -191,7 +191,7 @@ TEST(Check, RewardsAndFailuresAreLookedAt) {
 
 TEST(Check, EpisodesEndAndAreThemselvesAgain) {
   expect_found(Fault::kEndless, true, "episodes", "has not ended after 1024 turns");
-  expect_found(Fault::kObservation, true, "episodes", "no UTF-8");
+  expect_found(Fault::kObservation, true, "episodes", "not UTF-8");
   expect_found(Fault::kEpisodesMix, true, "scores", "not repeatable");
   expect_found(Fault::kCut, true, "rewards", "its reward is -inf");
 }

@@ -102,7 +102,7 @@ TEST_F(LibraryTest, TravelsToWorkers) {
   EXPECT_THAT(make_adapter("library", spoilt.dump(), 3, AdapterUse::kScoring).error().message(),
               HasSubstr("hexadecimal"));
   EXPECT_THAT(make_adapter("library", "{}", 3, AdapterUse::kScoring).error().message(),
-              HasSubstr("what the library's file holds"));
+              HasSubstr("the contents of the library's file"));
 }
 
 TEST_F(LibraryTest, WhatALibraryDoesWrongIsItsError) {

@@ -167,7 +167,7 @@ TEST_F(ProcessTest, EpisodesOfManyTurns) {
   EXPECT_EQ(say(1, "4"), "0 +");
   EXPECT_EQ(say(1, "6"), "0") << "over";
   EXPECT_THAT(say(2, "die"), HasSubstr("program"));
-  EXPECT_THAT(say(3, "4"), HasSubstr("started anew")) << "what it knew is gone";
+  EXPECT_THAT(say(3, "4"), HasSubstr("was restarted")) << "what it knew is gone";
   episodes.push_back(*adapter->begin(problem, 1));
   EXPECT_EQ(say(50, "5"), "1") << "and new episodes begin";
 }

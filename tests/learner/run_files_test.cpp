@@ -167,7 +167,7 @@ TEST_F(RunFilesTest, SeveralTasksAreReadWhereTheyStand) {
   }
   const auto both = load_run_config(folder_ / "several.yaml", {{"task.adapter", "arithmetic"}});
   ASSERT_FALSE(both);
-  EXPECT_NE(both.error().detail.find("this one has `tasks`"), std::string::npos) << both.error().detail;
+  EXPECT_NE(both.error().detail.find("this run lists `tasks`"), std::string::npos) << both.error().detail;
   const auto turns = load_run_config(
       "configs/quickstart.yaml", {{"task.adapter", "guess"}, {"task.options", "{}"}, {"task.scored_by", "learner"}});
   ASSERT_FALSE(turns);

@@ -39,7 +39,7 @@ bool same(const Result<Step>& a, const Result<Step>& b) {
          (a->done || a->observation == b->observation);
 }
 
-// Not in words of the task's: its program ended, hung or talked nonsense.
+// Whether the error is not one that the task reported: its program ended, hung or sent an invalid answer.
 bool broke(const Error& error) {
   switch (error.code) {
     case Code::kInvalid:
@@ -87,7 +87,8 @@ class Check {
     if (auto again = making(o_.options_json, AdapterUse::kProblems))
       b_ = *std::move(again);
     else
-      found_.wrong("problems", fmt::format("it cannot be made a second time: {}", again.error().message()));
+      found_.wrong("problems",
+                   fmt::format("a second instance of the task cannot be made: {}", again.error().message()));
     found_.doing("making a worker's copy");
     if (auto copy = making(a_->options_for_workers(o_.options_json), AdapterUse::kScoring))
       worker_ = *std::move(copy);
@@ -95,8 +96,6 @@ class Check {
       found_.wrong("worker", fmt::format("a worker's copy cannot be made: {}", copy.error().message()));
     return ok();
   }
-
-  // --- what responses are worth ---
 
   Result<Step> first_step(const Adapter& adapter, const Problem& problem, const std::string& response,
                           std::string_view what) {
@@ -107,7 +106,7 @@ class Check {
     return step_and_wait(**episode, response);
   }
 
-  // The step of a response, looked at.
+  // Runs the first step of a response and checks its score.
   Result<Step> looked_at(const Problem& problem, const Probe& probe) {
     const TimePoint before = clock_.now();
     auto step = first_step(*a_, problem, probe.text, probe.what);
@@ -115,7 +114,7 @@ class Check {
     slowest_ = std::max(slowest_, took);
     if (took > kSlow && a_->repeatable(problem) == Repeatable::kCheaply)
       found_.note("speed",
-                  fmt::format("{} takes {:.1f} s, although it says that a score is a matter of microseconds",
+                  fmt::format("{} takes {:.1f} s, although the task declares that scoring takes microseconds",
                               probe.what, seconds(took)),
                   problem.id(), probe.text);
     sound_step(step, problem, probe.text, probe.plain, probe.what);
@@ -134,7 +133,8 @@ class Check {
       else if (plain)
         found_.wrong("failures", fmt::format("at {}: {}", what, error.message()), problem.id(), response);
       else
-        found_.note("failures", fmt::format("the rollout is given back, at {}: {}", what, error.message()),
+        found_.note("failures",
+                    fmt::format("scoring failed, so the rollout is returned, at {}: {}", what, error.message()),
                     problem.id(), response);
       return;
     }
@@ -145,7 +145,7 @@ class Check {
                                kPromptBytes),
                    problem.id(), response);
     if (!step->done && !utf8(step->observation.text))
-      found_.wrong("episodes", "an observation is no UTF-8", problem.id(), response);
+      found_.wrong("episodes", "an observation is not UTF-8", problem.id(), response);
   }
 
   void sound(const Score& score, const Problem& problem, const std::string& response) {
@@ -177,16 +177,17 @@ class Check {
                const Problem& problem, const std::string& response) {
     ++differences_;
     if (!repeatable_ || flaky_) return;
-    flaky_ = check == std::string_view("scores");  // what differs by itself differs elsewhere as well
-    found_.wrong(
-        check,
-        fmt::format("not repeatable although it says it is: {}, and {} {}", text_of(first), text_of(again), when),
-        problem.id(), response);
+    flaky_ = check == std::string_view("scores");  // a score that differs between runs also differs elsewhere, so
+                                                   // report it once
+    found_.wrong(check,
+                 fmt::format("not repeatable although the task declares it: {}, and {} {}", text_of(first),
+                             text_of(again), when),
+                 problem.id(), response);
   }
 
-  // A program that was ended is started anew after a pause.
+  // Waits for a program that ended to be restarted after its pause.
   bool recovers(const Problem& problem) {
-    found_.doing("waiting for it to come back", problem.id());
+    found_.doing("waiting for the task to recover", problem.id());
     for (const TimePoint until = clock_.now() + kComesBack;;) {
       auto episode = a_->begin(problem, o_.seed);
       if (episode && step_and_wait(**episode, "42")) return true;
@@ -200,7 +201,7 @@ class Check {
     Finding worst;
     for (const Problem& problem : problems_) {
       if (tried >= 8 && clock_.now() - start_ > o_.time / 3) break;
-      found_.doing("asking for a demonstration", problem.id());
+      found_.doing("requesting a demonstration", problem.id());
       const auto demonstration = a_->demonstration(problem);
       if (!demonstration) continue;
       const auto step = first_step(*a_, problem, *demonstration, "its demonstration");
@@ -215,7 +216,7 @@ class Check {
     }
     found_.report.facts["demonstrations"] = {
         {"tried", tried}, {"correct", right}, {"first_of_many_turns", first_of_many}};
-    if (right == tried || first_of_many > 0) return;  // a first turn may be good without being right
+    if (right == tried || first_of_many > 0) return;  // a first turn may be good without being correct
     worst.wrong = right == 0;
     worst.what =
         fmt::format("{} of {} demonstrations are not correct; the first is worth {}", tried - right, tried, worst.what);
@@ -273,9 +274,9 @@ class Check {
         if (late(0.6) && !(i == 0 && probe.plain)) break;
         ++tried;
         const auto first = looked_at(problem, probe);
-        if (!first && broke(first.error())) {  // it would take as long once more
+        if (!first && broke(first.error())) {  // it would hang just as long again
           if (recovers(problem)) continue;
-          found_.wrong("breaks", "it does not come back after that; other responses were not tried", problem.id(),
+          found_.wrong("breaks", "the task did not recover after that; other responses were not tried", problem.id(),
                        probe.text);
           break;
         }
@@ -300,10 +301,8 @@ class Check {
                                         {"slowest_seconds", seconds(slowest_)}};
     if (rewards_.size() == 1)
       found_.note("rewards",
-                  fmt::format("whatever is answered is worth {}: there may be nothing to learn", *rewards_.begin()));
+                  fmt::format("every response is worth {}: there may be nothing to learn", *rewards_.begin()));
   }
-
-  // --- episodes of many turns ---
 
   struct Played {
     std::vector<std::string> responses;
@@ -311,7 +310,7 @@ class Check {
     bool ended = false;
   };
 
-  // What a policy that knows nothing answers.
+  // A random response, as from an untrained policy.
   std::string guess(const Problem& problem, Random& random) {
     switch (random.below(5)) {
       case 0:
@@ -373,7 +372,8 @@ class Check {
         sound_step(first.steps[t], problem, t < first.responses.size() ? first.responses[t] : "", true,
                    fmt::format("turn {} of an episode", t + 1));
       if (first.steps.size() == kTurnsMax && !first.ended)
-        found_.wrong("episodes", fmt::format("it has not ended after {} turns, the most there may be", kTurnsMax),
+        found_.wrong("episodes",
+                     fmt::format("the episode has not ended after {} turns, the most that are allowed", kTurnsMax),
                      problem.id());
       replayed("episodes", " played again", first, play(*a_, problem, seed, &first.responses), problem);
       if (worker_)
@@ -387,29 +387,29 @@ class Check {
     found_.report.facts["episodes"] = {{"played", count}, {"turns", turns_}, {"longest", longest}};
   }
 
-  // Two of the same, turn by turn: one must not know of the other.
+  // Plays two equal episodes in alternation: neither may influence the other.
   void side_by_side(const Problem& problem, std::uint64_t seed, const Played& first) {
     auto one = a_->begin(problem, seed), other = a_->begin(problem, seed);
     if (!one || !other) return;
     for (std::size_t t = 0; t < first.responses.size() && !late(1.0); ++t)
       for (auto* episode : {&one, &other}) {
-        found_.doing(fmt::format("turn {} of two episodes side by side", t + 1), problem.id(),
+        found_.doing(fmt::format("turn {} of two episodes in alternation", t + 1), problem.id(),
                      found_.shown(first.responses[t]));
         const auto step = step_and_wait(***episode, first.responses[t]);
         if (!same(first.steps[t], step))
-          return differs("episodes", fmt::format("in turn {} beside another episode", t + 1), first.steps[t], step,
-                         problem, first.responses[t]);
+          return differs("episodes", fmt::format("in turn {} when alternating with another episode", t + 1),
+                         first.steps[t], step, problem, first.responses[t]);
       }
   }
 
-  // There was no room for more after some turns.
+  // Cuts the episode off, as if no room were left after some turns.
   void cut(const Problem& problem, std::uint64_t seed, const Played& first) {
     const auto cut_once = [&]() -> std::optional<Score> {
       auto episode = a_->begin(problem, seed);
       if (!episode) return std::nullopt;
       for (std::size_t t = 0; t < (first.steps.size() - 1) / 2 + 1 && t < first.steps.size() - 1; ++t)
         if (!step_and_wait(**episode, first.responses[t])) return std::nullopt;
-      found_.doing("an episode without room to go on", problem.id());
+      found_.doing("an episode that is cut off", problem.id());
       return (*episode)->cut();
     };
     const auto one = cut_once(), again = cut_once();
@@ -420,15 +420,15 @@ class Check {
       if (repeatable_)
         found_.wrong(
             "episodes",
-            fmt::format("not repeatable although it says it is: cut off it is worth {}, and {} the second time",
+            fmt::format("not repeatable although the task declares it: cut off it is worth {}, and {} the second time",
                         score_text(*one), score_text(*again)),
             problem.id());
     }
   }
 
-  // Nobody waits for it any more.
+  // Destroys an episode while its step is running.
   void abandoned(const Problem& problem, std::uint64_t seed) {
-    found_.doing("an episode that is given up while it is asked", problem.id());
+    found_.doing("an episode that is destroyed during a step", problem.id());
     if (auto episode = a_->begin(problem, seed)) (*episode)->step("42", [](const Result<Step>&) {});
   }
 
@@ -442,8 +442,8 @@ class Check {
     found_.report.facts["speed"] = {{"calls", s.calls},   {"median_us", s.median_us}, {"p99_us", s.p99_us},
                                     {"max_us", s.max_us}, {"batch", s.batch},         {"per_s", s.per_s}};
     if (s.failed > 0)
-      found_.note("speed",
-                  fmt::format("{} of {} plain responses failed while it was measured", s.failed, s.calls + s.batched));
+      found_.note("speed", fmt::format("{} of {} plain responses failed during the speed measurement", s.failed,
+                                       s.calls + s.batched));
   }
 
   bool late(double share) const { return seconds(clock_.now() - start_) > share * seconds(o_.time); }

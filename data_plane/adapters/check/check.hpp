@@ -1,8 +1,8 @@
-// Tries a task as a run uses it: problems and held-out problems, what responses of every kind are worth, here, on a
-// worker's copy and from several threads, episodes played again, and how quick all that is.
+// Tries a task in the way a run uses it: problems and held-out problems, scores of every kind of response (in this
+// process, in a worker's copy and from several threads), replayed episodes, and speed.
 //
-// It calls the task on this process's own account: a task that crashes or hangs takes the caller along. Whoever wants
-// to outlive that runs it in a process of its own and listens to `doing`.
+// It calls the task in this process, so a task that crashes or hangs takes the caller down. A caller that must survive
+// runs it in a child process and records the calls of `doing`.
 #pragma once
 #include <functional>
 #include <map>
@@ -15,12 +15,13 @@
 
 namespace echoline::data_plane {
 
-// Something that a user should know.
+// An observation for the user.
 struct Finding {
-  std::string check;  // what was looked at: "problems", "held out", "demonstrations", "rewards", "failures", "breaks",
-                      // "scores" (found again), "worker" (by a worker's copy), "episodes", "threads", "speed"
-  bool wrong = true;  // a run would suffer; else it may be meant so
-  std::string what;   // one line
+  // The check that found it: "problems", "held out", "demonstrations", "rewards", "failures", "breaks", "scores"
+  // (scored again), "worker" (by a worker's copy), "episodes", "threads" or "speed".
+  std::string check;
+  bool wrong = true;     // a run would suffer; false: it may be intended
+  std::string what;      // one line
   std::string problem;   // its id; empty: none
   std::string response;  // printable, shortened; empty: none
 };
@@ -28,24 +29,24 @@ struct Finding {
 struct CheckOptions {
   std::string name, options_json;  // as make_adapter() takes them
   std::uint64_t seed = 1;
-  Duration time = std::chrono::seconds(20);  // about; a task that is slower is looked at less closely
+  Duration time = std::chrono::seconds(20);  // approximate; a slower task is checked less thoroughly
   std::size_t problems = 64;
-  std::size_t batch = 64;  // asked at a time, for the speed
+  std::size_t batch = 64;  // per batch, for the speed
   std::size_t threads = 4;
   // Makes the adapter; for tests.
   std::function<Result<std::unique_ptr<Adapter>>(std::string_view options_json, AdapterUse)> make;
-  // Hears of every call that might not come back, before it.
+  // Called before every call that may never return.
   std::function<void(std::string_view doing, std::string_view problem, std::string_view response)> doing;
 };
 
 struct CheckReport {
-  std::vector<Finding> findings;                 // of each kind the first three
-  std::map<std::string, std::uint64_t> further;  // by its check: how many more there were
-  nlohmann::json facts;                          // what was looked at; docs/tasks.md has the fields
-  bool sound() const;                            // nothing is wrong
+  std::vector<Finding> findings;                 // the first three of each kind
+  std::map<std::string, std::uint64_t> further;  // per check: findings left out
+  nlohmann::json facts;                          // what was measured; docs/tasks.md lists the fields
+  bool sound() const;                            // no finding is wrong
 };
 
-// An error where the task cannot be made at all.
+// Returns an error only if the task cannot be made at all.
 Result<CheckReport> check_adapter(const CheckOptions& options, const Clock& clock);
 
 }  // namespace echoline::data_plane

@@ -1,4 +1,4 @@
-// What is found wrong with a task, collected. Private to data_plane/.
+// Collects the findings about a task. Private to data_plane/.
 #pragma once
 #include <functional>
 #include <map>
@@ -24,7 +24,7 @@ class Findings {
   void note(const char* check, const std::string& what, const std::string& problem = {},
             const std::string& response = {});
   void add(Finding finding);
-  // Before what might not come back.
+  // Reports a call that may never return, before it is made.
   void doing(std::string_view what, std::string_view problem = {}, std::string_view response = {}) const {
     if (doing_) doing_(what, problem, response);
   }

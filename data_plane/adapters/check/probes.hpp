@@ -1,4 +1,4 @@
-// Responses that a policy may write, from right to hostile. Private to data_plane/.
+// Responses that a policy may write, from correct to hostile. Private to data_plane/.
 #pragma once
 #include <string>
 #include <vector>
@@ -10,10 +10,10 @@ namespace echoline::data_plane {
 struct Probe {
   std::string what;  // "1 MiB of digits"
   std::string text;
-  bool plain = false;  // any task should be able to say what it is worth
+  bool plain = false;  // any task should be able to score it
 };
 
-// `other`: another problem. The same for the same problems.
+// `other`: a different problem. Equal problems give equal probes.
 std::vector<Probe> probes_for(const Adapter& adapter, const Problem& problem, const Problem& other);
 
 }  // namespace echoline::data_plane

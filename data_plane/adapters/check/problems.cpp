@@ -9,7 +9,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::uint64_t kCompared = 4096;  // training problems that held-out ones are looked for among
+constexpr std::uint64_t kCompared = 4096;  // training problems that held-out ones are compared with
 constexpr std::string_view kSecondTime = "asked a second time",
                            kSecondStart = "after a second start with the same seed";
 
@@ -31,14 +31,14 @@ void well_formed(Findings& found, const Problem& p, const char* check) {
 
 void asked_again(Findings& found, const Adapter& adapter, std::uint64_t index, const Problem& first,
                  std::string_view when) {
-  found.doing(fmt::format("asking for problem {} {}", index, when));
+  found.doing(fmt::format("requesting problem {} {}", index, when));
   const auto again = adapter.problem(index);
   if (!again) {
     found.wrong("problems", fmt::format("problem {} {}: {}", index, when, again.error().message()), first.id());
   } else if (again->id() != first.id()) {
     found.wrong("problems", fmt::format("problem {} is '{}' {}", index, printable(again->id(), 60), when), first.id());
   } else if (again->SerializeAsString() != first.SerializeAsString()) {
-    found.wrong("problems", fmt::format("problem {} says something else {}", index, when), first.id());
+    found.wrong("problems", fmt::format("problem {} has other content {}", index, when), first.id());
   }
 }
 
@@ -48,7 +48,7 @@ void as_before(Findings& found, const Adapter& adapter, const std::vector<Proble
     return found.wrong("held out", fmt::format("{} problems {}, {} before", again.size(), when, first.size()));
   for (std::size_t i = 0; i < first.size(); ++i)
     if (again[i].SerializeAsString() != first[i].SerializeAsString())
-      return found.wrong("held out", fmt::format("the problem at place {} is another one {}", i, when), first[i].id());
+      return found.wrong("held out", fmt::format("problem {} is a different one {}", i, when), first[i].id());
 }
 
 }  // namespace
@@ -58,14 +58,14 @@ std::vector<Problem> check_problems(Findings& found, const CheckOptions& options
   std::vector<std::uint64_t> indices;
   for (std::uint64_t i = 0; i < options.problems; ++i) indices.push_back(i);
   indices.push_back(1'000'003);
-  indices.push_back(std::uint64_t{1} << 40);  // they never end
+  indices.push_back(std::uint64_t{1} << 40);  // indices never end
   std::map<std::string, std::string> by_id;
   std::vector<std::pair<std::uint64_t, Problem>> problems;
   for (const std::uint64_t index : indices) {
     found.doing(fmt::format("asking for problem {}", index));
     auto problem = adapter.problem(index);
     if (!problem) {
-      found.wrong("problems", fmt::format("there is no problem {}: {}", index, problem.error().message()));
+      found.wrong("problems", fmt::format("problem {} failed: {}", index, problem.error().message()));
       continue;
     }
     well_formed(found, *problem, "problems");
@@ -77,7 +77,7 @@ std::vector<Problem> check_problems(Findings& found, const CheckOptions& options
   found.report.facts["problems"] = indices.size();
   found.report.facts["problems_different"] = by_id.size();
   std::vector<Problem> near;
-  for (std::size_t i = problems.size(); i-- > 0;) {  // in another order, and by another start
+  for (std::size_t i = problems.size(); i-- > 0;) {  // in reverse order, and from the second instance
     const auto& [index, problem] = problems[i];
     asked_again(found, adapter, index, problem, kSecondTime);
     if (again) asked_again(found, *again, index, problem, kSecondStart);
@@ -88,7 +88,7 @@ std::vector<Problem> check_problems(Findings& found, const CheckOptions& options
 
 void check_held_out(Findings& found, const CheckOptions& options, const Clock& clock, const Adapter& adapter,
                     const Adapter* again) {
-  found.doing("asking for the held-out problems");
+  found.doing("requesting the held-out problems");
   const std::vector<Problem> first = adapter.evaluation();
   found.report.facts["held_out"] = first.size();
   if (first.empty()) return found.note("held out", "there are no held-out problems: nothing can be evaluated");
@@ -98,7 +98,7 @@ void check_held_out(Findings& found, const CheckOptions& options, const Clock& c
   const auto text = [](const Problem& p) { return p.prompt() + '\0' + p.reference() + '\0' + p.metadata_json(); };
   for (const Problem& p : first) {
     well_formed(found, p, "held out");
-    if (!ids.insert(p.id()).second) found.wrong("held out", "its id stands there twice", p.id());
+    if (!ids.insert(p.id()).second) found.wrong("held out", "its id occurs twice", p.id());
     texts.insert(text(p));
   }
   std::uint64_t compared = 0;
@@ -108,7 +108,7 @@ void check_held_out(Findings& found, const CheckOptions& options, const Clock& c
     const auto p = adapter.problem(compared);
     if (!p) break;
     if (ids.contains(p->id()))
-      found.wrong("held out", fmt::format("it is held out, and training problem {} as well", compared), p->id());
+      found.wrong("held out", fmt::format("it is both held out and training problem {}", compared), p->id());
     else if (texts.contains(text(*p)))
       found.wrong("held out", fmt::format("training problem {} is a held-out one under another id", compared), p->id());
   }

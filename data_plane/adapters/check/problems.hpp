@@ -1,4 +1,4 @@
-// Whether a task's problems are what they have to be. Private to data_plane/.
+// Checks that a task's problems are well-formed and repeatable. Private to data_plane/.
 #pragma once
 #include <vector>
 
@@ -6,8 +6,8 @@
 
 namespace echoline::data_plane {
 
-// The first training problems, looked at, and asked for again: of `again` as well, a second start with the same seed,
-// where there is one.
+// Checks the first training problems and asks for them a second time. If `again`, a second instance with the same seed,
+// is not null, asks it too.
 std::vector<Problem> check_problems(Findings& found, const CheckOptions& options, const Adapter& adapter,
                                     const Adapter* again);
 void check_held_out(Findings& found, const CheckOptions& options, const Clock& clock, const Adapter& adapter,

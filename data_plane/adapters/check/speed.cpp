@@ -7,9 +7,9 @@
 namespace echoline::data_plane {
 namespace {
 
-constexpr std::size_t kCallsMax = 200'000;  // of each half
+constexpr std::size_t kCallsMax = 200'000;  // per half
 
-// All at once; how many failed.
+// Asks `batch` questions at once and returns how many failed.
 std::uint64_t ask_together(const Adapter& adapter, const std::vector<Question>& questions, std::size_t from,
                            std::size_t batch) {
   std::mutex mutex;

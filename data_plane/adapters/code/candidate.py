@@ -1,5 +1,5 @@
-# Runs a response's program and does with it what the tests ask. It runs in a sandbox of its own, and from its first line on the
-# program may do here as it likes: nothing that this process says is believed but what its functions return.
+# Runs a response's program and calls its functions for the tests (examiner.py). It has its own sandbox. The program controls this
+# process from its first line on, so the examiner uses only the return values of its functions, as data.
 import io
 import operator
 import random
@@ -49,7 +49,7 @@ def perform(request):
         answer = {"value": encode(OPERATIONS[request["do"]](*args, **named), refer)}
     except Exception as error:
         answer = {"raised": [each.__name__ for each in type(error).__mro__], "text": str(error)[:1000]}
-    # What the program has changed of the lists, dictionaries and sets that it was given.
+    # Lists, dictionaries and sets among the arguments that the program has changed.
     changed = {}
     for i, each in enumerate(args):
         if isinstance(each, (list, dict, set, bytearray)) and "object" not in before[i]:

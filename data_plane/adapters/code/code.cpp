@@ -1,7 +1,7 @@
-// Programs: MBPP and HumanEval as JSON Lines; a response's program is worth what of the tests it passes (grader.hpp).
+// The task "code": MBPP and HumanEval as JSON Lines. A response is scored by the tests its program passes (grader.hpp).
 //
-// MBPP (Austin et al. 2021, arXiv:2108.07732): {text or prompt, code, test_list, test_setup_code, test_imports}, where
-// the first three have to be there. HumanEval (Chen et al. 2021, arXiv:2107.03374): {prompt, test, entry_point,
+// MBPP (Austin et al. 2021, arXiv:2108.07732): {text or prompt, code, test_list, test_setup_code, test_imports}; the
+// first three are required. HumanEval (Chen et al. 2021, arXiv:2107.03374): {prompt, test, entry_point,
 // canonical_solution}.
 #include <charconv>
 #include <nlohmann/json.hpp>
@@ -48,36 +48,34 @@ struct Options {
       s.require("train", train, kTrain);
     else
       s.read("train", train, kTrain);
-    s.read("held_out", held_out, "the same for evaluation; what is in it is never trained on");
+    s.read("held_out", held_out, "the same for evaluation; its problems are never trained on");
     const bool both = s.has("held_out") && s.has("held_out_fraction");
     s.read("held_out_fraction", held_out_fraction, {.min = 0.001, .max = 0.9},
-           "without `held_out`: this share of the problems in `train` is held out, the same for the same seed");
+           "without `held_out`: share of the problems in `train` to hold out, determined by the seed");
     if (both) s.error("held_out_fraction", "expected 'held_out' or 'held_out_fraction', not both");
     s.read("prompt", prompt,
-           {"what the policy is told: {task} stands for the problem's text or the beginning of its function, {tests} "
-            "for its tests",
+           {"text of a problem: {task} stands for the task's text or the head of its function, {tests} for its tests",
             "asks for one block of Python; `\"{task}\"` for a model that continues text"});
     if (prompt && prompt->find("{task}") == std::string::npos) s.error("prompt", "expected a text with {task} in it");
     s.read_choice("reward", reward, {{"pulse", Reward::kPulse}, {"fraction", Reward::kFraction}},
-                  "what a response is worth: 0.7 of the tests passed, and 0.1 each for a program that is Python, "
-                  "stands in a closed "
-                  "block, and follows thinking (pulse), or the fraction of the tests passed (fraction)");
+                  "reward: 0.7 of the tests passed, and 0.1 each for a program that is Python, is in a closed block, "
+                  "and follows thinking (pulse), or the fraction of the tests passed (fraction)");
     s.read("python", grader.python,
-           "the interpreter on whatever machine grades, Python 3.8 or newer; what is in the folder above its own can "
-           "be read by programs");
+           "the interpreter on each grading machine, Python 3.8 or newer; programs can read the folder above the "
+           "interpreter's");
     s.read("test_time", grader.test_time, {.min = std::chrono::milliseconds(100), .max = std::chrono::minutes(10)},
-           "what one test may take, and all that a program does before the first");
+           "time for one test, and for all the program does before the first");
     s.read("time", grader.time, {.min = std::chrono::milliseconds(100), .max = std::chrono::hours(1)},
-           "what all tests of a program may take");
+           "time for all tests of a program");
     s.read("memory", grader.memory, {.min = Bytes{64u << 20}, .max = Bytes{1ull << 40}},
-           "what a program may use, its files included");
-    s.read("parallel", grader.parallel, {.min = 1, .max = 256}, "programs that a worker grades at a time");
+           "memory of a program, its files included");
+    s.read("parallel", grader.parallel, {.min = 1, .max = 256}, "programs that a worker grades at the same time");
   }
 };
 
 struct Row {
-  std::string task, tests;  // for the prompt
-  std::string reference;    // JSON; what Grader takes
+  std::string task, tests;  // as shown in the prompt
+  std::string reference;    // JSON for Grader
   std::string solution;
   bool function = false;  // HumanEval
 };
@@ -117,7 +115,7 @@ class Reader {
     ECHO_ASSIGN(const std::string entry_point, text("entry_point"));
     ECHO_ASSIGN(const std::string solution, text("canonical_solution"));
     if (!defines(prompt, entry_point))
-      return wrong(fmt::format("the prompt does not begin a function '{}'", entry_point.substr(0, 64)));
+      return wrong(fmt::format("the prompt does not contain the head of function '{}'", entry_point.substr(0, 64)));
     return Row{prompt, test, text_of({{"prompt", prompt}, {"test", test}, {"entry_point", entry_point}}),
                prompt + solution, true};
   }
@@ -167,7 +165,7 @@ Result<std::vector<Row>> read_rows(const std::filesystem::path& path) {
     ECHO_ASSIGN(Row row,
                 Reader(json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false), where).read());
     if (row.reference.size() > kReferenceMax)
-      return fail(Code::kInvalid, "read code", "{}: tests and what belongs to them have {} bytes, at most {}", where,
+      return fail(Code::kInvalid, "read code", "{}: the tests with their setup have {} bytes, at most {}", where,
                   row.reference.size(), kReferenceMax);
     rows.push_back(std::move(row));
   }
@@ -181,7 +179,7 @@ class CodeTask final : public Adapter {
       : options_(std::move(options)), key_(mix64(seed)), threads_(options_.grader.parallel) {}
 
   ~CodeTask() override {
-    if (grader_) grader_->stop();  // or the threads would take as long as what they grade
+    if (grader_) grader_->stop();  // otherwise the threads would finish grading first
   }
 
   Status open() {
@@ -208,13 +206,13 @@ class CodeTask final : public Adapter {
   }
 
   std::string_view name() const override { return "code"; }
-  // Nearly always: a program may do something else each time. Who grades it again has to make sure before anybody is
-  // accused (learner/regrading.hpp).
+  // Nearly always repeatable; a program may behave differently each time. The learner's second grading rules that out
+  // before it accuses a worker (learner/regrading.hpp).
   Repeatable repeatable(const Problem&) const override { return Repeatable::kCostly; }
 
   Result<Problem> problem(std::uint64_t index) const override {
     if (train_.empty())
-      return fail(Code::kUnavailable, kOperation, "this adapter was made for scoring; it has read no problems");
+      return fail(Code::kUnavailable, kOperation, "this adapter was made for scoring, so it has no problems");
     const std::uint64_t row = shuffled_cycle(index, train_.size(), key_);
     return made("train", row, train_[row]);
   }
@@ -242,7 +240,7 @@ class CodeTask final : public Adapter {
                  grade.late};
   }
 
-  // Graded on threads of its own, beside whatever else the caller has to do.
+  // Grades on separate threads, so that the caller is not blocked.
   Result<std::unique_ptr<Episode>> begin(const Problem& problem, std::uint64_t) const override {
     return graded_beside(threads_, [this, problem](const std::string& response) { return score(problem, response); });
   }
@@ -258,7 +256,7 @@ class CodeTask final : public Adapter {
     return fmt::format("```python\n{}{}```\n", solution, solution.ends_with('\n') ? "" : "\n");
   }
 
-  // Begins what grades, unless it has begun. Its failure is not final: another time may find the machine less busy.
+  // Starts the grader on first use. A failure is retried next time, because the machine may be less busy then.
   Result<Grader*> grader() const {
     const std::lock_guard lock(mutex_);
     if (!grader_) {
@@ -268,32 +266,33 @@ class CodeTask final : public Adapter {
   }
 
  private:
-  // A share of the rows, chosen by the seed.
+  // Holds out a share of the rows, chosen by the seed.
   Status hold_out() {
     const auto count = static_cast<std::size_t>(static_cast<double>(train_.size()) * options_.held_out_fraction);
     if (count == 0 || count == train_.size())
-      return fail(Code::kInvalid, "",
-                  "{}: held_out_fraction {} of {} problems leaves none to {}; choose another, or a file in held_out",
-                  options_.train.string(), options_.held_out_fraction, train_.size(),
-                  count == 0 ? "evaluate with" : "train on");
+      return fail(
+          Code::kInvalid, "",
+          "{}: held_out_fraction {} of {} problems leaves none to {}; choose another, or name a file in held_out",
+          options_.train.string(), options_.held_out_fraction, train_.size(),
+          count == 0 ? "evaluate with" : "train on");
     std::vector<Row> rows(train_.size());
     for (std::size_t i = 0; i < rows.size(); ++i) rows[permuted(i, rows.size(), key_)] = std::move(train_[i]);
     train_.assign(std::make_move_iterator(rows.begin() + static_cast<std::ptrdiff_t>(count)),
                   std::make_move_iterator(rows.end()));
     rows.resize(count);
-    // What stands twice is on one side only.
+    // A duplicate row is in only one of the two sets.
     std::set<std::string_view> known;
     for (const Row& row : rows) known.insert(row.task);
     std::erase_if(train_, [&](const Row& row) { return known.contains(row.task); });
     held_out_ = std::move(rows);
     if (!train_.empty()) return ok();
-    return fail(Code::kInvalid, "", "{}: every problem is the same as one that is held out", options_.train.string());
+    return fail(Code::kInvalid, "", "{}: every problem is also held out; use different files", options_.train.string());
   }
 
   Problem made(std::string_view split, std::uint64_t number, const Row& row) const {
     std::string prompt =
         options_.prompt ? *options_.prompt : std::string(row.function ? kFunctionPrompt : kListedPrompt);
-    // {tests} first: what a task says of braces stays as it is.
+    // Replaces {tests} first, so that braces in the task's text stay unchanged.
     replace_all(prompt, "{tests}", row.tests);
     if (const auto at = prompt.find("{task}"); at != std::string::npos) prompt.replace(at, 6, row.task);
     Problem problem;
@@ -303,8 +302,8 @@ class CodeTask final : public Adapter {
     return problem;
   }
 
-  // MBPP: imports and the response's code. HumanEval: the function's beginning, then the whole function or what follows
-  // it.
+  // MBPP: the imports and the response's code. HumanEval: the head of the function and then the response, which is
+  // either the whole function or its body.
   static Result<std::string> program_of(const Problem& problem, const std::string& code) {
     const auto task = json::parse(problem.reference(), nullptr, /*allow_exceptions=*/false);
     const auto text = [&](const char* key) {
@@ -327,25 +326,26 @@ class CodeTask final : public Adapter {
   std::vector<Row> train_, held_out_;
   mutable std::mutex mutex_;
   mutable std::unique_ptr<Grader> grader_;
-  mutable Threads threads_;  // last: they grade until they are gone
+  mutable Threads threads_;  // last, so that its threads end before the members they use
 };
 
 Result<std::unique_ptr<Adapter>> make(std::string_view options_json, std::uint64_t seed, AdapterUse use) {
   ECHO_ASSIGN(Options options, options_from_json<Options>("code", options_json, use));
-  options.grader.remember = use == AdapterUse::kScoring;  // a learner's second look has to be one
+  options.grader.remember = use == AdapterUse::kScoring;  // the learner does not remember: its second grading has to be
+                                                          // a new run
   auto task = std::make_unique<CodeTask>(std::move(options), seed);
   if (use == AdapterUse::kProblems)
     ECHO_TRY(task->open());
   else
-    ECHO_TRY(task->grader());  // a worker that cannot grade says so before it generates anything
+    ECHO_TRY(task->grader());  // a worker that cannot grade fails here, before it generates anything
   return std::unique_ptr<Adapter>(std::move(task));
 }
 
 }  // namespace
 
 const BuiltIn kCode{"code",
-                    "Programs in Python for the problems of MBPP, HumanEval or files like theirs; run in a sandbox, "
-                    "and worth what they pass of the tests",
+                    "Programs in Python for the problems of MBPP, HumanEval or similar files; run in a sandbox, and "
+                    "rewarded for the tests they pass",
                     [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); }, make};
 
 }  // namespace echoline::data_plane

@@ -3,9 +3,9 @@
 namespace echoline::data_plane {
 namespace {
 
-// Of an episode, and of its grading, which may outlive it.
+// Shared by an episode and its scoring job, which may outlive the episode.
 struct Asked {
-  std::recursive_mutex mutex;  // whoever is told may end the episode at once
+  std::recursive_mutex mutex;  // recursive, because the callback may destroy the episode
   bool gone = false;
 };
 
@@ -14,7 +14,7 @@ class GradedBeside final : public Episode {
   GradedBeside(Threads& threads, std::function<Result<Score>(const std::string&)> score)
       : threads_(threads), score_(std::move(score)) {}
   ~GradedBeside() override {
-    const std::lock_guard lock(asked_->mutex);  // waits for who is being told right now
+    const std::lock_guard lock(asked_->mutex);  // waits for a running callback
     asked_->gone = true;
   }
 

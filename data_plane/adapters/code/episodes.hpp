@@ -1,4 +1,4 @@
-// Episodes of one response whose grading takes long, so that threads of their own do it. Private to data_plane/.
+// Episodes of one response whose scoring is slow and runs on separate threads. Private to data_plane/.
 #pragma once
 #include <condition_variable>
 #include <deque>
@@ -11,11 +11,11 @@
 
 namespace echoline::data_plane {
 
-// A few threads that do what they are given, in turn. Begun with the first of it.
+// A small thread pool with a queue. The threads start with the first job.
 class Threads {
  public:
   explicit Threads(std::size_t count) : count_(count) {}
-  ~Threads();  // waits for what is being done; what nobody has begun is not done
+  ~Threads();  // waits for running jobs, drops queued ones
   Threads(const Threads&) = delete;
   Threads& operator=(const Threads&) = delete;
 
@@ -27,12 +27,12 @@ class Threads {
   const std::size_t count_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::function<void()>> waiting_;  // no more than there are episodes
+  std::deque<std::function<void()>> waiting_;  // at most one per episode
   std::vector<std::thread> threads_;
   bool closed_ = false;
 };
 
-// Both must outlive what `threads` are given.
+// Both arguments must outlive the jobs.
 std::unique_ptr<Episode> graded_beside(Threads& threads,
                                        std::function<Result<Score>(const std::string& response)> score);
 

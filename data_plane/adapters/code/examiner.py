@@ -1,5 +1,5 @@
-# Asks a program the questions of a problem's tests and judges the answers. It is never in one process or sandbox with the program:
-# of that it sees only data, so that neither what the program prints nor what it does to its own interpreter can pass a test.
+# Runs a problem's tests, calls the program (candidate.py) for them and compares the results. It never shares a process or sandbox with
+# the program and receives only data from it. So the program cannot pass a test by printing, or by changing its own interpreter.
 import ast
 import builtins
 import random
@@ -7,7 +7,7 @@ import random
 from values import *
 
 lines = Lines(0, os.dup(1))
-os.dup2(2, 1)  # what tests print is nobody's message
+os.dup2(2, 1)  # keeps the tests' own output out of the protocol
 
 
 class Gone(BaseException):
@@ -19,8 +19,8 @@ class Raised(Exception):
 
 
 class Thing:
-    """An object that stays with the program. What it holds can be asked for; whether it is equal to another cannot, for that is
-    something the tests have to find out."""
+    """A reference to an object in the program's process. Its contents can be read. Its equality cannot be asked for, because the
+    tests have to decide it."""
 
     def __init__(self, reference):
         object.__setattr__(self, "_reference", reference)
@@ -122,7 +122,7 @@ def change(mine, now):
 
 
 def names_bound(tree):
-    """Names that top-level statements define, and those that they import."""
+    """Names that top-level statements define, and names that they import."""
     defined, imported = set(), set()
     for statement in tree.body:
         if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -144,7 +144,7 @@ def run_imports(tree, namespace):
             try:
                 exec(compile(ast.Module([statement], []), "imports", "exec"), namespace)
             except Exception:
-                pass  # of a library that is not here; a test that needs it fails
+                pass  # the library is not installed here; a test that needs it fails
 
 
 def is_check(statement):
@@ -159,7 +159,7 @@ def is_idle(statement):
 
 
 def tests_of_function(task):
-    """HumanEval: the assertions of check(candidate), each with what prepares it."""
+    """HumanEval: the assertions of check(candidate), each with the statements before it."""
     tree = ast.parse(task["test"])
     check = next(s for s in tree.body if isinstance(s, ast.FunctionDef) and s.name == "check")
     kept, bodies = [], []
@@ -176,14 +176,14 @@ def tests_of_function(task):
 
 def run_function(task, code):
     namespace = {"__name__": "test"}
-    exec(task["prompt"], namespace)  # helpers that tests use as well
+    exec(task["prompt"], namespace)  # its helper functions, which the tests may use
     exec(code, namespace)
     namespace[task["entry_point"]] = function = Thing({"name": task["entry_point"]})
     namespace["check"](function)
 
 
 def tests_of_list(task):
-    """MBPP: one after another."""
+    """MBPP: each entry of the list is a test."""
     for test in task["tests"]:
         yield compile(test, "test", "exec")
 
@@ -197,7 +197,7 @@ def run_listed(task, code):
     namespace = {"__name__": "test"}
     run_imports(reference, namespace)
     for name in read:
-        # What the tests ask for is what the reference solution defines, or nobody else has.
+        # The tests use names that the reference solution defines, or that nothing else defines: the program supplies them.
         if name in defined or not (name in imported or hasattr(builtins, name) or name in own or name in own_imports):
             namespace[name] = Thing({"name": name})
     exec(compile(setup, "setup", "exec"), namespace)
@@ -227,7 +227,7 @@ def examine(task):
 lines.put("hello")
 while True:
     task = json.loads(lines.get())
-    child = os.fork()  # what a data set's tests do to their interpreter is over with them
+    child = os.fork()  # a child process, so that tests cannot change this interpreter for later ones
     if child == 0:
         examine(task)
         os._exit(0)

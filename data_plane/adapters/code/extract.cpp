@@ -17,7 +17,7 @@ std::string_view trimmed(std::string_view text) {
 
 std::size_t backticks(std::string_view line) { return std::min(line.find_first_not_of('`'), line.size()); }
 
-// Takes the first line off.
+// Removes and returns the first line.
 std::string_view next_line(std::string_view& text) {
   const auto end = std::min(text.find('\n'), text.size());
   const std::string_view line = text.substr(0, end);

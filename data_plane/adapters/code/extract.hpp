@@ -1,4 +1,4 @@
-// What of a response is its program, and how it was presented. Private to data_plane/.
+// Finds the program in a response. Private to data_plane/.
 #pragma once
 #include <string>
 #include <string_view>
@@ -6,19 +6,19 @@
 namespace echoline::data_plane {
 
 struct Extracted {
-  std::string code;       // empty where there is none
-  bool fenced = false;    // it stood in a block that was closed
-  bool thinking = false;  // there is thinking before it: <think>, something, </think>
+  std::string code;       // empty if there is none
+  bool fenced = false;    // it was in a closed block
+  bool thinking = false;  // the response has <think>, some text, and </think> before it
 };
 
-// The program is looked for after the last "</think>". A block begins with a line of three or more backticks at its
-// beginning, after which "python", "py", "python3" or nothing stands, and ends with a line of as many or more
-// backticks; blocks of other languages are passed over. The last block that defines something (a line that begins with
-// "def ", "class " or "async def ") is the program, or else the last block; one that is not closed goes to the end of
-// the response. Without any block, all is the program. Linear time.
+// The program is searched after the last "</think>". A block opens with a line of at least three backticks, alone or
+// followed by "python", "py" or "python3". A line of at least as many backticks closes it. Blocks of other languages
+// are skipped. The program is the last block that defines something (a line that begins with "def ", "class " or "async
+// def "), otherwise the last block. A block that is not closed extends to the end of the response. Without any block,
+// the whole text is the program. Linear time.
 Extracted extract_code(std::string_view response);
 
-// Whether a line at the margin defines this function or class, or gives the name a value.
+// Whether an unindented line defines this function or class, or assigns to this name.
 bool defines(std::string_view code, std::string_view name);
 
 }  // namespace echoline::data_plane

@@ -18,13 +18,12 @@ namespace {
 constexpr std::string_view kOperation = "grade code";
 constexpr std::size_t kLineMax = 4u << 20, kTestsMax = 10'000;
 constexpr std::size_t kRememberedBytes = 32u << 20;
-constexpr auto kStart = std::chrono::seconds(60);  // for an interpreter to begin, however busy the machine is
+constexpr auto kStart = std::chrono::seconds(60);  // for an interpreter to start on a busy machine
 
 using sandbox::Process;
 
 TimePoint now() { return SystemClock().now(); }
 
-// The number that follows the first letter.
 std::size_t number_after_letter(std::string_view line) {
   std::size_t value = 0;
   std::from_chars(line.data() + std::min<std::size_t>(1, line.size()), line.data() + line.size(), value);
@@ -35,7 +34,7 @@ std::string json_text(std::string_view text) {
   return nlohmann::json(text).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
 }
 
-// Grades by task and program, the younger half of those that fit at least. One thread at a time.
+// A cache of grades in two generations: it keeps at least the newer half of the grades that fit. One thread at a time.
 class Memory {
  public:
   std::optional<Grade> find(const std::string& key) const {
@@ -54,7 +53,7 @@ class Memory {
 
  private:
   std::unordered_map<std::string, Grade> young_, old_;
-  std::size_t bytes_ = 0;  // of the young ones
+  std::size_t bytes_ = 0;  // of young_
 };
 
 }  // namespace
@@ -68,7 +67,7 @@ struct Grader::Impl {
   std::condition_variable changed;
   std::size_t grading = 0;
   bool stopping = false;
-  std::vector<Process> candidates, examiners;  // that have begun, and wait
+  std::vector<Process> candidates, examiners;  // started in advance
 
   sandbox::Command command(const char* script) const {
     sandbox::Command c{{options.python.string(), "-s", "-B", "/grading/main.py"},
@@ -76,7 +75,8 @@ struct Grader::Impl {
                        {{"/grading/main.py", script}, {"/grading/values.py", kValuesScript}},
                        {},
                        {}};
-    // Below /usr it is there anyway; elsewhere, what lies around it goes along: PREFIX/bin/python3 needs PREFIX/lib.
+    // Below /usr, the sandbox shows the interpreter anyway. Elsewhere its whole prefix is needed: PREFIX/bin/python3
+    // uses PREFIX/lib.
     if (const auto prefix = options.python.parent_path().parent_path();
         !prefix.empty() && !options.python.string().starts_with("/usr/"))
       c.read_only = {prefix};
@@ -93,19 +93,20 @@ struct Grader::Impl {
 
   Result<Process> begin_candidate() {
     sandbox::Command c = command(kCandidateScript);
-    c.limits.cpu = options.time + std::chrono::seconds(10);  // time is watched here; this is for when nobody does
+    c.limits.cpu = options.time + std::chrono::seconds(10);  // this process enforces the time limits; this one applies
+                                                             // if it cannot
     return pool->launch(std::move(c));
   }
 
-  // Waits until it has begun. That it does not is nobody's program's fault: none has run yet.
+  // Waits for the interpreter to start. A failure is an error, not a grade: no program has run yet.
   Status greet(Process& process) {
     const auto line = process.read_line(kLineMax, kStart);
     if (line && *line == "hello") return ok();
-    return fail(Code::kUnavailable, kOperation, "{} did not begin in its sandbox: {}: {}", options.python.string(),
+    return fail(Code::kUnavailable, kOperation, "{} did not start in its sandbox: {}: {}", options.python.string(),
                 line ? "it said " + printable(*line, 100) : line.error().detail, printable(process.wait().err));
   }
 
-  // One that waits already, or a new one; and one more for whoever comes next.
+  // Takes a sandbox started in advance, or starts one, and starts another for the next caller.
   Result<Process> take_candidate() {
     std::optional<Process> ready;
     {
@@ -164,7 +165,7 @@ struct Grader::Impl {
 
 namespace {
 
-// One program and its tests.
+// The grading of one program.
 class Grading {
  public:
   template <class Impl>
@@ -187,7 +188,7 @@ class Grading {
   }
 
  private:
-  // A program in a fresh sandbox, up to where its functions can be called. False when it does not come so far.
+  // Loads the program in a fresh sandbox, until its functions can be called. False if it fails to load.
   Result<bool> load() {
     ECHO_ASSIGN(Process process, take_candidate_());
     candidate_ = std::move(process);
@@ -197,8 +198,9 @@ class Grading {
     if (!grade_.compiles) return trouble("syntax error", !compiled);
     const auto loaded = ask("run");
     if (loaded && *loaded == "loaded") return true;
-    return trouble(loaded ? "it fails before the first test" : "before the first test: " + loaded.error().detail,
-                   !loaded);
+    return trouble(
+        loaded ? "the program fails before the first test" : "before the first test: " + loaded.error().detail,
+        !loaded);
   }
 
   bool trouble(std::string what, bool again = false) {
@@ -208,7 +210,7 @@ class Grading {
     return false;
   }
 
-  // What the program answers, before the deadline of this test and that of all.
+  // Asks the program, within the deadlines of this test and of all tests.
   Result<std::string> ask(std::string_view line) {
     const auto left = [&] { return std::max(Duration::zero(), std::min(deadline_, end_) - now()); };
     Status sent = candidate_->write(std::string(line) + "\n", left());
@@ -217,21 +219,21 @@ class Grading {
     return answer;
   }
 
-  // Goes through the tests from `first` on. Where to go on: after the last, or after one that the examiner did not
-  // survive, which only what the program answered can do to it.
+  // Runs the tests from `first` on. Returns the test to continue with: the end, or the one after a test that killed the
+  // examiner, which only the program's answers can cause.
   Result<std::size_t> examine(std::string_view task, std::size_t first) {
     ECHO_ASSIGN(Process examiner, take_examiner_());
     auto request = nlohmann::json::parse(task.begin(), task.end(), nullptr, /*allow_exceptions=*/false);
-    if (!request.is_object()) return fail(Code::kInvalid, kOperation, "the task is no JSON object");
+    if (!request.is_object()) return fail(Code::kInvalid, kOperation, "the task is not a JSON object");
     request["first"] = first;
     ECHO_TRY(examiner.write(request.dump() + "\n", kStart));
-    std::optional<std::size_t> current;  // test
+    std::optional<std::size_t> current;  // current test
     for (;;) {
       const auto line = examiner.read_line(
           kLineMax, current ? std::max(Duration::zero(), deadline_ - now()) + options_.test_time : Duration(kStart));
       if (!line && current) {
         grade_.late = grade_.late || line.error().code == Code::kStale;
-        trouble_at(*current, "its answers are too much for the test");
+        trouble_at(*current, "the program's answers exceed the test's limit");
         return *current + 1;
       }
       if (!line)
@@ -273,15 +275,15 @@ class Grading {
         default:
           return fail(Code::kCorrupt, kOperation, "the examiner said '{}'", printable(*line, 100));
       }
-      if (!taken && current) {  // it hangs over what it was answered
+      if (!taken && current) {  // the examiner hangs on the program's answer
         grade_.late = grade_.late || taken.error().code == Code::kStale;
-        trouble_at(*current, "its answers are too much for the test");
+        trouble_at(*current, "the program's answers exceed the test's limit");
         return *current + 1;
       }
     }
   }
 
-  // A program for the next test, loaded anew where the last one was too much for it.
+  // Provides a program for the next test, reloaded if the last test killed it.
   Status prepare(std::size_t) {
     if (now() >= end_) grade_.late = true;
     if (!candidate_ && !given_up_ && now() < end_) {
@@ -306,7 +308,7 @@ class Grading {
   void note_at(std::size_t test, std::string_view what) {
     if (grade_.trouble.empty()) grade_.trouble = fmt::format("test {}: {}", test + 1, what);
   }
-  // Never remembered: what ended the program, or took too long, may not another time.
+  // Such a grade is not remembered: the program may not be killed or late next time.
   void trouble_at(std::size_t test, const std::string& what) {
     trouble(fmt::format("test {}: {}", test + 1, what), true);
   }

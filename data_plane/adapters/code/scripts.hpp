@@ -1,4 +1,4 @@
-// The programs in Python that grade programs in Python, as text. Private to data_plane/.
+// The Python programs that grade Python programs, as text. Private to data_plane/.
 #pragma once
 
 namespace echoline::data_plane {

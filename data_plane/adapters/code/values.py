@@ -1,5 +1,5 @@
-# What both sides of a grading send each other: a JSON value per line. Plain data travels as itself, everything else as the number
-# of an object that stays where it is. What is decoded is new, of types that Python itself has: it brings no code with it.
+# The messages between candidate.py and examiner.py: one JSON value per line. Plain data is sent by value, any other object as a number
+# that refers to it. Decoding creates new objects of built-in types only, so no code is transferred.
 import json
 import os
 import sys
@@ -94,7 +94,7 @@ def decode(value, resolve):
 
 
 class Lines:
-    """Lines of two descriptors, read no further than they have to be."""
+    """Reads lines from one descriptor and writes lines to another."""
 
     def __init__(self, reads, writes):
         self.reads, self.writes, self.rest = reads, writes, b""

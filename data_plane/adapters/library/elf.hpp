@@ -1,4 +1,4 @@
-// What a file says that it is, before it goes to machines that cannot load it. Private to data_plane/.
+// Checks a shared library before it is sent to machines that could not load it. Private to data_plane/.
 #pragma once
 #include <string>
 #include <string_view>
@@ -7,11 +7,11 @@
 
 namespace echoline::data_plane::library {
 
-// kInvalid with what was found instead: expected is a shared library for a processor of this machine's kind. `name`: of
-// the file, for that.
+// kInvalid unless the bytes are a shared library for this machine's kind of processor; the message says what was found
+// and calls the file `name`.
 Status check_library(std::string_view bytes, std::string_view name);
 
-// Bytes as text, two digits each; kCorrupt unless it is that.
+// Bytes as hexadecimal digits; from_digits() returns kCorrupt for any other text.
 std::string to_digits(std::string_view bytes);
 Result<std::string> from_digits(std::string_view digits);
 

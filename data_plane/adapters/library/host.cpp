@@ -1,6 +1,6 @@
-// The program that runs inside the sandbox for a task that is a shared library: loads it, and speaks for it
-// (data_plane/adapters/process/FORMAT.md). It is embedded in echoline and knows nothing of it; what the library says is
-// checked here, and what this program says is checked outside, since the library could say it itself.
+// The program that loads a task's shared library inside the sandbox and answers requests for it
+// (data_plane/adapters/process/FORMAT.md). It is embedded in echoline and shares no code with it. It checks the
+// library's results. echoline checks this program's answers again, because the library could write them itself.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -46,7 +46,7 @@ std::string taken(const echoline_text& text, const char* what, std::size_t bytes
   return taken;
 }
 
-// Why a function has failed, in its own words.
+// Buffer for a library function's error message.
 class Why {
  public:
   char* data() { return text_; }
@@ -252,7 +252,7 @@ json answer(std::unique_ptr<Library>& library, const char* path, const json& req
 
 int main(int argc, char** argv) {
   if (argc != 2) return 2;
-  // What the library reads and prints is not the protocol's.
+  // Moves the protocol to other descriptors, so that the library's own input and output cannot disturb it.
   std::FILE* const requests = ::fdopen(::dup(0), "r");
   const int answers = ::dup(1);
   const int nothing = ::open("/dev/null", O_RDONLY);

@@ -1,4 +1,4 @@
-// The program that runs a task's shared library inside the sandbox (host.cpp), as bytes. Private to data_plane/.
+// The program that loads a task's shared library inside the sandbox (host.cpp), as bytes. Private to data_plane/.
 #pragma once
 #include <string_view>
 

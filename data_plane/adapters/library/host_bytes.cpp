@@ -1,6 +1,6 @@
 #include "data_plane/adapters/library/host.hpp"
 
-// The linker's way to have a file in a program; ECHOLINE_LIBRARY_HOST is its path.
+// The assembler embeds the file at ECHOLINE_LIBRARY_HOST into this program.
 asm(".section .rodata\n"
     ".global echoline_library_host_begin, echoline_library_host_end\n"
     "echoline_library_host_begin: .incbin \"" ECHOLINE_LIBRARY_HOST

@@ -1,6 +1,6 @@
-// A task that is a shared library with a C interface (clients/c/echoline_task.h). It could do everything that the
-// process it is loaded by can, and its mistakes would end that process; so a small program of ours loads it, in the
-// sandbox in which tasks that are programs run.
+// A task that is a shared library with a C interface (clients/c/echoline_task.h). Loaded into this process, it could do
+// everything the process can, and its mistakes would crash it. So a small program of ours loads it, in the sandbox for
+// tasks that are programs.
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -24,7 +24,7 @@ struct Options {
   void read(ConfigSection s, AdapterUse use) {
     if (use == AdapterUse::kProblems)
       s.require("library", library,
-                "the shared library's file; it travels with the run to the workers, machines of the same kind");
+                "the shared library's file; the run sends it to the workers, which must be machines of the same kind");
     else
       contents_json = s.json("contents", "what the file holds");
     task.read(s);
@@ -34,7 +34,7 @@ struct Options {
 Result<std::string> contents_from(const std::string& text) {
   const json contents = json::parse(text, nullptr, false);
   if (!contents.is_object() || !contents.contains("library") || !contents["library"].is_string())
-    return fail(Code::kInvalid, "task", "expected what the library's file holds");
+    return fail(Code::kInvalid, "task", "expected the contents of the library's file");
   return library::from_digits(contents["library"].get_ref<const std::string&>());
 }
 

@@ -1,6 +1,6 @@
-// Countdown: reach a target from given numbers with + - * /. Problems are generated from an expression, so every target
-// can be reached. Which problems (numbers, in whatever order, and target) are held out says a hash of them and the
-// seed.
+// The task "countdown": reach a target from given numbers with + - * /. Problems are generated from an expression, so
+// every target can be reached. A hash of the problem (its sorted numbers and its target) and the seed decides whether
+// it is held out.
 #include <algorithm>
 #include <charconv>
 #include <set>
@@ -19,10 +19,11 @@ using maths::kCountdownNumbersMax;
 using maths::Reached;
 using maths::Verdict;
 
-constexpr std::uint64_t kHeldOutOf = 8;      // one problem in so many is held out
-constexpr std::uint64_t kDrawsMax = 10'000;  // for one problem
+constexpr std::uint64_t kHeldOutOf = 8;      // one problem in 8 is held out
+constexpr std::uint64_t kDrawsMax = 10'000;  // per problem
 constexpr std::uint64_t kTargetMax = 1'000'000;
-constexpr std::uint64_t kHeadroom = 10;  // on the way to a target, over it; products stay far inside 64 bits
+constexpr std::uint64_t kHeadroom = 10;  // intermediate results may exceed the target by this factor; products fit in
+                                         // 64 bits
 constexpr std::string_view kOpen = "<answer>", kClose = "</answer>";
 constexpr std::string_view kNumbersPlace = "{numbers}", kTargetPlace = "{target}";
 
@@ -39,10 +40,11 @@ struct Options {
   double allowed = 0;
 
   void read(ConfigSection s, AdapterUse) {
-    s.read("numbers", numbers, {.min = 2, .max = kCountdownNumbersMax}, "how many numbers a problem has");
-    s.read("number_max", number_max, {.min = 2, .max = kCountdownNumberMax}, "the largest of them; the least is 1");
+    s.read("numbers", numbers, {.min = 2, .max = kCountdownNumbersMax}, "numbers in a problem");
+    s.read("number_max", number_max, {.min = 2, .max = kCountdownNumberMax}, "the largest number; the least is 1");
     s.read("target_max", target_max, {.min = 2, .max = kTargetMax}, "the largest target; the least is 1");
-    s.read("operations", operations, "signs that expressions may have: \"+\", \"-\", \"*\", \"/\", each at most once");
+    s.read("operations", operations,
+           "operators that expressions may use: \"+\", \"-\", \"*\", \"/\", each at most once");
     std::set<std::string> seen;
     for (const std::string& name : operations) {
       if (name != "+" && name != "-" && name != "*" && name != "/")
@@ -55,17 +57,17 @@ struct Options {
     s.read_choice("form", form, {{"tagged", Form::kTagged}, {"bare", Form::kBare}},
                   "where the expression is: between the last `<answer>` and `</answer>`, or the whole response");
     s.read("prompt", prompt,
-           {"text of a problem; {numbers} and {target} are where those go", "a sentence that says what is allowed"});
+           {"text of a problem; {numbers} and {target} stand for its numbers and its target",
+            "a sentence with the rules"});
     for (const std::string_view place : {kNumbersPlace, kTargetPlace})
       if (prompt && prompt->find(place) == std::string::npos)
         s.error("prompt", fmt::format("expected a text with {}", place));
     s.read("evaluation_problems", evaluation_problems, {.min = 50, .max = 100'000},
-           "problems held out of training, the same for the same seed");
-    ConfigSection parts =
-        s.section("reward", "What a response is worth: right or wrong, and more by what it looks like.");
+           "problems held out of training, determined by the seed");
+    ConfigSection parts = s.section("reward", "Reward of a response: right or wrong, and more for its form.");
     reward.read(parts);
     parts.read("allowed", allowed, {.min = 0.0, .max = 1.0},
-               "added for an expression of the numbers and operations that are allowed, whatever it equals");
+               "added for an expression of the allowed numbers and operations, whatever its value");
   }
 };
 
@@ -76,7 +78,7 @@ std::string default_prompt(const Options& o) {
       o.form == Form::kTagged ? fmt::format(", between {} and {}", kOpen, kClose) : "");
 }
 
-// What a problem is graded against; in its reference as "target number number ...".
+// The data for grading a response. Problem::reference holds it as "target number number ...".
 struct Round {
   std::uint64_t target = 0;
   std::vector<std::uint32_t> numbers;
@@ -111,7 +113,7 @@ struct Drawn {
   std::string expression;
 };
 
-// An expression in the making: first the numbers, then what two parts before it were joined to.
+// A node of the expression under construction: a number, or the result of joining two earlier parts.
 struct Part {
   std::uint64_t value = 0;
   char operation = 0;  // 0: a number
@@ -140,7 +142,7 @@ class Countdown final : public Adapter {
     prompt_ = o_.prompt.value_or(default_prompt(o_));
   }
 
-  // Draws what is held out, and enough to know that training has something to draw from.
+  // Draws the held-out problems, and enough others to know that training problems exist.
   Status prepare() {
     Random random(key_, 1);
     std::set<std::pair<std::vector<std::uint32_t>, std::uint64_t>> seen;
@@ -165,7 +167,7 @@ class Countdown final : public Adapter {
   Result<Problem> problem(std::uint64_t index) const override {
     if (held_out_.empty())
       return fail(Code::kUnavailable, "countdown problem",
-                  "this adapter was made for scoring; it knows no held-out problems");
+                  "this adapter was made for scoring, so it has no held-out problems");
     const auto drawn = training(index);
     if (!drawn)
       return fail(Code::kInvalid, "countdown",
@@ -221,8 +223,8 @@ class Countdown final : public Adapter {
     return std::nullopt;
   }
 
-  // Joins two parts after another until one is left. On the way there are positive whole numbers only, not much above
-  // what is wanted, so that few draws are in vain.
+  // Joins two random parts at a time until one is left. Intermediate results are positive whole numbers not much above
+  // the target's limit, so that few draws fail.
   std::optional<Drawn> draw_once(Random& random) const {
     Drawn drawn;
     std::vector<Part> parts;
@@ -253,7 +255,7 @@ class Countdown final : public Adapter {
     return drawn;
   }
 
-  // By one of the operations that give a positive whole number of at most `limit`, if there is one.
+  // Joins with a random operation that gives a positive whole number up to `limit`. Absent if no operation does.
   std::optional<Part> join(Random& random, const std::vector<Part>& parts, std::size_t a, std::size_t b,
                            std::uint64_t limit) const {
     if (parts[a].value < parts[b].value) std::swap(a, b);
@@ -282,7 +284,6 @@ class Countdown final : public Adapter {
     return hash % kHeldOutOf == 0;
   }
 
-  // Where the expression of a response begins and ends.
   std::optional<std::pair<std::size_t, std::size_t>> expression(std::string_view response) const {
     if (o_.form == Form::kBare) return std::pair{std::size_t{0}, response.size()};
     const std::size_t close = response.rfind(kClose);

@@ -28,7 +28,7 @@ class DataSet final : public Adapter {
                     options.held_out->string());
       return ok();
     }
-    // By the prompt's hash, so that a prompt is on one side only, wherever its rows stand.
+    // Splits by the prompt's hash, so that all rows of a prompt are on the same side.
     const double share = options.held_out_fraction;
     ECHO_TRY(hold_out(train_->split(
         [&](std::uint64_t prompt) { return static_cast<double>(mix64(prompt ^ key_) >> 11) * 0x1.0p-53 < share; })));
@@ -44,7 +44,7 @@ class DataSet final : public Adapter {
 
   Result<Problem> problem(std::uint64_t index) const override {
     if (!train_)
-      return fail(Code::kUnavailable, name_ + " problem", "this adapter was made for scoring; it has read no problems");
+      return fail(Code::kUnavailable, name_ + " problem", "this adapter was made for scoring, so it has no problems");
     const std::size_t row = shuffled_cycle(index, train_->size(), key_);
     ECHO_ASSIGN(Row read, train_->row(row));
     return made("train", train_->line(row), std::move(read));
@@ -78,14 +78,14 @@ class DataSet final : public Adapter {
  private:
   Status hold_out(const RowFile& rows) {
     if (rows.size() > kHeldOutMax)
-      return fail(Code::kInvalid, "", "{}: {} problems to evaluate with, at most {}; hold out fewer",
-                  rows.path().string(), rows.size(), kHeldOutMax);
+      return fail(Code::kInvalid, "", "{}: {} evaluation problems, at most {}; hold out fewer", rows.path().string(),
+                  rows.size(), kHeldOutMax);
     std::size_t bytes = 0;
     for (std::size_t i = 0; i < rows.size(); ++i) {
       ECHO_ASSIGN(Row row, rows.row(i));
       bytes += row.prompt.text.size() + row.reference.size();
       if (bytes > kHeldOutBytesMax)
-        return fail(Code::kInvalid, "", "{}: more than {} MiB of problems to evaluate with; hold out fewer",
+        return fail(Code::kInvalid, "", "{}: more than {} MiB of evaluation problems; hold out fewer",
                     rows.path().string(), kHeldOutBytesMax >> 20);
       held_out_.push_back(made("test", rows.line(i), std::move(row)));
     }
@@ -133,10 +133,10 @@ void DataSetOptions::read_files(ConfigSection& s, AdapterUse use, const char* tr
     s.require("train", train, train_meaning);
   else
     s.read("train", train, train_meaning);
-  s.read("held_out", held_out, "the same for evaluation; what is in it is never trained on");
+  s.read("held_out", held_out, "the same for evaluation; its problems are never trained on");
   const bool both = s.has("held_out") && s.has("held_out_fraction");
   s.read("held_out_fraction", held_out_fraction, {.min = 0.0001, .max = 0.5},
-         "without `held_out`: about this share of the problems in `train` is held out, the same for the same seed");
+         "without `held_out`: approximate share of the problems in `train` to hold out, determined by the seed");
   if (both) s.error("held_out_fraction", "expected 'held_out' or 'held_out_fraction', not both");
 }
 
@@ -154,7 +154,7 @@ void DataSetOptions::read_two_files(ConfigSection& s, AdapterUse use, const char
 }
 
 void DataSetOptions::read_reward(ConfigSection& s) {
-  reward.read(s.section("reward", "What a response is worth: right or wrong, and more by what it looks like."));
+  reward.read(s.section("reward", "Reward of a response: right or wrong, and more for its form."));
 }
 
 Result<std::unique_ptr<Adapter>> make_data_set(std::string name, const DataSetOptions& options, const RowReader& reader,

@@ -1,5 +1,5 @@
-// An adapter over rows of JSON Lines: a file to train on, problems held out, a rule, and what a response is worth.
-// Private to data_plane/adapters/.
+// An adapter over a JSON Lines file: training problems, held-out problems, a grading rule and a reward. Private to
+// data_plane/adapters/.
 #pragma once
 #include <filesystem>
 #include <memory>
@@ -23,20 +23,20 @@ struct DataSetOptions {
   Rule rule = Rule::kMathReward;
   RewardWeights reward;
 
-  // The keys `train`, `held_out` and `held_out_fraction`, or where a set comes in two files the keys `train` and
-  // `held_out_key`; then `reward`. Files are required for problems only.
+  // Reads the keys `train`, `held_out` and `held_out_fraction`, and then `reward`. For sets that come in two files, the
+  // keys are `train` and `held_out_key`. Files are required for problems only.
   void read_files(ConfigSection& section, AdapterUse use, const char* train_meaning);
   void read_two_files(ConfigSection& section, AdapterUse use, const char* train_meaning, const char* held_out_key,
                       const char* held_out_meaning);
   void read_reward(ConfigSection& section);
 };
 
-// Problems have ids "`name`/train/17" and "`name`/test/17", by the line of their file. `reader` is asked for every row,
-// and each must be one that some response gets right by the rule. kInvalid about a row as `path:line: ...`.
+// Problem ids are "`name`/train/17" and "`name`/test/17", with the line number in the file. `reader` reads every row;
+// each row must have an answer that the rule accepts. kInvalid about a row as `path:line: ...`.
 Result<std::unique_ptr<Adapter>> make_data_set(std::string name, const DataSetOptions& options, const RowReader& reader,
                                                std::uint64_t seed, AdapterUse use);
 
-// The shortest response that gives `answer` in the form the rule wants.
+// The shortest response that states `answer` in the rule's form.
 std::string stated(Rule rule, std::string_view answer);
 
 }  // namespace echoline::data_plane::maths

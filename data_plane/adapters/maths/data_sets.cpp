@@ -1,4 +1,4 @@
-// The published sets, and any other, as options of the run file's task.
+// The published sets of mathematics problems, and any other JSON Lines file, as options of the run file's task.
 #include <nlohmann/json.hpp>
 
 #include "data_plane/adapters/maths/data_set.hpp"
@@ -10,17 +10,17 @@ using maths::DataSetOptions;
 using maths::Row;
 using maths::Rule;
 
-// GSM8K (Cobbe et al. 2021, arXiv:2110.14168): {question, answer}; the answer is worked out and ends "#### N".
+// GSM8K (Cobbe et al. 2021, arXiv:2110.14168): {question, answer}; the answer is a worked solution that ends "#### N".
 struct Gsm8kOptions : DataSetOptions {
   void read(ConfigSection s, AdapterUse use) {
     read_two_files(s, use, "JSON Lines file of {question, answer} to train on; an answer ends in \"#### N\"", "test",
-                   "the same for evaluation; what is in it is never trained on");
+                   "the same for evaluation; its problems are never trained on");
     rule = Rule::kGsm8kStrict;
     s.read_choice(
         "mode", rule,
         {{"strict", Rule::kGsm8kStrict}, {"flexible", Rule::kGsm8kFlexible}, {"last_number", Rule::kLastNumber}},
-        "what counts as the answer: the number after the last \"####\" (strict), the last thing that looks like a "
-        "number, as it stands (flexible), or without commas and what ends its sentence (last_number)");
+        "which text is the answer: the number after the last \"####\" (strict), the last number-like text as written "
+        "(flexible), or without commas and the punctuation after it (last_number)");
     read_reward(s);
   }
 };
@@ -80,11 +80,11 @@ Result<Row> dapo_row(const nlohmann::json& json) {
   return Row{std::move(prompt), std::move(answer)};
 }
 
-// A text with "{key}" where the row's value of this key goes.
+// A text with placeholders "{key}" for the row's values.
 struct Template {
   std::vector<std::string> texts{""}, keys;  // text, key, text, key, ..., text
 
-  // An opening brace that no '}' follows before the next one stands for itself; "{{" is a brace.
+  // A '{' without a '}' before the next '{' stands for itself. "{{" is a literal brace.
   static Template parse(std::string_view text) {
     Template result;
     while (!text.empty()) {
@@ -113,7 +113,7 @@ struct Template {
   }
 };
 
-// Any set.
+// Any JSON Lines file.
 struct JsonlOptions : DataSetOptions {
   std::string prompt = "prompt", answer = "answer";
   std::optional<std::string> prompt_template;
@@ -122,10 +122,10 @@ struct JsonlOptions : DataSetOptions {
     read_files(s, use, "JSON Lines file to train on: one object a line; repeated rows count once");
     const bool both = s.has("prompt") && s.has("template");
     s.read("prompt", prompt,
-           "key of the prompt: a text, or a list of messages {role, content}; dots lead into mappings");
-    s.read("answer", answer, "key of the answer that a response is held against, a string or a whole number");
+           "key of the prompt: a text, or a list of messages {role, content}; a path of keys has dots");
+    s.read("answer", answer, "key of the reference answer, a string or a whole number");
     s.read("template", prompt_template,
-           "instead of `prompt`: a text with {key} where the value of a key of the row goes; a brace itself is {{");
+           "instead of `prompt`: a text with {key} for the value of a key of the row; {{ is a literal brace");
     rule = Rule::kExact;
     read_rule(s, rule, "how a response is graded; docs/tasks.md describes the rules");
     read_reward(s);

@@ -15,8 +15,8 @@ struct Fraction {
   Wide over = 0, under = 1;
 };
 
-// Recursive descent; deeper than kExpressionDepthMax is no expression. Once a number or operation was not allowed, or
-// something was divided by zero, values no longer count and are not computed: so there is nothing that could overflow.
+// A recursive-descent parser; deeper than kExpressionDepthMax is not an expression. After a forbidden number or
+// operation, or a division by zero, it stops computing values, so that nothing can overflow.
 class Parser {
  public:
   Parser(std::string_view text, const Game& game) : text_(text), game_(game) {}
@@ -32,9 +32,9 @@ class Parser {
   }
 
  private:
-  static constexpr char kOther = '?';  // what begins nothing
+  static constexpr char kOther = '?';  // a character that begins no token
 
-  // The next sign, white space passed over; 0 at the end.
+  // The next token's character after white space; 0 at the end.
   char peek() {
     while (!text_.empty() && std::string_view(" \t\r\n").find(text_[0]) != std::string_view::npos)
       text_.remove_prefix(1);
@@ -51,7 +51,7 @@ class Parser {
     text_.remove_prefix(bytes);
   }
 
-  // Whether one of two operations comes next, and passes it.
+  // Consumes one of two operators if it comes next.
   std::optional<char> operation(char a, char b) {
     const char next = peek();
     if (broken_ || (next != a && next != b)) return std::nullopt;

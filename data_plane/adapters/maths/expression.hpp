@@ -7,30 +7,28 @@
 
 namespace echoline::data_plane::maths {
 
-// With these limits no numerator or denominator leaves 128 bits: n numbers up to m make at most 2^(n-1) m^n, which
-// is 1.3e34.
+// With these limits, numerators and denominators fit in 128 bits: n numbers up to m reach at most 2^(n-1) m^n = 1.3e34.
 inline constexpr std::size_t kCountdownNumbersMax = 8;
 inline constexpr std::uint32_t kCountdownNumberMax = 10'000;
 inline constexpr std::size_t kExpressionBytesMax = 1024, kExpressionDepthMax = 64;
 
-// What expressions may be made of.
+// Which numbers and operations an expression may use.
 struct Game {
   std::span<const std::uint32_t> numbers;  // at most kCountdownNumbersMax of at most kCountdownNumberMax each
   std::string_view operations = "+-*/";
-  bool all = true;  // every number exactly once; false: at most once
+  bool all = true;  // each number exactly once; false: at most once
 };
 
 enum class Reached {
   kTarget,
-  kElsewhere,  // another value, a fraction, or a division by zero
-  kForbidden,  // an expression, but with numbers or operations that are not allowed
-  kNothing,    // no expression
+  kElsewhere,  // another value, a fraction, or division by zero
+  kForbidden,  // an expression that uses other numbers or operations
+  kNothing,    // not an expression
 };
 
-// Whether `text` is an expression of the game that equals `target`: sums, differences, products, quotients, brackets
-// and a
-// '-' in front, with white space between; U+2212, U+00D7 and U+00F7 count as '-', '*' and '/'. Any bytes are allowed;
-// an expression has at most kExpressionBytesMax of them, with brackets and signs at most kExpressionDepthMax deep.
+// Compares `text` with the target. An expression consists of sums, differences, products, quotients, brackets and a '-'
+// in front, with white space between; U+2212, U+00D7 and U+00F7 count as '-', '*' and '/'. Any bytes are accepted. An
+// expression has at most kExpressionBytesMax bytes, and brackets and signs nested at most kExpressionDepthMax deep.
 // Linear time.
 Reached evaluate(std::string_view text, const Game& game, std::uint64_t target);
 

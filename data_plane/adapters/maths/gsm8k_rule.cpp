@@ -1,6 +1,6 @@
-// GSM8K. Both published rules look at the last 300 characters. strict: the last "#### " that a number follows (a '-',
-// then digits, '.' and ','), compared without its commas. flexible: the last such number of all, compared as it stands:
-// in "it is 18." it is "18.", and no match for 18.
+// The grading rules of GSM8K. Both published rules look at the last 300 characters. strict: takes the last "#### " that
+// precedes a number (an optional '-', then digits, '.' and ','), and compares the number without its commas. flexible:
+// takes the last number of all and compares it as written: in "it is 18." it is "18.", which does not match 18.
 #include <algorithm>
 
 #include "data_plane/adapters/maths/rules.hpp"
@@ -14,13 +14,12 @@ constexpr std::string_view kMarker = "#### ";
 
 bool is_number_character(char c) { return (c >= '0' && c <= '9') || c == '.' || c == ','; }
 
-// A number as it stands in a text.
 struct Number {
   std::string_view text;
-  std::size_t end = 0;  // where it ends
+  std::size_t end = 0;
 };
 
-// The number at `at`, a '-' allowed before it.
+// The number at `at`, with an optional '-'.
 std::optional<Number> number_at(std::string_view text, std::size_t at) {
   const std::size_t digits = at < text.size() && text[at] == '-' ? at + 1 : at;
   std::size_t end = digits;
@@ -65,7 +64,7 @@ Verdict gsm8k_flexible(std::string_view response, std::string_view reference) {
   const std::string_view text = last_characters(response, kGradedCharacters);
   auto number = number_before(text, text.size());
   if (!number) return {};
-  while (number->text == ".") {  // passed over, unless there is nothing else
+  while (number->text == ".") {  // a lone "." counts only if there is no other number
     const auto before = number_before(text, number->end - number->text.size());
     if (!before) break;
     number = before;

@@ -1,6 +1,6 @@
-// The rule of MATH (Hendrycks et al. 2021, arXiv:2103.03874), as its authors evaluate it and as verl trains with it.
-// The last box counts, by matching braces; what is in it and the reference are normalised() and compared. Where the
-// normalisation is not defined ("\sqrt" at the end, two units), the two are compared as they stand.
+// The rule of MATH (Hendrycks et al. 2021, arXiv:2103.03874), in its authors' variant and in verl's training variant.
+// The answer is in the last box, found by matching braces. The answer and the reference are normalised() and compared.
+// If normalisation is undefined ("\sqrt" at the end, two units), the texts are compared unchanged.
 #include <algorithm>
 
 #include "data_plane/adapters/maths/rules.hpp"
@@ -10,15 +10,15 @@ namespace echoline::data_plane::maths {
 namespace {
 
 enum class Variant { kHendrycks, kVerl };
-constexpr std::size_t kIntegerDigitsMax = 4300;  // more are not read as a number, by default, since Python 3.11
+constexpr std::size_t kIntegerDigitsMax = 4300;  // Python 3.11 and later refuse longer integers by default
 
 struct Box {
   std::string_view content;
   std::string_view behind;
 };
 
-// By matching braces from the last "\boxed" on, or where there is none from the last "\fbox". Braces may stand anywhere
-// behind it, but only what begins "\boxed{" is an answer: an \fbox never is.
+// Matches braces from the last "\boxed", or if there is none the last "\fbox". Text may come before the first brace,
+// but only "\boxed{" gives an answer: an \fbox never does.
 std::optional<Box> last_box(std::string_view text) {
   constexpr std::string_view kCommand = "\\boxed{";
   std::size_t at = text.rfind("\\boxed");
@@ -34,7 +34,7 @@ std::optional<Box> last_box(std::string_view text) {
   return std::nullopt;
 }
 
-// verl's: "\boxed " without braces, up to the next '$', goes before every box with braces.
+// verl's variant: "\boxed " without braces, up to the next '$', has priority over boxes with braces.
 std::optional<Box> last_box_or_bare(std::string_view text) {
   constexpr std::string_view kBare = "\\boxed ";
   const std::size_t at = text.rfind(kBare);
@@ -47,7 +47,7 @@ std::optional<Box> last_box_or_bare(std::string_view text) {
 struct Replacement {
   CharacterView from, to;
 };
-// In this order: each works on what those before it have left.
+// In this order: each replacement works on the result of those before it.
 constexpr Replacement kBeforeUnits[] = {
     {U"\n", U""},     {U"\\!", U""},     {U"\\\\", U"\\"},    {U"tfrac", U"frac"}, {U"dfrac", U"frac"},
     {U"\\left", U""}, {U"\\right", U""}, {U"^{\\circ}", U""}, {U"^\\circ", U""},   {U"\\$", U""},
@@ -58,7 +58,7 @@ void replace(Characters& text, const Replacement& replacement) {
   if (text.find(replacement.from) != Characters::npos) text = replaced(text, replacement.from, replacement.to);
 }
 
-// "\sqrta" becomes "\sqrt{a}". Absent: nothing, or another root, follows one.
+// "\sqrta" becomes "\sqrt{a}". Absent if nothing, or another root, follows a root.
 std::optional<Characters> braced_roots(CharacterView text) {
   constexpr CharacterView kCommand = U"\\sqrt";
   Characters result;
@@ -76,8 +76,8 @@ std::optional<Characters> braced_roots(CharacterView text) {
   return result;
 }
 
-// "\fracab" becomes "\frac{a}{b}", "\fraca{b}" "\frac{a}{b}". As it was where one character follows a fraction; absent
-// where none does.
+// "\fracab" becomes "\frac{a}{b}", and "\fraca{b}" becomes "\frac{a}{b}". Unchanged if only one character follows a
+// fraction; absent if none does.
 std::optional<Characters> braced_fractions(CharacterView text) {
   constexpr CharacterView kCommand = U"\\frac";
   Characters result;
@@ -106,7 +106,7 @@ std::optional<Characters> braced_fractions(CharacterView text) {
   return result;
 }
 
-// A whole number as it is written by a program: no sign but '-', no zeros in front.
+// A whole number in a program's notation: no '+', no leading zeros.
 bool is_plain_integer(CharacterView text) {
   const bool negative = text.starts_with(U'-');
   if (negative) text.remove_prefix(1);
@@ -133,7 +133,7 @@ std::optional<Characters> normalised(Characters text, Variant variant) {
   constexpr CharacterView kUnit = U"\\text{ ";
   if (occurrences(text, kUnit) > 1) return std::nullopt;
   text.resize(std::min(text.find(kUnit), text.size()));
-  // The authors remove "\\%" twice: what is left of a first one may make a second. verl begins with two backslashes.
+  // The authors' code removes "\\%" twice; the first removal can create another "\\%". verl's code begins with "\\\\%".
   replace(text, variant == Variant::kVerl ? Replacement{U"\\\\%", U""} : Replacement{U"\\%", U""});
   for (const Replacement& r : kAfterUnits) replace(text, r);
   if (text.empty()) return text;

@@ -1,9 +1,9 @@
 // math_dapo of verl, with the normalisation of the Minerva paper (Lewkowycz et al. 2022, appendix D.1;
 // arXiv:2206.14858).
 //
-// Of the last 300 characters, the last "Answer:" that is not itself inside an answer counts, upper or lower case, white
-// space allowed before the colon; the answer is what follows in that line, or in the next one that has something.
-// Answer and reference are compared after the steps of normalised().
+// The answer is searched in the last 300 characters. The last "Answer:" outside an earlier answer counts, in upper or
+// lower case, with optional white space before the colon. The answer is the rest of that line, or the next line that is
+// not empty. The answer and the reference are compared after the steps of normalised().
 #include <algorithm>
 
 #include "data_plane/adapters/maths/rules.hpp"
@@ -15,12 +15,12 @@ namespace {
 constexpr std::size_t kGradedCharacters = 300;
 constexpr std::size_t kBoxCharacters = 100;
 constexpr std::string_view kBox = "\\boxed{";
-constexpr CharacterView kNoAnswer = U"[INVALID]";  // what is compared when there is none
+constexpr CharacterView kNoAnswer = U"[INVALID]";  // compared if there is no answer
 
 struct Replacement {
   CharacterView from, to;
 };
-// In this order: each works on what those before it have left.
+// In this order: each replacement works on the result of those before it.
 constexpr Replacement kReplacements[] = {
     {U"an ", U""},
     {U"a ", U""},
@@ -75,7 +75,6 @@ constexpr Replacement kReplacements[] = {
     {U"\\dots", U""},
 };
 
-// Applies `change` to every line by itself.
 template <class Change>
 Characters line_by_line(CharacterView text, Change change) {
   Characters result;
@@ -88,7 +87,7 @@ Characters line_by_line(CharacterView text, Change change) {
   }
 }
 
-// A line with two '$' or more becomes what is between the first two.
+// A line with at least two '$' becomes the text between the first two.
 void keep_formula(CharacterView line, Characters& result) {
   const std::size_t open = line.find(U'$');
   const std::size_t close = open == CharacterView::npos ? open : line.find(U'$', open + 1);
@@ -108,7 +107,7 @@ void unwrap(CharacterView line, CharacterView command, Characters& result) {
   result += line;
 }
 
-// The first "\boxed{" of a line and the line's last '}' go; not "\boxed{" behind it.
+// Removes a line's first "\boxed{" and last '}'. A later "\boxed{" stays.
 void unbox(CharacterView line, Characters& result) {
   constexpr CharacterView kCommand = U"\\boxed{";
   const std::size_t at = line.find(kCommand);
@@ -189,7 +188,7 @@ struct Place {
   std::size_t begin = 0, end = 0;
 };
 
-// What follows an "Answer:" that begins at `at`.
+// The answer that follows an "Answer:" at `at`.
 std::optional<Place> answer_at(CharacterView text, std::size_t at) {
   for (const char letter : std::string_view("answer")) {
     if (at == text.size() || !same_letter(text[at], letter)) return std::nullopt;
@@ -199,7 +198,7 @@ std::optional<Place> answer_at(CharacterView text, std::size_t at) {
   if (at == text.size() || text[at] != U':') return std::nullopt;
   const std::size_t behind = ++at;
   while (at < text.size() && is_space(text[at])) ++at;
-  if (at == text.size()) {  // nothing but white space: the last of it that ends no line, with what follows that
+  if (at == text.size()) {  // only white space: the last space that does not end a line, and the text after it
     while (at > behind && text[at - 1] == U'\n') --at;
     if (at == behind) return std::nullopt;
     --at;

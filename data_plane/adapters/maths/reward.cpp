@@ -17,12 +17,12 @@ bool closes_thoughts(std::string_view response) {
 
 void RewardWeights::read(ConfigSection s) {
   s.read("correct", correct, {.min = 0.0, .max = 1.0}, "reward of a right answer");
-  s.read("wrong", wrong, {.min = -1.0, .max = 0.0}, "reward of a wrong one, or of none");
+  s.read("wrong", wrong, {.min = -1.0, .max = 0.0}, "reward of a wrong or missing answer");
   s.read("format", format, {.min = 0.0, .max = 1.0},
-         "added where an answer is in its place and fewer than 50 characters follow");
-  s.read("thinking", thinking, {.min = 0.0, .max = 1.0}, "added where the response contains `</think>`");
+         "added if the answer is in its place and fewer than 50 characters follow");
+  s.read("thinking", thinking, {.min = 0.0, .max = 1.0}, "added if the response contains `</think>`");
   s.read("no_trailing", no_trailing, {.min = 0.0, .max = 1.0},
-         "added where nothing follows the answer; less for what does, nothing from 200 characters on");
+         "added if nothing follows the answer; falls with the text that does, to nothing at 200 characters");
 }
 
 Score RewardWeights::score(const Verdict& verdict, std::string_view response) const {

@@ -1,4 +1,4 @@
-// What a response is worth beyond right or wrong: a weighted sum of named parts. Private to data_plane/adapters/.
+// The reward of a response as a weighted sum of named parts. Private to data_plane/adapters/.
 #pragma once
 #include <string_view>
 

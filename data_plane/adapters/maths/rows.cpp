@@ -35,7 +35,7 @@ Digest digest_of(const Row& row) {
   return {mix64(prompt.low64) + reference.low64, mix64(prompt.high64) + reference.high64};
 }
 
-// Whether more brackets are open at a time than any row has use for; reading those would take much memory and time.
+// Whether more brackets are open at once than a row needs. Reading them would take much memory and time.
 bool too_deep(std::string_view line) {
   std::size_t depth = 0;
   bool quoted = false;
@@ -63,10 +63,10 @@ const nlohmann::json* value_at(const nlohmann::json& row, std::string_view key) 
   }
 }
 
-// Calls `each` with every line, its offset and number. False from it ends the reading.
+// Calls `each` with every line, its offset and its number. Stops when `each` returns false.
 template <class Each>
 Status lines(const std::filesystem::path& path, int fd, Each each) {
-  std::string pending;  // what is read and not yet a line
+  std::string pending;  // bytes read that do not yet form a line
   std::uint64_t offset = 0, number = 0;
   std::vector<char> block(kBlock);
   for (bool more = true; more;) {
@@ -118,12 +118,12 @@ Result<Told> prompt_at(const nlohmann::json& row, std::string_view key) {
   auto told = read_told(*value, kPromptBytesMax);
   if (!told) return fail(Code::kInvalid, "", "'{}': {}", key, told.error().detail);
   if (told->messages.size() == 1 && told->messages.front().role == "user")
-    return Told(told->text);  // the same, in fewer words
+    return Told(told->text);  // the same prompt, written shorter
   return told;
 }
 
 Result<Row> read_row(std::string_view line, const RowReader& reader) {
-  if (too_deep(line)) return fail(Code::kInvalid, "", "expected at most {} brackets within each other", kDepthMax);
+  if (too_deep(line)) return fail(Code::kInvalid, "", "expected brackets nested at most {} deep", kDepthMax);
   const auto json = nlohmann::json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) return fail(Code::kInvalid, "", "expected a JSON object");
   ECHO_ASSIGN(Row row, reader(json));
@@ -141,7 +141,7 @@ Result<RowFile> RowFile::open(const std::filesystem::path& path, RowReader reade
   if (file->get() < 0) return os_error("read rows", path);
   struct stat info {};
   if (::fstat(file->get(), &info) != 0) return os_error("read rows", path);
-  if (!S_ISREG(info.st_mode)) return fail(Code::kIo, "read rows", "{}: expected a file of JSON Lines", path.string());
+  if (!S_ISREG(info.st_mode)) return fail(Code::kIo, "read rows", "{}: expected a JSON Lines file", path.string());
   RowFile rows(path, file, std::move(reader));
   std::unordered_set<Digest, DigestHash> seen;
   ECHO_TRY(lines(path, file->get(), [&](std::string_view line, std::uint64_t offset, std::uint32_t number) -> Status {
@@ -177,8 +177,8 @@ Result<Row> RowFile::row(std::size_t index) const {
   auto row = read_row(line, reader_);
   if (!row || hash_of(row->prompt.text) != place.prompt)
     return fail(Code::kCorrupt, "read rows",
-                "{}:{}: the file has changed since it was opened; start again with one that stays", path_.string(),
-                place.line);
+                "{}:{}: the file has changed since it was opened; do not change it during a run, and start again",
+                path_.string(), place.line);
   return row;
 }
 

@@ -1,6 +1,5 @@
-// Rows of a JSON Lines file of any size: every row is read and checked when the file is opened, only where it begins is
-// kept (about 60 bytes a row meanwhile and 24 afterwards), and a row is read again when it is asked for. Private to
-// data_plane/adapters/.
+// Rows of a JSON Lines file of any size. open() reads and checks every row but keeps only its position (about 60 bytes
+// per row while reading, 24 afterwards); row() reads it again. Private to data_plane/adapters/.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -17,32 +16,32 @@
 
 namespace echoline::data_plane::maths {
 
-inline constexpr std::size_t kRowBytesMax = 4u << 20;  // a line
-inline constexpr std::size_t kRowsMax = 20'000'000;    // different ones in a file
+inline constexpr std::size_t kRowBytesMax = 4u << 20;  // per line
+inline constexpr std::size_t kRowsMax = 20'000'000;    // different rows per file
 
-// A problem as a data set has it.
+// A problem in a data set.
 struct Row {
   Told prompt;
   std::string reference;
-  std::string demonstration = {};  // a worked answer; empty where the set has none
+  std::string demonstration = {};  // a worked solution; empty if the set has none
 };
 
-// What a JSON object says; kInvalid with what was expected. May be called from several threads at once.
+// Turns a JSON object into a row; kInvalid with what was expected. May be called from several threads at once.
 using RowReader = std::function<Result<Row>(const nlohmann::json& row)>;
 
-// One line as a row; kInvalid, also for a prompt or reference that a problem has no room for (schema.proto).
+// Reads one line as a row. kInvalid, also for a prompt or reference longer than a problem may have (schema.proto).
 Result<Row> read_row(std::string_view line, const RowReader& reader);
 
-// The string at `key`, which may be a key of the row or a path of keys with dots.
+// The string at `key`, which is a key of the row or a path of keys with dots.
 Result<std::string> text_at(const nlohmann::json& row, std::string_view key);
-// The same where a whole number will do as well: its digits.
+// Like text_at(), but also accepts a whole number and returns its digits.
 Result<std::string> text_or_number_at(const nlohmann::json& row, std::string_view key);
-// The same for a prompt: a string, or a list of messages.
+// Like text_at(), but for a prompt: a string or a list of messages.
 Result<Told> prompt_at(const nlohmann::json& row, std::string_view key);
 
 class RowFile {
  public:
-  // Rows that repeat an earlier one's prompt and reference are left out. kNotFound and kIo about the file; kInvalid as
+  // Leaves out rows that repeat an earlier row's prompt and reference. kNotFound and kIo about the file; kInvalid as
   // `path:line: what was expected`; kExhausted beyond kRowsMax.
   static Result<RowFile> open(const std::filesystem::path& path, RowReader reader);
 
@@ -50,15 +49,14 @@ class RowFile {
   std::uint64_t repeated() const { return repeated_; }  // rows left out
   const std::filesystem::path& path() const { return path_; }
 
-  // Row `index` < size(). kCorrupt when the file no longer says what it said. May be called from several threads at
-  // once.
+  // Reads row `index` < size(). kCorrupt if the file has changed. May be called from several threads at once.
   Result<Row> row(std::size_t index) const;
   std::uint32_t line(std::size_t index) const { return places_[index].line; }      // from 1
-  std::uint64_t prompt(std::size_t index) const { return places_[index].prompt; }  // a hash of its prompt
-  // The index of the row in this line, if there is one.
+  std::uint64_t prompt(std::size_t index) const { return places_[index].prompt; }  // hash of the prompt
+  // The index of the row at this line, if any.
   std::optional<std::size_t> at_line(std::uint32_t line) const;
 
-  // Moves the rows whose prompt `chosen` picks, by its hash, to another object for the same file.
+  // Moves the rows whose prompt hash `chosen` accepts to a new RowFile of the same file.
   RowFile split(const std::function<bool(std::uint64_t prompt)>& chosen);
 
  private:
@@ -72,7 +70,7 @@ class RowFile {
   std::filesystem::path path_;
   std::shared_ptr<const Descriptor> file_;
   RowReader reader_;
-  std::vector<Place> places_;  // in the order of lines
+  std::vector<Place> places_;  // by line number
   std::uint64_t repeated_ = 0;
 };
 

@@ -1,7 +1,7 @@
-// The published grading rules for mathematics, quirk for quirk; docs/tasks.md says what they do and how the agreement
+// The published grading rules for mathematics, reproduced exactly. docs/tasks.md explains them and how the agreement
 // was measured. Private to data_plane/adapters/.
 //
-// A rule is a pure function of two texts: any bytes are allowed, time and memory are linear in them, nothing recurses.
+// A rule is a pure function of two texts. It accepts any bytes, takes linear time and memory, and does not recurse.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -14,24 +14,23 @@ namespace echoline::data_plane::maths {
 
 enum class Rule {
   kGsm8kStrict,    // the number after the last "#### "
-  kGsm8kFlexible,  // the last thing that looks like a number
-  kLastNumber,     // the last number, whatever punctuation ends its sentence
+  kGsm8kFlexible,  // the last text in the form of a number
+  kLastNumber,     // the last number, without the punctuation that ends its sentence
   kMathDapo,       // the line after "Answer:", both normalised (verl, math_dapo)
-  kMathDapoBoxed,  // the last box of the last 100 characters, to the letter (verl, math_dapo with strict_box_verify)
+  kMathDapoBoxed,  // the last box of the last 100 characters, unnormalised (verl, math_dapo with strict_box_verify)
   kMathReward,     // the last box, both normalised (verl, math_reward)
-  kHendrycksMath,  // the same as the authors of MATH evaluate it
+  kHendrycksMath,  // like kMathReward, in the variant of MATH's authors
   kExact,          // the whole response without white space around it
 };
 
 struct Verdict {
   bool correct = false;
-  std::optional<std::string> answer = {};  // what stands where the rule looks for an answer, as it is compared
+  std::optional<std::string> answer = {};  // the text where the rule looks for an answer, in the compared form
   std::uint64_t trailing = 0;              // characters after it
 };
 
 Verdict grade(Rule rule, std::string_view response, std::string_view reference);
 
-// Each rule by itself.
 Verdict gsm8k_strict(std::string_view response, std::string_view reference);
 Verdict gsm8k_flexible(std::string_view response, std::string_view reference);
 Verdict last_number(std::string_view response, std::string_view reference);
@@ -41,10 +40,10 @@ Verdict math_reward(std::string_view response, std::string_view reference);
 Verdict hendrycks_math(std::string_view response, std::string_view reference);
 Verdict exact(std::string_view response, std::string_view reference);
 
-// What is in the last box of a worked solution: the answer of a row that states none.
+// The content of the last box of a worked solution, for a row that does not state its answer.
 std::optional<std::string> boxed_answer(std::string_view solution);
 
-// The key `rule`, with the names under which the rules are known.
+// Reads the key `rule`.
 void read_rule(ConfigSection& section, Rule& rule, ConfigDoc doc);
 
 }  // namespace echoline::data_plane::maths

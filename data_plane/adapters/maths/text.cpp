@@ -16,7 +16,7 @@ struct Unit {
   std::size_t bytes;
 };
 
-// The character at the beginning of `bytes`, which are not empty: Unicode 14, table 3-7.
+// The first character of `bytes`, which must not be empty: Unicode 14, table 3-7.
 Unit first_character(std::string_view bytes) {
   const auto lead = static_cast<unsigned char>(bytes[0]);
   if (lead < 0x80) return {lead, 1};
@@ -27,7 +27,7 @@ Unit first_character(std::string_view bytes) {
     if (i >= bytes.size()) return {kReplacement, i};
     const auto next = static_cast<unsigned char>(bytes[i]);
     unsigned char low = 0x80, high = 0xbf;
-    if (i == 1 && lead == 0xe0) low = 0xa0;   // longer than needed
+    if (i == 1 && lead == 0xe0) low = 0xa0;   // overlong
     if (i == 1 && lead == 0xed) high = 0x9f;  // surrogates
     if (i == 1 && lead == 0xf0) low = 0x90;
     if (i == 1 && lead == 0xf4) high = 0x8f;  // above U+10FFFF
@@ -103,7 +103,7 @@ std::uint64_t count_characters(std::string_view bytes) {
 }
 
 std::string_view last_characters(std::string_view bytes, std::size_t count) {
-  // A character begins wherever the byte continues nothing, and behind three bytes that do.
+  // A character begins at every byte that is not a continuation byte, and after three continuation bytes.
   const std::size_t enough = kBytesPerCharacter * count + kBytesPerCharacter - 1;
   if (bytes.size() > enough) {
     bytes.remove_prefix(bytes.size() - enough);

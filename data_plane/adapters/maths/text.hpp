@@ -1,6 +1,6 @@
-// Text as the published grading rules see it: a sequence of Unicode characters, of which a response is the UTF-8 form.
-// Bytes that are no UTF-8 become U+FFFD as in Python's errors="replace", one for every maximal part of a sequence that
-// could have been one. Private to data_plane/adapters/.
+// Text in the form the published grading rules use: a sequence of Unicode characters, encoded as UTF-8 in a response.
+// Invalid UTF-8 becomes U+FFFD as with Python's errors="replace": one for each maximal invalid part. Private to
+// data_plane/adapters/.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -12,22 +12,21 @@ using Characters = std::u32string;
 using CharacterView = std::u32string_view;
 
 Characters decode(std::string_view bytes);
-std::string encode(CharacterView text);  // of what decode() gives
+std::string encode(CharacterView text);  // accepts any result of decode()
 
-// How many characters decode() would give.
+// The number of characters that decode() would return.
 std::uint64_t count_characters(std::string_view bytes);
 
-// The end of `bytes` that decodes to its last `count` characters (all of it where there are fewer). Looks at that end
-// only.
+// The end of `bytes` that decodes to its last `count` characters, or all of it if it has fewer. Reads only that end.
 std::string_view last_characters(std::string_view bytes, std::size_t count);
 
-// White space and digits as Python's str.isspace() and str.isdigit() have them (Unicode 14): superscripts and circled
-// digits are digits, fractions and Roman numerals are not. Fixed here, so that every machine says the same.
+// White space and digits by Python's str.isspace() and str.isdigit() (Unicode 14): superscripts and circled digits are
+// digits, fractions and Roman numerals are not. The tables are part of this program, so that all machines agree.
 bool is_space(char32_t c);
 bool is_digit(char32_t c);
 
 CharacterView trimmed(CharacterView text);
-// Every occurrence, from the left, none overlapping another. `from` is not empty.
+// Replaces every occurrence, left to right, without overlap. `from` must not be empty.
 Characters replaced(CharacterView text, CharacterView from, CharacterView to);
 std::size_t occurrences(CharacterView text, CharacterView what);
 

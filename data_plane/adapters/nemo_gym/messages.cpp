@@ -62,7 +62,7 @@ Result<Score> read_verdict(std::string_view body, double correct_at) {
   if (reward == said.end() || !reward->is_number() || !std::isfinite(reward->get<double>()))
     return bad("expected a finite number 'reward', found {}", reward == said.end() ? "none" : shown(*reward));
   if (said.value("mask_sample", json()) == true)
-    return fail(Code::kUnavailable, "verdict", "the server says that its reward means nothing: {}",
+    return fail(Code::kUnavailable, "verdict", "the server marks its reward as invalid: {}",
                 written(said.value("failure_reason", said.value("failure_kind", json("no reason given"))))
                     .substr(0, kWordsMax));
   Score score;

@@ -1,4 +1,4 @@
-// What is said to a resources server of NeMo Gym, and what it says. Forms requests and reads answers; trusts none.
+// Writes requests to a resources server of NeMo Gym and parses its answers, none of which it trusts.
 // Private to data_plane/. As in NVIDIA-NeMo/Gym, nemo_gym/base_resources_server.py and
 // responses_api_agents/simple_agent/app.py (commits 011c3386, 00be44f9): POST /seed_session with the row of the data
 // set, then POST /verify with the row and `response`, an object of OpenAI's Responses API; the session is in cookies.
@@ -12,14 +12,15 @@
 
 namespace echoline::data_plane::nemo_gym {
 
-// A row of a data set, {"responses_create_params": {"input": ...}, ...}: the one message of a user, and the row as the
-// reference.
+// Turns a row of a data set, {"responses_create_params": {"input": ...}, ...}, into a prompt (the one user message) and
+// a reference (the row).
 Result<maths::Row> read_row(const nlohmann::json& row);
 
-// The body of /verify; kInvalid where the reference is no row.
+// The body of /verify; kInvalid if the reference is not a row.
 Result<std::string> verify_body(const Problem& problem, std::string_view response);
 
-// kCorrupt: no reward. kUnavailable: the server says that its reward means nothing (mask_sample), and why.
+// kCorrupt: the answer has no reward. kUnavailable: the server marks the reward as invalid (mask_sample), with its
+// reason.
 Result<Score> read_verdict(std::string_view body, double correct_at);
 
 }  // namespace echoline::data_plane::nemo_gym

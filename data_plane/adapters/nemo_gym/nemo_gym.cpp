@@ -1,5 +1,4 @@
-// Data sets of NeMo Gym, verified by one of its resources servers: a response of one turn is sent there, and its reward
-// comes back.
+// The task "nemo_gym": data sets of NeMo Gym. One of its resources servers scores each response, which is one turn.
 #include <mutex>
 #include <nlohmann/json.hpp>
 
@@ -15,18 +14,18 @@ struct Options : maths::DataSetOptions {
   double correct_at = 1;
 
   void read(ConfigSection s, AdapterUse use) {
-    s.require("url", verifier.url, "of the resources server, http or https; workers have to reach it as well");
+    s.require("url", verifier.url, "URL of the resources server, http or https; workers must reach it too");
     read_files(s, use, "a data set of NeMo Gym, JSON Lines: {responses_create_params: {input}, ...}");
-    s.read("sessions", verifier.sessions, "each response has a session of its own: /seed_session comes before /verify");
-    s.read("at_once", verifier.at_once, {.min = 1, .max = 1024}, "requests that a worker has under way");
-    s.read("tries", verifier.tries, {.min = 1, .max = 20}, "of what fails for a while, with growing pauses");
+    s.read("sessions", verifier.sessions, "each response has its own session: call /seed_session before /verify");
+    s.read("at_once", verifier.at_once, {.min = 1, .max = 1024}, "requests that a worker has in flight");
+    s.read("tries", verifier.tries, {.min = 1, .max = 20}, "attempts after temporary errors, with growing pauses");
     s.read("deadline", verifier.deadline, {.min = std::chrono::milliseconds(10), .max = std::chrono::hours(1)},
            "for an answer");
-    s.read("correct_at", correct_at, "the least reward that counts as right");
+    s.read("correct_at", correct_at, "the least reward that counts as correct");
     if (!verifier.url.empty() && !verifier.url.starts_with("http://") && !verifier.url.starts_with("https://"))
       s.error("url", fmt::format("expected a URL such as http://host:8000, found '{}'", verifier.url.substr(0, 200)));
     verifier.url = service_url(verifier.url);
-    rule = maths::Rule::kExact;  // of nothing: rows are only read and dealt out
+    rule = maths::Rule::kExact;  // a placeholder: this task never applies the rule
   }
 };
 

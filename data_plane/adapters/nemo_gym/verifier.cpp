@@ -9,7 +9,8 @@ namespace {
 
 constexpr std::size_t kAnswerBytesMax = 4u << 20;
 constexpr Duration kSlice =
-    std::chrono::milliseconds(5);  // how often it is looked for what is new while answers are awaited
+    // How often the thread looks for new requests while it waits for answers.
+    std::chrono::milliseconds(5);
 
 bool temporary(int status) { return status == 408 || status == 409 || status == 425 || status == 429 || status >= 500; }
 
@@ -43,7 +44,8 @@ void Verifier::ask(std::string seed_body, std::string verify_body, Done done) {
       return;
     }
   }
-  done(fail(Code::kExhausted, "verify", "{} responses wait already", kInsideMax));
+  done(fail(Code::kExhausted, "verify", "{} responses are waiting already; lower the load or raise at_once",
+            kInsideMax));
 }
 
 void Verifier::work() {

@@ -1,4 +1,4 @@
-// Asks a resources server of NeMo Gym, many things at a time, patiently, on a thread of its own. Private to
+// Sends requests to a resources server of NeMo Gym, many at a time and with retries, on its own thread. Private to
 // data_plane/.
 #pragma once
 #include <condition_variable>
@@ -17,21 +17,21 @@ namespace echoline::data_plane::nemo_gym {
 
 struct VerifierOptions {
   std::string url;
-  bool sessions = true;  // /seed_session comes before /verify
+  bool sessions = true;  // call /seed_session before /verify
   std::size_t at_once = 16;
   std::uint32_t tries = 5;
-  Duration deadline = std::chrono::seconds(60);  // of a request
+  Duration deadline = std::chrono::seconds(60);  // per request
   Duration pause_first = std::chrono::milliseconds(500), pause_max = std::chrono::seconds(30);
 };
 
-// Thread-safe. What is temporary (no connection, no answer in time, 408, 409, 425, 429, 5xx) is tried again from the
-// session on, later every time and not before the server wants it (Retry-After).
+// Thread-safe. Retries temporary errors (no connection, timeout, 408, 409, 425, 429, 5xx) from /seed_session on, with
+// growing pauses and not before the server's Retry-After.
 class Verifier {
  public:
   static constexpr std::size_t kInsideMax = 65'536;
 
-  // The answer to /verify. kUnavailable: not after all tries; kInvalid: the server refuses it, in its words;
-  // kExhausted: kInsideMax are inside; kCancelled: the run ends.
+  // The answer of /verify. kUnavailable: all tries failed; kInvalid: the server refuses the request, with its words;
+  // kExhausted: kInsideMax requests are in flight; kCancelled: the verifier is being destroyed.
   using Done = std::function<void(Result<std::string>)>;
 
   explicit Verifier(VerifierOptions options);
@@ -62,10 +62,10 @@ class Verifier {
   std::size_t inside_ = 0;  // guarded by mutex_
   bool stopping_ = false;   // guarded by mutex_
 
-  // The thread's own.
+  // Used by the thread only.
   HttpClient http_;
   std::deque<Asked> waiting_;
-  std::map<std::uint64_t, Asked> sent_;  // by request
+  std::map<std::uint64_t, Asked> sent_;  // by request id
   std::thread thread_;
 };
 

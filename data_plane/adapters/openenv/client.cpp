@@ -32,18 +32,18 @@ class Session : public std::enable_shared_from_this<Session> {
 
 namespace {
 
-constexpr Duration kPatience = std::chrono::seconds(2);  // for a server to end a session
+constexpr Duration kPatience = std::chrono::seconds(2);  // for a server to close a session
 
 using Moved = std::function<void(error_code, std::size_t)>;  // bytes
 
-// The connection below a WebSocket, with TLS or without. One type for both, and one type of handler: Boost.Beast's
-// templates are instantiated once for each, and were a twentieth of the time that the whole program took to compile.
+// The connection below a WebSocket, with or without TLS. A single stream type and handler type is used for both,
+// because Boost.Beast instantiates its templates for each; that was a twentieth of the whole program's compile time.
 class Line {
  public:
   using executor_type = asio::io_context::executor_type;
   using Socket = asio::basic_stream_socket<tcp, executor_type>;
 
-  // `tls`: absent without TLS.
+  // `tls`: null without TLS.
   Line(asio::io_context& io, asio::ssl::context* tls) : socket_(io) {
     if (tls != nullptr) tls_.emplace(socket_, *tls);
   }
@@ -83,7 +83,7 @@ class Line {
   std::optional<asio::ssl::stream<Socket&>> tls_;
 };
 
-// Boost.Beast looks for these three when it ends a WebSocket.
+// Boost.Beast finds these three functions by name when it closes a WebSocket.
 void beast_close_socket(Line& line) {
   error_code ignored;
   line.socket().close(ignored);
@@ -142,7 +142,8 @@ class Connected final : public Session {
     });
     send([self = self()](error_code error, std::size_t) {
       if (error) return self->gone();
-      self->stream_.async_read(self->buffer_, Moved([self](error_code, std::size_t) { self->gone(); }));  // its end
+      // waits for the server's close
+      self->stream_.async_read(self->buffer_, Moved([self](error_code, std::size_t) { self->gone(); }));
     });
   }
 
@@ -225,7 +226,7 @@ class Connected final : public Session {
   const ClientOptions& options_;
   tcp::resolver resolver_;
   asio::steady_timer timer_;
-  websocket::stream<Line, false> stream_;  // without compression, which is never asked for
+  websocket::stream<Line, false> stream_;  // compression is never negotiated
   websocket::response_type said_;
   beast::flat_buffer buffer_;
   std::string message_;

@@ -24,7 +24,7 @@ Error bad(fmt::format_string<Args...> format, Args&&... args) {
 std::string written(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
 std::string shown(const json& value) { return written(value).substr(0, 120); }
 
-// What is a list of messages is told as such; whatever else is no text, as JSON.
+// A list of messages is passed on as messages; any other value that is not text, as JSON.
 Result<Told> told_of(const json& observation, std::string_view key) {
   const json* part = &observation;
   for (std::string_view left = key; !left.empty();) {

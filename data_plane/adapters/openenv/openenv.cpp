@@ -1,4 +1,5 @@
-// Environments behind a server that speaks OpenEnv's protocol: a problem is a seed, an episode a session of its own.
+// The task "openenv": environments behind a server of OpenEnv's protocol. A problem is a seed; an episode has its own
+// session.
 #include <deque>
 #include <future>
 #include <map>
@@ -24,34 +25,34 @@ struct Options {
   double correct_at = 1;
 
   void read(ConfigSection s, AdapterUse) {
-    s.require("url", url, "of the server, http or https; workers have to reach it as well");
+    s.require("url", url, "URL of the server, http or https; workers must reach it too");
     s.read("action", action,
-           "the field of an action that is the policy's response; empty: the response is the action itself, as a JSON "
+           "the field of an action that holds the policy's response; empty: the response is the action itself, a JSON "
            "object");
     s.read("observation", observation,
-           {"the part of an observation that the policy is told, dots lead into mappings", "all of it, as JSON"});
-    reset_json = s.json("reset", "what a reset takes besides the seed");
+           {"the part of an observation that is the policy's text; a path of keys has dots", "all of it, as JSON"});
+    reset_json = s.json("reset", "arguments of a reset besides the seed");
     s.read("problems", problems, {.min = 1, .max = 1'000'000'000},
-           "seeds to train with, those after the held-out ones");
-    s.read("evaluation_problems", evaluation_problems, {.min = 0, .max = 100'000}, "held-out seeds, from 0 on");
-    s.read("sessions", sessions, {.min = 1, .max = 1024},
-           "episodes that a worker has under way at the server; others wait");
+           "number of training seeds, which follow the held-out ones");
+    s.read("evaluation_problems", evaluation_problems, {.min = 0, .max = 100'000},
+           "number of held-out seeds, from 0 on");
+    s.read("sessions", sessions, {.min = 1, .max = 1024}, "episodes that a worker has open at the server; others wait");
     s.read("tries", tries, {.min = 1, .max = 20},
-           "of a reset, with growing pauses; what fails later gives the rollout back");
+           "attempts at a reset, with growing pauses; a later failure returns the rollout");
     s.read("deadline", deadline, {.min = std::chrono::milliseconds(10), .max = std::chrono::hours(1)}, "for an answer");
-    s.read("correct_at", correct_at, "what the rewards of an episode add up to, at least, where it counts as right");
+    s.read("correct_at", correct_at, "the least sum of an episode's rewards that counts as correct");
     if (!url.empty())
       if (const auto to = openenv::endpoint(url); !to) s.error("url", to.error().detail);
   }
 };
 
-// The sessions there are, and who waits for one.
+// The open sessions, and a queue of callers waiting for one.
 class Environment {
  public:
   Environment(const Options& o, openenv::Endpoint to)
       : options(o), client({.endpoint = std::move(to), .deadline = o.deadline}) {}
 
-  // False: too many wait.
+  // False if too many callers wait.
   bool acquire(std::function<void()> then) {
     {
       const std::lock_guard lock(mutex_);
@@ -87,10 +88,10 @@ class Environment {
   std::deque<std::function<void()>> waiting_;  // guarded by mutex_
 
  public:
-  openenv::Client client;  // last: its thread ends first
+  openenv::Client client;  // last, so that its thread ends first
 };
 
-// A session, from its reset on. What is asked for is answered once, unless it has been left.
+// A session, from its reset on. Each request is answered once, unless leave() was called.
 class Talk : public std::enable_shared_from_this<Talk> {
  public:
   using Done = std::function<void(Result<openenv::Observed>)>;
@@ -103,7 +104,7 @@ class Talk : public std::enable_shared_from_this<Talk> {
       done_ = std::move(done);
     }
     if (!environment_.acquire([self = shared_from_this()] { self->come_in(); }))
-      answer(fail(Code::kExhausted, "environment", "{} episodes wait for a session already", kWaitingMax));
+      answer(fail(Code::kExhausted, "environment", "{} episodes are waiting for a session already", kWaitingMax));
   }
   void step(std::string message, Done done) {
     const std::lock_guard lock(mutex_);
@@ -122,7 +123,7 @@ class Talk : public std::enable_shared_from_this<Talk> {
       if (!std::exchange(inside_, false)) return;
     }
     if (!session) return environment_.release();
-    // A server counts it until then, and has no room for the next.
+    // The server counts the session until it is closed, and has no room for the next one before that.
     environment_.client.end(session, [&environment = environment_] { environment.release(); });
   }
 
@@ -159,7 +160,7 @@ class Talk : public std::enable_shared_from_this<Talk> {
                               });
                             });
   }
-  // What is done with it happens under the lock: whoever leaves waits for that, and hears nothing afterwards.
+  // Runs the callback under the lock, so that leave() waits for it and none runs afterwards.
   void answer(Result<openenv::Observed> observed) {
     const std::lock_guard lock(mutex_);
     if (auto done = std::exchange(done_, {})) done(std::move(observed));
@@ -185,7 +186,7 @@ class EnvironmentEpisode final : public Episode {
     const auto said = [this, done](Result<openenv::Observed> observed) {
       if (!observed) return done(std::move(observed).error());
       reward_ += observed->reward;
-      if (observed->done) talk_->leave();  // somebody waits for its session
+      if (observed->done) talk_->leave();  // frees the session for the next episode
       done(Step{{observed->reward, {}, reward_ >= environment_.options.correct_at},
                 observed->done,
                 std::move(observed->told)});
@@ -194,7 +195,7 @@ class EnvironmentEpisode final : public Episode {
     talk_->begin([this, said, done, message = *std::move(message)](Result<openenv::Observed> first) {
       if (first && first->told != prompt_)
         first =
-            fail(Code::kUnavailable, "environment", "it begins with '{}' where the same seed began with '{}' before",
+            fail(Code::kUnavailable, "environment", "it begins with '{}' although the same seed began with '{}' before",
                  first->told.text.substr(0, 120), prompt_.text.substr(0, 120));
       if (!first) return done(std::move(first).error());
       talk_->step(message, said);
@@ -221,7 +222,7 @@ class OpenEnv final : public Adapter {
     const std::lock_guard lock(mutex_);
     if (const auto known = problems_.find(index); known != problems_.end()) return known->second;
     if (problems_.size() >= kRemembered) problems_.clear();
-    std::vector<std::uint64_t> seeds;  // those that follow are wanted next
+    std::vector<std::uint64_t> seeds;  // the following indices are requested next, so prefetch them
     for (std::uint64_t i = 0; i < o.sessions; ++i)
       seeds.push_back(o.evaluation_problems + shuffled_cycle(index + i, o.problems, key_));
     ECHO_ASSIGN(auto begun, begin_all(seeds));
@@ -266,8 +267,7 @@ class OpenEnv final : public Adapter {
       auto first = all[i].get();
       talks[i]->leave();
       if (first && first->done)
-        first =
-            fail(Code::kInvalid, "openenv", "seed {}: the environment is done before it was asked anything", seeds[i]);
+        first = fail(Code::kInvalid, "openenv", "seed {}: the environment is done before the first action", seeds[i]);
       if (first && first->told.text.empty())
         first = fail(Code::kInvalid, "openenv",
                      "seed {}: an empty observation; task.options.observation names its text", seeds[i]);

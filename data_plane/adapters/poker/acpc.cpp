@@ -25,7 +25,7 @@ bool is_name(std::string_view name) {
   return !name.empty() && name.size() <= 64 && std::all_of(name.begin(), name.end(), allowed);
 }
 
-// What an ended hand is worth to the player who sees it.
+// The chips that the viewer wins in a finished hand.
 Chips won_by_viewer(const MatchState& state) {
   Deal deal;
   const auto own = static_cast<std::size_t>(state.position);
@@ -46,7 +46,7 @@ Result<std::string> AcpcClient::take(std::string_view line) {
   ECHO_ASSIGN(const MatchState state, parse_match_state(line, rules_));
   if (state.betting.over()) settle(state);
   if (state.betting.over() || state.betting.to_act() != state.position) return std::string{};
-  // Each decision has numbers of its own, so that a dealer who asks again hears the same.
+  // Each decision has its own random stream, so a repeated question gets the same answer.
   Random random(seed_, mix64(state.hand) + state.betting.steps().size());
   ECHO_ASSIGN(const Action action, player_.decide(state.view(), random));
   return fmt::format("{}:{}{}", line, to_string(action), kLineEnd);
@@ -111,7 +111,7 @@ Result<std::vector<AcpcDealer::Line>> AcpcDealer::take(int seat, std::string_vie
   if (waits_for() != seat) return lines;
   const std::string present = state_line(seat);
   if (!line.starts_with(present) || !line.substr(present.size()).starts_with(':')) {
-    // The answer to an earlier state, but nothing that is no answer at all.
+    // An answer to an earlier state is ignored; anything else is an error.
     ECHO_TRY(parse_match_state(line.substr(0, line.rfind(':')), options_.rules));
     return lines;
   }

@@ -1,12 +1,16 @@
-// The text protocol of the Annual Computer Poker Competition, version 2.0.0: both sides of it, without sockets.
+// The text protocol of the Annual Computer Poker Competition, version 2.0.0: player's and dealer's side, without
+// sockets.
 //
 //   player: VERSION:2.0.0
 //   dealer: MATCHSTATE:<position>:<hand>:<betting>:<cards>     after every action, to both; and when the hand is over
 //   player: MATCHSTATE:<position>:<hand>:<betting>:<cards>:<action>     when it is its turn
 //
-// Betting is "f", "c" and "r<chips put in over the whole hand>", rounds separated by '/'. Cards are those of position 0
-// and 1, separated by '|' (as far as they may be seen), and after each '/' those of a round. Lines end in "\r\n"; those
-// that begin with '#' or ';' are comments. At the end the dealer's summary is "SCORE:<chips>|<chips>:<name>|<name>".
+// Betting is "f", "c" and "r<chips put in over the whole hand>", with rounds separated by '/'. Cards are the hands of
+// position 0 and 1, separated by '
+// ' (as far as the receiver may see them), then the board, each round after a '/'. Lines end in "\r\n"; lines that
+// begin with '#' or ';' are comments. The dealer's last line is "SCORE:<chips>
+// <chips>:<name>
+// <name>".
 #pragma once
 #include <array>
 #include <cstdint>
@@ -21,10 +25,10 @@
 namespace echoline::data_plane::poker {
 
 inline constexpr std::string_view kAcpcVersion = "VERSION:2.0.0";
-inline constexpr std::size_t kAcpcLineBytesMax = 16 * 1024;  // the longest hand under Rules::check() is shorter
+inline constexpr std::size_t kAcpcLineBytesMax = 16 * 1024;  // longer than any hand under Rules::check()
 inline constexpr std::uint64_t kAcpcHandsMax = 10'000'000;
 
-// A state as one line gives it.
+// The content of one MATCHSTATE line.
 struct MatchState {
   int position = 0;
   std::uint64_t hand = 0;
@@ -39,26 +43,26 @@ struct MatchState {
 // "MATCHSTATE:0:30:cc/r250c/:9s8h|/8c8d5c/6s", without an end of line.
 std::string match_state_line(const View& view, std::uint64_t hand);
 
-// Parses such a line, with or without an end of line, and plays its betting by the rules: what comes back can be
-// reached. kInvalid with the place and what was expected there.
+// Parses such a line, with or without its line end, and replays its betting by the rules, so the state is reachable.
+// kInvalid with the place and what was expected there.
 Result<MatchState> parse_match_state(std::string_view line, const Rules& rules);
 
-// "f", "c" or "r600"; whether it is legal is for Betting to say.
+// Parses "f", "c" or "r600". Betting checks whether the action is legal.
 Result<Action> parse_action(std::string_view text);
 
-// A player's side. What it is told may come from anywhere.
+// The player's side. It accepts any bytes from the dealer.
 class AcpcClient {
  public:
-  // `player` must outlive it. `seed` is of what the player draws.
+  // `player` must outlive it. `seed` seeds the player's random draws.
   AcpcClient(Player& player, const Rules& rules, std::uint64_t seed) : player_(player), rules_(rules), seed_(seed) {}
 
-  // What to send before anything else.
+  // The first line to send.
   std::string greeting() const;
-  // Takes a line of the dealer; returns what to answer ("" for nothing). Fails on what is no state of these rules, and
-  // where the player does.
+  // Takes a line of the dealer and returns the answer ("" for none). Fails if the line is not a state of these rules,
+  // or if the player fails.
   Result<std::string> take(std::string_view line);
 
-  std::uint64_t hands() const { return hands_; }  // that have ended
+  std::uint64_t hands() const { return hands_; }  // completed hands
   Chips won() const { return won_; }
 
  private:
@@ -67,11 +71,11 @@ class AcpcClient {
   Player& player_;
   Rules rules_;
   std::uint64_t seed_, hands_ = 0;
-  std::optional<std::uint64_t> settled_;  // the last hand counted: its end is told once or twice
+  std::optional<std::uint64_t> settled_;  // the last hand counted; the dealer reports its end once or twice
   Chips won_ = 0;
 };
 
-// The dealer's side, for two seats. Seats take turns in the positions: seat s is in position (s + hand) mod 2.
+// The dealer's side, for two seats. The seats alternate positions: seat s is in position (s + hand) mod 2.
 class AcpcDealer {
  public:
   struct Options {
@@ -81,21 +85,20 @@ class AcpcDealer {
   };
   struct Line {
     int seat;
-    std::string text;  // with its end of line
+    std::string text;  // with its line end
   };
 
-  // kInvalid where rules, hands (1 to kAcpcHandsMax) or names (1 to 64 letters, digits, '_', '-' and '.') cannot be
-  // used.
+  // kInvalid for invalid rules, hands (1 to kAcpcHandsMax) or names (1 to 64 letters, digits, '_', '-' and '.').
   static Result<AcpcDealer> make(Options options);
 
-  // Takes a line of a seat; returns what is to be sent, to whom. The match begins when both have said their version.
-  // An answer to another state than the present one, and a comment, are ignored. An action that is not legal counts as
-  // a fault and becomes a check, or a fold where something is owed. Fails on a seat that does not speak the protocol.
+  // Takes a line of a seat and returns the lines to send. The match begins when both seats have sent their version.
+  // Comments, and answers to an earlier state, are ignored. An illegal action counts as a fault and becomes a check, or
+  // a fold if the seat owes chips. Fails if the seat violates the protocol.
   Result<std::vector<Line>> take(int seat, std::string_view line);
 
   bool done() const { return hand_ == options_.hands; }
   bool greeted(int seat) const { return greeted_[static_cast<std::size_t>(seat)]; }
-  // The seat that has to act; nothing before the match and after it.
+  // The seat that has to act; nothing before and after the match.
   std::optional<int> waits_for() const;
   std::uint64_t hand() const { return hand_; }
   std::array<std::uint64_t, 2> faults() const { return faults_; }

@@ -1,4 +1,4 @@
-// Lines of the ACPC protocol, written and read.
+// Writes and parses lines of the ACPC protocol.
 #include <charconv>
 
 #include "base/text.hpp"
@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::string_view kPrefix = "MATCHSTATE:";
 
-// Takes a line apart from left to right; the first thing that is not as expected ends it.
+// Parses a line from left to right and stops at the first unexpected text.
 class Reader {
  public:
   explicit Reader(std::string_view line) : line_(line), rest_(line) {}

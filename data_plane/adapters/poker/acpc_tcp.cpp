@@ -27,11 +27,11 @@ Error socket_error(std::string_view what) {
   return fail(Code::kUnavailable, kOperation, "{}: {}", what, gone ? kGone : std::strerror(errno));
 }
 
-// Until the socket is ready for `events`, or has something to complain about.
+// Waits until the socket is ready for `events` or has an error.
 Status wait_for(int fd, short events, TimePoint deadline, std::string_view what) {
   while (true) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - kClock.now()).count();
-    if (left <= 0) return fail(Code::kUnavailable, kOperation, "{}: nothing happened in the time allowed", what);
+    if (left <= 0) return fail(Code::kUnavailable, kOperation, "{}: no data within the deadline", what);
     pollfd one{fd, events, 0};
     const int ready = ::poll(&one, 1, static_cast<int>(std::min<std::int64_t>(left, 60'000)));
     if (ready > 0) return ok();
@@ -59,7 +59,7 @@ int open_socket(const addrinfo& at) {
   return ::socket(at.ai_family, at.ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, at.ai_protocol);
 }
 
-// Lines are short and each waits for the last: none may wait to be sent along with others.
+// Disables Nagle's delay: lines are short, and each waits for the answer to the last.
 void send_at_once(int fd) {
   const int yes = 1;
   (void)::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
@@ -113,7 +113,7 @@ class OwnSeat final : public Seat {
     ECHO_ASSIGN(says_, client_.take(line));
     return ok();
   }
-  // It is heard after every state that asks something of it, so the last answer is the one.
+  // hear() follows every state that needs an answer, so the latest answer is the right one.
   Result<std::string> hear(TimePoint) override { return says_; }
 
  private:
@@ -141,7 +141,7 @@ Result<std::unique_ptr<LineSocket>> LineSocket::connect(std::string_view endpoin
     last = finish_connecting(fd, *one, deadline);
     if (last) return socket;
   }
-  return fail(Code::kUnavailable, kOperation, "{}: {}; is a dealer there?", printable(endpoint, 256),
+  return fail(Code::kUnavailable, kOperation, "{}: {}; is a dealer running there?", printable(endpoint, 256),
               last.error().detail);
 }
 
@@ -205,7 +205,7 @@ Result<std::unique_ptr<LineSocket>> Listener::accept(TimePoint deadline) {
       return std::make_unique<LineSocket>(fd);
     }
     if (errno == EAGAIN)
-      ECHO_TRY(wait_for(socket_.get(), POLLIN, deadline, fmt::format("nobody has come to port {}", port_)));
+      ECHO_TRY(wait_for(socket_.get(), POLLIN, deadline, fmt::format("no player connected to port {}", port_)));
     else if (errno != EINTR && errno != ECONNABORTED)
       return socket_error("accept");
   }
@@ -219,11 +219,10 @@ std::unique_ptr<Seat> seat_of(std::unique_ptr<LineSocket> socket) {
 }
 
 Status run_match(AcpcDealer& dealer, const std::array<Seat*, 2>& seats, Duration patience) {
-  // One line of a seat, and what the dealer has to tell the seats then.
+  // Passes one line of a seat to the dealer, and the dealer's lines to the seats.
   const auto turn = [&](int seat, TimePoint deadline) -> Result<bool> {
     if (kClock.now() > deadline)
-      return at_seat(seat,
-                     fail(Code::kUnavailable, "", "says much, but nothing that was asked for in the time allowed"));
+      return at_seat(seat, fail(Code::kUnavailable, "", "sent lines but no action within the deadline"));
     const auto line = seats[static_cast<std::size_t>(seat)]->hear(deadline);
     if (!line) return at_seat(seat, line.error());
     const auto lines = dealer.take(seat, *line);

@@ -15,7 +15,7 @@ namespace echoline::data_plane::poker {
 inline constexpr int kRanks = 13, kSuits = 4, kDeckCards = kRanks * kSuits;
 inline constexpr std::string_view kRankLetters = "23456789TJQKA", kSuitLetters = "cdhs";
 
-// A card by its place in the new deck: 2c 2d 2h 2s 3c ... As.
+// A card by its position in a new deck: 2c 2d 2h 2s 3c ... As.
 class Card {
  public:
   constexpr Card() = default;
@@ -55,21 +55,21 @@ class CardSet {
 // "Td", as in the text protocol of the ACPC.
 std::string to_string(Card card);
 std::string to_string(std::span<const Card> cards, std::string_view between = "");
-// The card that these two letters name; nothing for anything else.
+// The card named by these two characters, if any.
 std::optional<Card> parse_card(char rank, char suit);
 
-// Draws cards one by one, without replacement and each as likely as any other.
+// Draws cards without replacement, uniformly at random.
 class Deck {
  public:
   Deck() {
     for (int i = 0; i < kDeckCards; ++i) cards_[static_cast<std::size_t>(i)] = Card::at(i);
   }
-  // Without the cards in `gone`.
+  // A deck without the cards in `gone`.
   explicit Deck(CardSet gone) : left_(0) {
     for (int i = 0; i < kDeckCards; ++i)
       if (!gone.contains(Card::at(i))) cards_[left_++] = Card::at(i);
   }
-  // Requires that cards are left.
+  // Requires left() > 0.
   Card draw(Random& random) {
     const std::size_t at = random.below(left_);
     const Card card = cards_[at];
@@ -78,7 +78,7 @@ class Deck {
     return card;
   }
   std::size_t left() const { return left_; }
-  // Undoes the last `count` draws. The order has changed, the set has not.
+  // Undoes the last `count` draws. The deck has the same cards, in another order.
   void put_back(std::size_t count) { left_ += count; }
 
  private:

@@ -11,21 +11,21 @@ HandValue value(Category category, Ranks made_of, Ranks kickers) {
   return {static_cast<std::uint32_t>(category) << 26 | made_of << 13 | kickers};
 }
 
-// The `count` highest of `ranks`, or all where there are fewer.
+// The `count` highest of `ranks`, or all if there are fewer.
 Ranks highest(Ranks ranks, int count) {
   Ranks taken = 0;
   for (int i = 0; i < count; ++i) taken |= std::bit_floor(ranks ^ taken);
   return taken;
 }
 
-// The highest rank that ends a straight, 0 without one. The ace counts below the deuce as well.
+// The highest rank of a straight, 0 without one. The ace also counts below the deuce.
 Ranks straight(Ranks ranks) {
   const Ranks from_ace = ranks << 1 | ranks >> 12;
-  const Ranks pairs = from_ace & from_ace >> 1;                    // two in a row begin here
+  const Ranks pairs = from_ace & from_ace >> 1;                    // starts of two in a row
   return std::bit_floor(pairs & pairs >> 2 & from_ace >> 4) << 3;  // bit i of from_ace is rank i - 1
 }
 
-// The ranks of the suit that five or more cards share, 0 without one: counts the bits of the four lanes at once.
+// The ranks of the suit with five or more cards, 0 without one. Counts the bits of the four lanes at once.
 Ranks suited(CardSet cards) {
   std::uint64_t n = cards.bits();
   n -= n >> 1 & 0x5555'5555'5555'5555;
@@ -45,7 +45,7 @@ std::string_view to_string(Category category) {
   return kNames[static_cast<std::size_t>(category)];
 }
 
-// Seven cards with five of one suit hold neither four of a kind nor a full house, so a flush settles it.
+// Seven cards with five of one suit cannot also hold four of a kind or a full house, so the flush is tested first.
 HandValue evaluate(CardSet cards) {
   if (const Ranks flush = suited(cards); flush != 0) {
     if (const Ranks top = straight(flush); top != 0) return value(Category::kStraightFlush, top, 0);

@@ -1,4 +1,4 @@
-// What five, six or seven cards are worth at showdown.
+// The value of five, six or seven cards at showdown.
 #pragma once
 #include <compare>
 #include <cstdint>
@@ -21,15 +21,16 @@ enum class Category : std::uint8_t {
 };
 std::string_view to_string(Category category);
 
-// The best five cards of a hand: equal where they tie, greater where they win. Category, then the ranks that make it (a
-// mask of 13 bits), then the kickers (another): masks with equally many bits compare as the ranks do, highest first.
+// The value of the best five cards: equal if hands tie, greater if a hand wins. Holds the category, the ranks that make
+// it (a mask of 13 bits), then the kickers (another mask). Masks with equally many bits compare like their ranks,
+// highest first.
 struct HandValue {
   std::uint32_t bits = 0;
   Category category() const { return static_cast<Category>(bits >> 26); }
   auto operator<=>(const HandValue&) const = default;
 };
 
-// Requires 5 to 7 cards. No table; some 15 ns.
+// Requires 5 to 7 cards. Takes about 15 ns and uses no table.
 HandValue evaluate(CardSet cards);
 
 }  // namespace echoline::data_plane::poker

@@ -74,7 +74,7 @@ Status Betting::act(Action action) {
     over_ = true;
     return ok();
   }
-  if (action.kind == Action::Kind::kRaise) {  // an all-in below a full raise leaves the smallest one as it is
+  if (action.kind == Action::Kind::kRaise) {  // an all-in below a full raise does not change the smallest raise
     raise_least_ = std::max(raise_least_, 2 * action.to - most);
     own = action.to;
   } else {
@@ -89,7 +89,7 @@ Status Betting::act(Action action) {
 }
 
 void Betting::next_round() {
-  if (put_in_[0] == rules_.stack) round_ = kRounds - 1;  // the rest of the board is dealt without betting
+  if (put_in_[0] == rules_.stack) round_ = kRounds - 1;  // deals the rest of the board without betting
   over_ = round_ == kRounds - 1;
   if (over_) return;
   ++round_;

@@ -5,7 +5,7 @@
 namespace echoline::data_plane::poker {
 namespace {
 
-// Mean and variance of numbers as they come (Welford).
+// Running mean and variance (Welford).
 class Moments {
  public:
   void add(double x) {
@@ -48,7 +48,7 @@ Result<MatchResult> duplicate_match(Player& first, Player& second, const Rules& 
   if (pairs == 0) return fail(Code::kInvalid, "", "a match needs at least one pair of hands");
   Betting betting(rules);
   Moments pair_mean, as_big_blind, as_small_blind;
-  const double unit = static_cast<double>(rules.big_blind) / 100;  // chips to big blinds per hundred hands
+  const double unit = static_cast<double>(rules.big_blind) / 100;  // converts chips to big blinds per hundred hands
   for (std::uint64_t pair = 0; pair < pairs; ++pair) {
     HandRandom luck(seed, pair);
     const Deal deal = Deal::draw(luck.deal);

@@ -37,9 +37,9 @@ class TightPlayer final : public Player {
   }
 
  private:
-  static constexpr int kDeals = 100;  // of an estimate; its standard error is at most 0.05
+  static constexpr int kDeals = 100;  // per estimate; its standard error is at most 0.05
 
-  // What the rules look at.
+  // The inputs of the tight player's rules.
   struct Spot {
     explicit Spot(const View& view)
         : legal(view.betting.legal()),
@@ -49,7 +49,7 @@ class TightPlayer final : public Player {
       for (const auto& step : view.betting.steps())
         raises += step.round == view.betting.round() && step.action.kind == Action::Kind::kRaise;
     }
-    // Raises by a share of what the pot is after a call.
+    // Raises by a share of the pot after a call.
     Action raise_by(double share) const {
       return legal.raise_near(own + legal.owed + static_cast<Chips>(share * static_cast<double>(pot + legal.owed)));
     }
@@ -60,7 +60,7 @@ class TightPlayer final : public Player {
     int raises = 0;  // in this round
   };
 
-  // Points from which to raise and to call, after no raise, one, and more or a large one.
+  // Thresholds in points for raising and calling: after no raise, after one, and after several or a large one.
   static Action before_flop(const Spot& spot, int half_points) {
     struct Row {
       int raise, call;
@@ -76,7 +76,7 @@ class TightPlayer final : public Player {
     if (share >= 0.9 || (share >= 0.8 && spot.raises < 2)) return spot.raise_by(1.0);
     if (share >= 0.6 && spot.raises == 0) return spot.raise_by(0.5);
     const double price = static_cast<double>(spot.legal.owed) / static_cast<double>(spot.pot + spot.legal.owed);
-    return share >= price + 0.1 ? Action::call() : spot.give_up();  // who bets has more than random cards
+    return share >= price + 0.1 ? Action::call() : spot.give_up();  // a player who bets has better than random cards
   }
 };
 
@@ -110,7 +110,7 @@ std::vector<std::string> player_names() {
 double equity(const Hole& own, std::span<const Card> board, int deals, Random& random) {
   const CardSet mine = CardSet(own) | CardSet(board);
   Deck deck(mine);
-  const std::size_t hidden = 7 - board.size();  // of the other player's seven cards
+  const std::size_t hidden = 7 - board.size();  // unknown cards among the opponent's seven
   int half_pots = 0;
   for (int i = 0; i < deals; ++i) {
     CardSet dealt, theirs(board);
@@ -124,7 +124,7 @@ double equity(const Hole& own, std::span<const Card> board, int deals, Random& r
   return half_pots / (2.0 * deals);
 }
 
-// The Chen formula: the higher card counts, then pairs, suits and distances; half points are rounded up.
+// The Chen formula: points of the higher card, then for pairs, suits and gaps; half points are rounded up.
 int chen_half_points(const Hole& own) {
   const auto [low, high] = std::minmax({own[0].rank(), own[1].rank()});
   constexpr std::array<int, 4> kHighCards = {12, 14, 16, 20};  // J Q K A
@@ -134,7 +134,7 @@ int chen_half_points(const Hole& own) {
   constexpr std::array<int, 5> kDistance = {0, 2, 4, 8, 10};
   int half_points = card - kDistance[static_cast<std::size_t>(std::min(between, 4))];
   if (own[0].suit() == own[1].suit()) half_points += 4;
-  if (between <= 1 && high < 10) half_points += 2;  // straights that both cards help to make
+  if (between <= 1 && high < 10) half_points += 2;  // both cards can be in a straight
   return half_points + (half_points & 1);
 }
 

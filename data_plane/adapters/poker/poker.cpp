@@ -1,12 +1,12 @@
-// Heads-up no-limit hold'em as a task: an episode is one hand or several, against a built-in player, the policy itself
-// or a model behind a server, each answer one action.
+// The task "poker": heads-up no-limit hold'em. An episode is one or several hands, and each response is one action. The
+// opponent is a built-in player, the policy itself, or a model behind a server.
 //
-// The cards, and what the opponent draws at random, belong to the problem: all members of a group sit in the same
-// position with the same cards, and answers alone decide. A hand in which the opponent folds before the policy has
-// anything to say is dealt anew. Rewards are big blinds won per hand, less what the baseline player wins with the same
-// cards in the same position, less a penalty for every answer that is no legal action; such an answer is a check, or a
-// fold where something is owed. An opponent that has to be asked is asked by workers alone, and not before the policy
-// was: until then, against the baseline, and wherever the learner plays, the opponent of evaluations sits there.
+// The problem fixes the cards and the opponent's random draws: all members of a group have the same position and cards,
+// and only the responses differ. A hand in which the opponent folds before the policy acts is dealt again. The reward
+// is the big blinds won per hand, minus the baseline player's result with the same cards and position, minus a penalty
+// for each response that is not a legal action. Such a response counts as a check, or as a fold if chips are owed. Only
+// workers ask an opponent that is the policy or a server, and not before the policy's first action. Until then, for the
+// baseline, and on the learner, the opponent of evaluations plays.
 #include <charconv>
 
 #include "base/text.hpp"
@@ -20,16 +20,16 @@ namespace {
 
 using namespace poker;
 
-constexpr std::uint64_t kDealsMax = 4096;                   // of one hand, until the opponent does not fold at once
-constexpr std::string_view kHeldOut = "poker/evaluation/";  // and the number
-constexpr std::uint64_t kTraining = 0x7261696e, kEvaluation = 0x6576616c;  // streams of deals
+constexpr std::uint64_t kDealsMax = 4096;                   // per hand, until the opponent does not fold at once
+constexpr std::string_view kHeldOut = "poker/evaluation/";  // followed by the number
+constexpr std::uint64_t kTraining = 0x7261696e, kEvaluation = 0x6576616c;  // random streams of deals
 
 enum class Asked { kNobody, kPolicy, kServer };
 
 struct Options {
   Rules rules;
-  std::string_view opponent = "tight", baseline = "tight", evaluation_opponent = "tight";  // of those that are built in
-  Asked asked = Asked::kNobody;  // instead of `opponent`, in training
+  std::string_view opponent = "tight", baseline = "tight", evaluation_opponent = "tight";  // names of built-in players
+  Asked asked = Asked::kNobody;  // replaces `opponent` in training
   AsideServerOptions server;
   std::uint64_t hands = 1, evaluation_problems = 256;
   double format_penalty = 1;
@@ -40,37 +40,39 @@ struct Options {
     s.read_choice(
         "opponent", who,
         {{"caller", "caller"}, {"random", "random"}, {"tight", "tight"}, {"policy", "policy"}, {"server", "server"}},
-        "who sits opposite: a built-in player (docs/tasks.md says how they play), the policy itself, or a model behind "
-        "a server");
+        "the opponent: a built-in player (docs/tasks.md describes them), the policy itself, or a model behind a "
+        "server");
     asked = who == "policy" ? Asked::kPolicy : who == "server" ? Asked::kServer : Asked::kNobody;
     if (asked == Asked::kNobody) opponent = evaluation_opponent = who;
-    s.read_choice(
-        "evaluation_opponent", evaluation_opponent, {{"caller", "caller"}, {"random", "random"}, {"tight", "tight"}},
-        {"who sits opposite where held-out hands are played", "opponent, or tight where that is none of these"});
+    s.read_choice("evaluation_opponent", evaluation_opponent,
+                  {{"caller", "caller"}, {"random", "random"}, {"tight", "tight"}},
+                  {"the opponent in held-out hands", "opponent, or tight if that is not a built-in player"});
     if (asked != Asked::kNobody) opponent = evaluation_opponent;
-    server.read(s.section("server", "With `opponent: server`, who sits opposite."));
+    server.read(s.section("server", "The opponent with `opponent: server`."));
     if (asked == Asked::kServer && !(server.url && server.model))
-      s.error("server", "expected its url and model, as opponent is 'server'");
-    s.read_choice("baseline", baseline, {{"none", ""}, {"caller", "caller"}, {"random", "random"}, {"tight", "tight"}},
-                  "whose winnings with the same cards in the same position are subtracted, so that neither counts");
-    s.read("hands", hands, {.min = 1, .max = 1000}, "hands of an episode; the position changes after each");
-    s.read("stack", rules.stack, {.min = 2, .max = kStackMax}, "chips of both players at the beginning of every hand");
-    s.read("small_blind", rules.small_blind, {.min = 1, .max = kStackMax}, "chips that one player has to put in");
-    s.read("big_blind", rules.big_blind, {.min = 1, .max = kStackMax}, "and the other; rewards are counted in these");
-    s.read("format_penalty", format_penalty, {.min = 0.0, .max = 1000.0},
-           "big blinds that an answer costs which is no legal action");
+      s.error("server", "expected url and model, because opponent is 'server'");
     s.read_choice(
-        "wording", terse, {{"full", false}, {"terse", true}},
-        "how hands are told and answered: in words, or terse, a line and a letter, for models that read no prose");
+        "baseline", baseline, {{"none", ""}, {"caller", "caller"}, {"random", "random"}, {"tight", "tight"}},
+        "the player whose winnings with the same cards in the same position are subtracted, so that neither counts");
+    s.read("hands", hands, {.min = 1, .max = 1000}, "hands in an episode; the position alternates");
+    s.read("stack", rules.stack, {.min = 2, .max = kStackMax}, "chips of both players at the beginning of every hand");
+    s.read("small_blind", rules.small_blind, {.min = 1, .max = kStackMax}, "chips that one player must put in");
+    s.read("big_blind", rules.big_blind, {.min = 1, .max = kStackMax},
+           "chips that the other player must put in; the unit of rewards");
+    s.read("format_penalty", format_penalty, {.min = 0.0, .max = 1000.0},
+           "big blinds subtracted for an answer that is not a legal action");
+    s.read_choice("wording", terse, {{"full", false}, {"terse", true}},
+                  "how hands are described and answered: in sentences, or terse, a line and a letter, for models that "
+                  "read no prose");
     s.read("evaluation_problems", evaluation_problems, {.min = 2, .max = 100'000},
-           "problems held out of training, the same for the same seed; an even number, as both positions are played");
+           "problems held out of training, determined by the seed; an even number, as both positions are played");
     if (const auto sound = rules.check(); !sound) s.error("stack", sound.error().detail);
     if (evaluation_problems % 2 != 0)
       s.error("evaluation_problems", "expected an even number: both positions are played");
   }
 };
 
-// Which cards and which position: what Problem::reference holds, as "<deals>:<position>".
+// Cards and position of a problem. Problem::reference holds them as "<deals>:<position>".
 struct Seating {
   std::uint64_t deals = 0;
   int position = 0;  // in the first hand
@@ -91,7 +93,7 @@ Result<Seating> parse_seating(std::string_view text) {
 
 class PokerEpisode final : public QuickEpisode {
  public:
-  // Deals the first hand. `asks`: the opponent is asked.
+  // Deals the first hand. `asks`: the opponent's actions are asides.
   static Result<std::unique_ptr<PokerEpisode>> begin(const Options& options, const Seating& seating, bool asks) {
     auto episode = std::unique_ptr<PokerEpisode>(new PokerEpisode(options, seating));
     ECHO_ASSIGN(episode->opponent_, make_player(options.opponent));
@@ -104,9 +106,9 @@ class PokerEpisode final : public QuickEpisode {
   }
 
   View view() const { return view_of(betting_, deal_, position()); }
-  // What the policy is told of the hand.
+  // The text about the hand for the policy.
   std::string description() const { return description_of(view()); }
-  // All that somebody has to know who is asked for the first time.
+  // The prompt for an opponent in its first turn: includes the rules.
   std::string prompt_of(const View& view) const {
     return options_.terse ? description_of(view)
                           : fmt::format("{}\n\n{}", explain(options_.rules, options_.hands), description_of(view));
@@ -121,12 +123,11 @@ class PokerEpisode final : public QuickEpisode {
     Step step{.score = scored(0, 0, own && !answered ? 1 : 0), .done = false, .observation = std::exchange(told_, {})};
     if (asks_) step.score.components["opponent_faults"] = !own && !answered ? 1 : 0;
     if (own && !answered && !options_.terse)
-      step.observation.text +=
-          fmt::format("That is none of your choices: you {}.\n", legal.owed > 0 ? "fold" : "check");
+      step.observation.text += fmt::format("That is not a legal choice: you {}.\n", legal.owed > 0 ? "fold" : "check");
     while (!step.done && !step.aside) {
       ECHO_TRY(let_opponent_act());
       if (asked_) {
-        told_ = std::exchange(step.observation, {}).text;  // when it is the policy's turn
+        told_ = std::exchange(step.observation, {}).text;  // kept until the policy's turn
         step.aside = Told(prompt_of(view_of(betting_, deal_, 1 - position())));
       } else if (betting_.over()) {
         ECHO_TRY(end_hand(step));
@@ -138,7 +139,7 @@ class PokerEpisode final : public QuickEpisode {
     return step;
   }
 
-  // Who does not go on gives up what has been put in.
+  // Cut off, the policy loses the chips it has put in.
   Score cut() override {
     const Chips won = -betting_.put_in(position());
     const auto baseline = baseline_result();
@@ -163,7 +164,7 @@ class PokerEpisode final : public QuickEpisode {
       deal_ = Deal::draw(luck_.deal);
       draws_ = luck_.position;
       betting_.restart();
-      if (asks_) return ok();  // whatever it does is known when it was asked
+      if (asks_) return ok();  // the opponent's action is not known before it is asked
       ECHO_TRY(let_opponent_act());
       if (!betting_.over()) return ok();
     }
@@ -197,7 +198,7 @@ class PokerEpisode final : public QuickEpisode {
     return deal();
   }
 
-  // What the baseline player wins where the policy sits, with the same luck.
+  // The baseline player's result in the policy's position, with the same luck.
   Result<Chips> baseline_result() const {
     if (!baseline_) return Chips{0};
     std::array<Player*, 2> players{opponent_.get(), opponent_.get()};
@@ -208,7 +209,7 @@ class PokerEpisode final : public QuickEpisode {
     return position() == 0 ? first : -first;
   }
 
-  // Chips of one hand as a part of the episode's score.
+  // The episode's score from one hand.
   Score scored(Chips won, Chips baseline, int faults) const {
     const double hands = static_cast<double>(options_.hands),
                  unit = hands * static_cast<double>(options_.rules.big_blind);
@@ -221,14 +222,14 @@ class PokerEpisode final : public QuickEpisode {
   const Options options_;
   Seating seating_;
   std::unique_ptr<Player> opponent_, baseline_;
-  HandRandom luck_;  // of the hand, before anything was drawn but the cards
+  HandRandom luck_;  // the hand's random streams, with only the cards drawn
   std::array<Random, 2> draws_ = luck_.position;
   Betting betting_;
   Deal deal_;
   std::uint64_t hand_ = 0;
   Chips won_ = 0;
-  bool asks_ = false, asked_ = false;  // the opponent; it is asked now
-  std::string told_;                   // for the policy, when it is its turn
+  bool asks_ = false, asked_ = false;  // the opponent acts by asides; an aside is pending
+  std::string told_;                   // for the policy's next turn
 };
 
 class Poker final : public Adapter {
@@ -244,7 +245,7 @@ class Poker final : public Adapter {
     return made(fmt::format("poker/train/{}", index), seating);
   }
 
-  // The same deals from both positions.
+  // Each deal is played from both positions.
   std::vector<Problem> evaluation() const override {
     std::vector<Problem> problems;
     for (std::uint64_t i = 0; i < options_.evaluation_problems; ++i) {
@@ -261,13 +262,13 @@ class Poker final : public Adapter {
     return asks && server_ ? server_->answering(std::move(episode), seed) : std::move(episode);
   }
 
-  // Nobody else knows what somebody who was asked has answered.
+  // The learner cannot reproduce the answer of an opponent that was asked.
   Repeatable repeatable(const Problem& problem) const override {
     return options_.asked == Asked::kNobody || problem.id().starts_with(kHeldOut) ? Repeatable::kCheaply
                                                                                   : Repeatable::kNot;
   }
 
-  // What the tight player says to the first question.
+  // The tight player's first action.
   std::optional<std::string> demonstration(const Problem& problem) const override {
     const auto seating = parse_seating(problem.reference());
     if (!seating) return std::nullopt;
@@ -294,7 +295,7 @@ class Poker final : public Adapter {
   Options options_;
   std::uint64_t seed_;
   const bool asks_;
-  std::unique_ptr<AsideServer> server_;  // who is asked; none: the policy
+  std::unique_ptr<AsideServer> server_;  // answers the asides; null: the policy does
 };
 
 Result<std::unique_ptr<Adapter>> make(std::string_view json, std::uint64_t seed, AdapterUse use) {
@@ -302,7 +303,7 @@ Result<std::unique_ptr<Adapter>> make(std::string_view json, std::uint64_t seed,
   const bool asks = options.asked != Asked::kNobody && use == AdapterUse::kScoring;
   std::unique_ptr<AsideServer> server;
   if (options.asked == Asked::kServer) {
-    ECHO_ASSIGN(server, AsideServer::start(options.server));  // on a learner it only says what is wrong with it
+    ECHO_ASSIGN(server, AsideServer::start(options.server));  // the learner starts one only to check its options
     if (!asks) server.reset();
   }
   return std::unique_ptr<Adapter>(std::make_unique<Poker>(options, seed, asks, std::move(server)));

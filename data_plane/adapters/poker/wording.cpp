@@ -16,7 +16,7 @@ constexpr std::array<std::string_view, kRounds> kRoundNames = {"before the flop"
 
 bool is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
 
-// Without space around it, in lower case.
+// Trims white space and converts to lower case.
 std::string plain(std::string_view text) {
   while (!text.empty() && is_space(text.front())) text.remove_prefix(1);
   while (!text.empty() && is_space(text.back())) text.remove_suffix(1);
@@ -74,18 +74,18 @@ std::string choices(const Legal& legal) {
   return text;
 }
 
-// "2", "1.5": of chips, in big blinds, rounded to a tenth.
+// Chips in big blinds, rounded to a tenth: "2", "1.5".
 std::string in_big_blinds(Chips chips, const Rules& rules) {
   const Chips tenths = (20 * chips + rules.big_blind) / (2 * rules.big_blind);
   return tenths % 10 == 0 ? fmt::format("{}", tenths / 10) : fmt::format("{}.{}", tenths / 10, tenths % 10);
 }
 
-// What is to be called, and the pot once more on top.
+// The total for a raise by the pot, counted after a call.
 Chips pot_raise(const View& view, const Legal& legal) {
   return view.betting.put_in(view.position) + legal.owed + view.betting.pot() + legal.owed;
 }
 
-// What the letters r, p and a raise to; requires that a raise is legal.
+// The raises for the letters r, p and a. Requires that a raise is legal.
 std::array<std::pair<char, Action>, 3> lettered_raises(const View& view, const Legal& legal) {
   return {{{'r', Action::raise(legal.raise->front())},
            {'p', legal.raise_near(pot_raise(view, legal))},

@@ -9,9 +9,10 @@ namespace echoline::data_plane::process {
 namespace {
 
 constexpr Duration kFirstPause = std::chrono::milliseconds(100), kPauseMax = std::chrono::seconds(30);
-constexpr Duration kSlice = std::chrono::milliseconds(100);  // how often it is looked whether to stop
+constexpr Duration kSlice = std::chrono::milliseconds(100);  // how often a wait checks `stopping_`
 constexpr std::uint32_t kPatience =
-    4;  // starts in a row that come to nothing, before calls fail instead of waiting for the next
+    // Consecutive failed starts after which calls fail instead of waiting for the next start.
+    4;
 constexpr std::size_t kClosedMax = 65'536;
 
 }  // namespace
@@ -47,7 +48,7 @@ void Connection::ask(Call call) {
       return;
     }
   }
-  call.done(fail(Code::kExhausted, "task", "{} calls wait for it already", options_.waiting_max));
+  call.done(fail(Code::kExhausted, "task", "{} calls are waiting already", options_.waiting_max));
 }
 
 Result<nlohmann::json> Connection::ask_and_wait(Method method, std::string item) {
@@ -98,7 +99,7 @@ void Connection::work() {
   process_.reset();
 }
 
-// Starts the program unless it runs. Where it fails again and again, pauses grow, and calls fail meanwhile.
+// Starts the program unless it runs. After repeated failures the pauses grow and calls fail.
 Status Connection::start() {
   if (process_) {
     const auto ended = process_->ended();
@@ -146,7 +147,7 @@ void Connection::end(const std::string& why) {
   not_before_ = clock_.now() + std::min(pause, kPauseMax);
 }
 
-// A line for a line.
+// Sends a line and reads the answering line.
 Result<std::string> Connection::exchange(const std::string& line, Duration deadline) {
   const TimePoint due = clock_.now() + deadline;
   ECHO_TRY(process_->write(line, deadline));
@@ -176,7 +177,7 @@ void Connection::serve(std::vector<Call> batch) {
   std::vector<Call> known;
   for (Call& call : batch) {
     if (call.life && *call.life != life_)
-      call.done(fail(Code::kUnavailable, "task", "its program was started anew, and knows nothing of this episode"));
+      call.done(fail(Code::kUnavailable, "task", "the program was restarted and no longer has this episode"));
     else
       known.push_back(std::move(call));
   }
@@ -190,7 +191,7 @@ void Connection::serve(std::vector<Call> batch) {
   auto all = answer ? read_items(*std::move(answer), known.size())
                     : Result<std::vector<Result<nlohmann::json>>>(answer.error());
   if (!all) {
-    // An error in so many words is an answer; after anything else nothing more is to be expected of it.
+    // An error that the program reports is an answer. After any other failure the program is in an unknown state.
     const bool in_words = line && !answer && answer.error().code == Code::kUnavailable;
     if (!in_words) end(all.error().message());
     return give_up(std::move(known), all.error(), known.size() == 1);
@@ -204,7 +205,7 @@ void Connection::serve(std::vector<Call> batch) {
   }
 }
 
-// Each of a batch is tried alone, so that one call's trouble is not the others'.
+// Retries each call of a failed batch alone, so that one bad call does not fail the others.
 void Connection::give_up(std::vector<Call> batch, const Error& error, bool all_to_blame) {
   for (Call& call : batch) {
     if (all_to_blame || call.alone || !call.repeatable) {

@@ -1,5 +1,5 @@
-// A program that is a task, kept running: calls wait in a queue and go to it in batches, one at a time. It is started
-// when first needed, and anew when it ends, hangs or talks nonsense. Private to data_plane/.
+// Keeps a task's program running. Calls wait in a queue and go to the program in batches, one batch at a time. The
+// program starts on first use, and again after it ends, hangs or sends an invalid answer. Private to data_plane/.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -22,30 +22,30 @@ struct ConnectionOptions {
   sandbox::Command command;
   std::uint64_t seed = 0;
   std::string settings_json = "{}";
-  Duration start_deadline = std::chrono::seconds(30);  // from its start to its hello
-  Duration deadline = std::chrono::seconds(30);        // of a request
-  std::size_t batch_max = 64;                          // items of a request
+  Duration start_deadline = std::chrono::seconds(30);  // from start to hello
+  Duration deadline = std::chrono::seconds(30);        // per request
+  std::size_t batch_max = 64;                          // items per request
   std::size_t waiting_max = 65'536;                    // calls
 };
 
-// Thread-safe. What a call's `done` does must not block: it runs on the connection's thread.
+// Thread-safe. A call's `done` runs on the connection's thread and must not block.
 class Connection {
  public:
   using Done = std::function<void(Result<nlohmann::json>)>;
 
-  // The pool must outlive it.
+  // `pool` must outlive it.
   Connection(sandbox::Pool& pool, ConnectionOptions options);
-  ~Connection();  // ends the program; calls that wait get kCancelled
+  ~Connection();  // ends the program; waiting calls get kCancelled
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
-  // What the program says of itself; it is started for that.
+  // Starts the program if necessary and returns its hello.
   Result<Hello> hello();
 
-  // `done` is called once: with an item of the answer, or with why there is none. kExhausted: too many wait; kStale: no
-  // answer came by the deadline; kUnavailable: the program ended, or says that it cannot; kCorrupt: it talks nonsense.
-  // A call that may be repeated is tried once more, alone, where its batch came to nothing. `life`: the start of the
-  // program that it needs, as told by `told_life`; another one knows nothing of it.
+  // `done` is called once, with an item of the answer or an error. kExhausted: too many calls wait; kStale: no answer
+  // by the deadline; kUnavailable: the program ended or reported an error; kCorrupt: the answer is invalid. A
+  // repeatable call is retried once, alone, if its batch failed. `life`: the call is valid only for this start of the
+  // program (the number passed to `told_life`), because a restarted program has no memory of earlier ones.
   struct Call {
     Method method = Method::kScore;
     std::string item;  // JSON
@@ -57,7 +57,7 @@ class Connection {
   };
   void ask(Call call);
   Result<nlohmann::json> ask_and_wait(Method method, std::string item);
-  // It need not be remembered any more, in that life.
+  // Lets the program of that life forget an episode.
   void close(std::uint64_t episode, std::uint64_t life);
 
  private:
@@ -79,11 +79,11 @@ class Connection {
   std::vector<std::function<void(Result<Hello>)>> asked_for_hello_;  // guarded by mutex_
   bool stopping_ = false;                                            // guarded by mutex_
 
-  // The thread's own.
+  // Used by the thread only.
   std::optional<sandbox::Process> process_;
   Hello hello_;
   std::uint64_t life_ = 0, next_id_ = 1;
-  std::uint32_t failures_ = 0;  // starts in a row that came to nothing
+  std::uint32_t failures_ = 0;  // consecutive failed starts
   TimePoint not_before_{};
   Error last_error_;
   std::thread thread_;

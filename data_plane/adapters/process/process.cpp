@@ -1,6 +1,5 @@
-// A task that is a program of the user's own, in any language: it supplies problems to the learner, and scores
-// responses or plays episodes on the workers, in a sandbox, over JSON Lines (FORMAT.md). A script travels to the
-// workers with the run.
+// The task "process": a user's program in any language. It supplies problems to the learner, and scores responses or
+// plays episodes on the workers, in a sandbox, over JSON Lines (FORMAT.md). The run sends a script to the workers.
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -15,7 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::string_view kFolder = "/task/";  // of the script inside the sandbox
+constexpr std::string_view kFolder = "/task/";  // where the script is inside the sandbox
 constexpr std::uint64_t kFileBytesMax = 1u << 20, kFilesBytesMax = 4u << 20;
 constexpr std::size_t kFilesMax = 64;
 
@@ -28,17 +27,17 @@ struct Options {
   void read(ConfigSection s, AdapterUse use) {
     if (use == AdapterUse::kProblems)
       s.read("script", script,
-             {"the program's file; it travels to the workers with the run", "the command is one that they have"});
+             {"the program's file; the run sends it to the workers", "the command is a program that the workers have"});
     else
       contents_json = s.json("contents", "what the files hold");
-    s.read("files", files, {"more text files that travel with it, by their names beside it", "none"});
+    s.read("files", files, {"more text files to send with it, by their names beside it", "none"});
     s.read("command", command,
-           {"what runs it, with arguments before the script's name", "`[/usr/bin/python3]` for a script"});
+           {"the command that runs it, with arguments before the script's name", "`[/usr/bin/python3]` for a script"});
     task.read(s);
     if (use == AdapterUse::kProblems && script.empty() && command.empty())
       s.error("script", "expected a script, or a command that every machine has");
     if (script.empty() && !files.empty() && use == AdapterUse::kProblems)
-      s.error("files", "are beside a script: set script as well");
+      s.error("files", "the files belong beside a script: set script as well");
     if (files.size() > kFilesMax)
       s.error("files", fmt::format("expected at most {} names, found {}", kFilesMax, files.size()));
     for (const std::string& name : files)
@@ -50,10 +49,10 @@ struct Options {
   }
 };
 
-// name -> text, of the script and what travels with it; the script is the first of `argv`.
+// The script and its further files, name to text. The script is the first of `argv`.
 struct Contents {
   std::map<std::string, std::string> files;
-  std::string script;  // its name; empty: there is none
+  std::string script;  // its name; empty: no script
 };
 
 Result<Contents> read_contents(const Options& o) {
@@ -67,7 +66,7 @@ Result<Contents> read_contents(const Options& o) {
     const std::filesystem::path path = o.script.parent_path() / name;
     auto text = read_file(path.string(), kFileBytesMax);
     if (!text) return as_mistake(std::move(text).error());
-    // It travels as JSON, which is UTF-8.
+    // The text is sent as JSON, which must be UTF-8.
     if (json(*text).dump(-1, ' ', false, json::error_handler_t::ignore) !=
         json(*text).dump(-1, ' ', false, json::error_handler_t::replace))
       return fail(Code::kInvalid, "task", "{}: expected a text in UTF-8", path.string());
@@ -87,7 +86,7 @@ Result<Contents> contents_from(const std::string& text) {
   for (const auto& [name, file] : parts["files"].items()) {
     if (!file.is_string() || name.empty() || name.front() == '/' || name.find("..") != std::string::npos ||
         contents.files.size() > kFilesMax)
-      return fail(Code::kInvalid, "task", "a file '{}' that cannot be one of a task", name.substr(0, 80));
+      return fail(Code::kInvalid, "task", "'{}' cannot be a file of a task", name.substr(0, 80));
     contents.files[name] = file.get<std::string>();
   }
   if (parts.contains("script") && parts["script"].is_string()) contents.script = parts["script"].get<std::string>();
@@ -107,7 +106,7 @@ sandbox::Command command_of(const Options& o, const Contents& contents) {
   return command;
 }
 
-// The options as workers read them: with what the files hold instead of where they are.
+// The options for workers: with the files' contents instead of their paths.
 std::string for_workers(std::string_view options_json, const Contents& contents) {
   json options = json::parse(options_json, nullptr, false);
   if (!options.is_object()) options = json::object();

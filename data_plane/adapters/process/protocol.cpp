@@ -24,7 +24,7 @@ Error bad(fmt::format_string<Args...> format, Args&&... args) {
 std::string written(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
 std::string shown(const json& value) { return written(value).substr(0, 80); }
 
-// Whether none of eight bytes has to be escaped or looked at: printable ASCII but '"' and '\\'.
+// Whether eight bytes need no escaping: printable ASCII except '"' and '\\'.
 bool plain(const char* at) {
   constexpr std::uint64_t kOnes = 0x0101010101010101, kTops = 0x8080808080808080;
   std::uint64_t word = 0;
@@ -34,8 +34,8 @@ bool plain(const char* at) {
   return ((word | below(0x20) | equals('"') | equals('\\')) & kTops) == 0;
 }
 
-// A text as JSON, bytes that are no UTF-8 replaced. Responses are long and mostly plain: those are copied as they
-// stand.
+// Writes a text as JSON and replaces invalid UTF-8. Copies runs of plain bytes, because responses are long and mostly
+// plain.
 void quote(std::string& out, std::string_view text) {
   out += '"';
   std::size_t from = 0;

@@ -16,7 +16,7 @@ using nlohmann::json;
 constexpr std::size_t kRemembered = 4096, kAhead = 64;
 constexpr std::uint64_t kEvaluationMax = 100'000;
 
-// The programs of a task, and who asks which.
+// The running programs of a task, and the choice of one for each call.
 class Programs {
  public:
   Programs(std::unique_ptr<sandbox::Pool> pool, const ConnectionOptions& options, std::uint32_t count)
@@ -33,12 +33,12 @@ class Programs {
   std::atomic<std::uint64_t> turn_ = 0, episodes_ = 0;
 };
 
-// What outlives an episode that is destroyed while its program thinks.
+// Shared by an episode and its pending call, which may outlive the episode.
 struct Asked {
   std::mutex mutex;
   bool wanted = true;
   std::optional<std::uint64_t> life;
-  Score cut;  // due where no room is left now
+  Score cut;  // due if the episode is cut off now
 };
 
 class TaskEpisode final : public Episode {
@@ -125,7 +125,7 @@ class Task final : public Adapter {
     const std::lock_guard lock(mutex_);
     if (const auto known = problems_.find(index); known != problems_.end()) return known->second;
     if (problems_.size() >= kRemembered) problems_.clear(), demonstrations_.clear();
-    // Those that follow are wanted next.
+    // The following indices are requested next, so prefetch them.
     std::vector<std::uint64_t> rows;
     for (std::uint64_t i = 0; i < kAhead; ++i) rows.push_back(shuffled_cycle(index + i, hello_.problems, key_));
     ECHO_ASSIGN(auto made, ask_for(*programs_, Method::kProblems, rows, name_of(hello_)));
@@ -144,7 +144,7 @@ class Task final : public Adapter {
   Repeatable repeatable(const Problem&) const override {
     return hello_.deterministic ? Repeatable::kCostly : Repeatable::kNot;
   }
-  // Of a problem that was asked for lately.
+  // Known only for recently requested problems.
   std::optional<std::string> demonstration(const Problem& problem) const override {
     const std::lock_guard lock(mutex_);
     const auto known = demonstrations_.find(problem.id());
@@ -154,7 +154,7 @@ class Task final : public Adapter {
 
   static std::string name_of(const Hello& hello) { return hello.name.empty() ? "task" : hello.name; }
 
-  // Problems by their rows.
+  // Asks the program for the problems of these rows.
   static Result<std::vector<OwnProblem>> ask_for(Programs& programs, Method method, std::span<const std::uint64_t> rows,
                                                  const std::string& name) {
     std::vector<OwnProblem> problems;
@@ -185,19 +185,20 @@ class Task final : public Adapter {
 }  // namespace
 
 void TaskOptions::read(ConfigSection& s) {
-  s.read("readable", readable,
-         {"folders of the machine that it may read besides the system's, such as a virtual environment", "none"});
-  settings_json = s.json("settings", "for the program, which is told them when it starts");
+  s.read(
+      "readable", readable,
+      {"folders of the machine that the program may read besides the system's, such as a virtual environment", "none"});
+  settings_json = s.json("settings", "settings for the program, sent when it starts");
   s.read("processes", processes, {.min = 1, .max = 256},
-         "how many of it run on a worker, each with one request at a time");
+         "copies of the program on a worker, each with one request at a time");
   s.read("batch", batch, {.min = 1, .max = kItemsMax}, "the most responses in a request");
   s.read("deadline", deadline, {.min = std::chrono::milliseconds(10), .max = std::chrono::hours(1)},
-         "for an answer; a program without one is ended and started anew");
+         "for an answer; a program that exceeds it is killed and restarted");
   s.read("start_deadline", start_deadline, {.min = std::chrono::milliseconds(100), .max = std::chrono::hours(1)},
-         "from its start to its first answer");
+         "from the program's start to its first answer");
   s.read("memory", memory, {.min = Bytes{16u << 20}, .max = Bytes{std::uint64_t{1} << 40}},
-         "of a program with all processes that it starts");
-  s.read("threads", threads, {.min = 1, .max = 4096}, "and processes of a program");
+         "of a program with its child processes");
+  s.read("threads", threads, {.min = 1, .max = 4096}, "threads and processes of a program");
 }
 
 Result<std::unique_ptr<Adapter>> make_task(std::string_view name, sandbox::Command command, const TaskOptions& o,
@@ -220,10 +221,10 @@ Result<std::unique_ptr<Adapter>> make_task(std::string_view name, sandbox::Comma
   std::vector<Problem> evaluation;
   if (use == AdapterUse::kProblems) {
     if (hello.problems == 0)
-      return fail(Code::kInvalid, "task", "'{}' has no problems to train on: its hello must say how many",
+      return fail(Code::kInvalid, "task", "'{}' has no problems to train on: its hello must give their number",
                   Task::name_of(hello));
     if (hello.evaluation > kEvaluationMax)
-      return fail(Code::kInvalid, "task", "{} problems to evaluate on, at most {} are allowed", hello.evaluation,
+      return fail(Code::kInvalid, "task", "{} evaluation problems, at most {} are allowed", hello.evaluation,
                   kEvaluationMax);
     for (std::uint64_t row = 0; row < hello.evaluation;) {
       std::vector<std::uint64_t> rows;

@@ -1,5 +1,5 @@
-// A task that is a program in a sandbox, whatever it is that runs there: supplies problems to the learner, scores
-// responses or plays episodes on the workers. Private to data_plane/.
+// A task that runs as a program in a sandbox (a user's program or a shared library). It supplies problems to the
+// learner, and scores responses or plays episodes on the workers. Private to data_plane/.
 #pragma once
 #include <memory>
 #include <string>
@@ -11,7 +11,7 @@
 
 namespace echoline::data_plane::process {
 
-// Options that all such tasks have.
+// Options common to all such tasks.
 struct TaskOptions {
   std::vector<std::string> readable;
   std::string settings_json = "{}";
@@ -23,8 +23,8 @@ struct TaskOptions {
   void read(ConfigSection& s);
 };
 
-// Starts it. `command`: what runs, with its files; the options' limits are set here. `name`: the adapter's, which
-// outlives it. `for_workers`: the options that workers make theirs from.
+// Starts the task. `command`: the program and its files; this function sets the options' limits. `name`: the adapter's
+// name, which must outlive the task. `for_workers`: the options for a worker's copy.
 Result<std::unique_ptr<Adapter>> make_task(std::string_view name, sandbox::Command command, const TaskOptions& options,
                                            std::string for_workers, std::uint64_t seed, AdapterUse use);
 
