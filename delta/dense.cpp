@@ -148,15 +148,16 @@ bool DenseEncoder::encode(ByteSpan content, DType dtype, std::size_t bytes_max, 
   return true;
 }
 
-double DenseEncoder::estimate(ByteSpan content, DType dtype) {
+double DenseEncoder::estimate(const Content& content, DType dtype) {
   constexpr std::size_t kSample = 128;
   const std::size_t size = dtype_bytes(dtype), count = content.size() / size;
   const std::size_t stride = std::max<std::size_t>(count / kSample, 1);
   std::array<std::array<std::uint16_t, 256>, sizeof(std::uint64_t)> counts{};
   double sampled = 0;
+  RawVector<std::byte> room;
   for (std::size_t i = 0; i < count; i += stride, ++sampled)
     with_element_type(size, [&]<class T>(T) {
-      T bits = load<T>(content.data() + i * sizeof(T));
+      T bits = load<T>(content.part(i * sizeof(T), sizeof(T), room).data());
       if (is_float(dtype)) bits = std::rotl(bits, 1);
       for (std::size_t p = 0; p < sizeof(T); ++p) ++counts[p][static_cast<std::uint8_t>(bits >> (8 * p))];
     });

@@ -7,6 +7,7 @@
 
 #include "base/result.hpp"
 #include "delta/bytes.hpp"
+#include "delta/content.hpp"
 #include "delta/tensor.hpp"
 
 namespace echoline::delta {
@@ -30,7 +31,7 @@ class DenseEncoder {
   // Appends the coding of `content`, or nothing and false when it takes more than `bytes_max`.
   bool encode(ByteSpan content, DType dtype, std::size_t bytes_max, ByteVector& out);
   // About how many bytes encode() takes, from the values of some elements. Content that repeats itself takes less.
-  static double estimate(ByteSpan content, DType dtype);
+  static double estimate(const Content& content, DType dtype);
   bool encode_stream(ByteSpan raw, std::size_t bytes_max, ByteVector& out);
 
  private:

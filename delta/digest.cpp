@@ -29,6 +29,7 @@ void digest_leaves(std::span<const std::byte> bytes, Digest* to) {
 
 Digest digest_tensor(const TensorView& tensor, std::span<const Digest> leaves) {
   ByteVector bound;
+  bound.reserve(4 + tensor.name.size() + 8 * tensor.shape.size() + sizeof(Digest) * leaves.size());
   put(bound, static_cast<std::uint8_t>(tensor.dtype));
   put(bound, static_cast<std::uint8_t>(tensor.shape.size()));
   put(bound, static_cast<std::uint16_t>(tensor.name.size()));

@@ -106,9 +106,10 @@ struct TensorWrite {
   std::uint64_t first_byte = 0;  // of the part within the tensor
   std::uint64_t byte_count = 0;  // of the part
   std::size_t element_bytes = 0;
-  bool whole = false;                  // `values` is the whole part
-  RawVector<std::uint32_t> positions;  // otherwise the elements of the part that change, in no order
-  RawVector<std::byte> values;
+  bool whole = false;                        // `values` is the whole part
+  std::span<const std::uint32_t> positions;  // otherwise the elements of the part that change, in no order
+  std::span<const std::byte> values;
+  std::shared_ptr<const void> memory;  // of positions and values; several writes may share it
   // Writes into the part's memory, byte_count bytes.
   void write_to(std::span<std::byte> part) const;
 };

@@ -91,13 +91,8 @@ class Resolver {
   Status finish() { return tasks_.finish(); }
 
  private:
-  struct Worker {
-    SegmentDecoder decoder;
-    RawVector<std::byte> side_by_side;  // the tensors of a group
-  };
-
   Status resolve(unsigned self, const Segment& segment) {
-    if (!workers_[self]) workers_[self] = std::make_unique<Worker>();
+    if (!workers_[self]) workers_[self] = std::make_unique<SegmentDecoder>();
     std::vector<TensorWrite> writes;
     std::uint64_t bytes = 0;
     ECHO_TRY(segment.tensors > 1 ? decode_group(segment, state_, leaves_, *workers_[self], writes, bytes)
@@ -112,52 +107,41 @@ class Resolver {
 
   // Adds what is to be written, and how many bytes the segment has.
   static Status decode(const Segment& segment, const StateView& state, std::vector<std::vector<Digest>>& leaves,
-                       Worker& worker, std::vector<TensorWrite>& writes, std::uint64_t& bytes) {
+                       SegmentDecoder& decoder, std::vector<TensorWrite>& writes, std::uint64_t& bytes) {
     const auto t = static_cast<std::size_t>(segment.tensor);
     const auto [first, count] = segment_range(state[t].bytes.size(), segment.index);
     bytes = count;
-    Replacement replacement;
-    ECHO_TRY(worker.decoder.decode(segment, state[t].bytes.subspan(first, count), state[t].dtype, replacement,
-                                   leaves[t].data() + first / kLeafBytes));
-    writes.push_back({t, first, count, dtype_bytes(state[t].dtype), replacement.whole, std::move(replacement.positions),
-                      std::move(replacement.values)});
+    auto made = std::make_shared<Replacement>();
+    ECHO_TRY(decoder.decode(segment, state[t].bytes.subspan(first, count), state[t].dtype, *made,
+                            leaves[t].data() + first / kLeafBytes));
+    writes.push_back(
+        {t, first, count, dtype_bytes(state[t].dtype), made->whole, made->positions, made->values, std::move(made)});
     return ok();
   }
 
   static Status decode_group(const Segment& segment, const StateView& state, std::vector<std::vector<Digest>>& leaves,
-                             Worker& worker, std::vector<TensorWrite>& writes, std::uint64_t& bytes) {
+                             SegmentDecoder& decoder, std::vector<TensorWrite>& writes, std::uint64_t& bytes) {
     const auto first = static_cast<std::size_t>(segment.tensor);
     const auto tensors = std::span(state).subspan(first, static_cast<std::size_t>(segment.tensors));
     const std::size_t size = dtype_bytes(tensors.front().dtype);
-    worker.side_by_side.clear();
-    for (const TensorView& tensor : tensors) put_bytes(worker.side_by_side, tensor.bytes);
-    const std::span<std::byte> all(worker.side_by_side);
-    bytes = all.size();
-    Replacement replacement;
-    ECHO_TRY(worker.decoder.decode(segment, all, tensors.front().dtype, replacement, nullptr));
-    write_values(replacement.whole, replacement.positions, replacement.values, size, all);
-    const std::span<const std::uint32_t> positions(replacement.positions);
-    std::size_t begin = 0, at = 0;  // byte of `all`, place in `positions`
-    for (std::size_t t = first; const TensorView& tensor : tensors) {
-      const ByteSpan now = ByteSpan(all).subspan(begin, tensor.bytes.size());
-      const std::size_t end = begin + now.size();
-      TensorWrite write{t, 0, now.size(), size, replacement.whole, {}, {}};
-      if (replacement.whole) {
-        write.values.assign(now.begin(), now.end());
-      } else {
-        const std::size_t from = at;
-        while (at < positions.size() && positions[at] * size < end) ++at;
-        for (const std::uint32_t position : positions.subspan(from, at - from))
-          write.positions.push_back(position - static_cast<std::uint32_t>(begin / size));
-        write.values.assign(replacement.values.begin() + static_cast<std::ptrdiff_t>(from * size),
-                            replacement.values.begin() + static_cast<std::ptrdiff_t>(at * size));
-      }
-      if (!write.values.empty()) {
-        digest_leaves(now, leaves[t].data());
-        writes.push_back(std::move(write));
-      }
-      begin = end;
-      ++t;
+    for (const TensorView& tensor : tensors) bytes += tensor.bytes.size();
+    auto made = std::make_shared<Replacement>();
+    struct Part {
+      std::size_t tensor, first, count;
+    };
+    std::vector<Part> parts;
+    ECHO_TRY(decoder.decode_group(segment, tensors, *made, [&](const GroupedTensor& t) {
+      digest_leaves(t.content, leaves[first + t.number].data());
+      parts.push_back({t.number, t.first, t.count});
+    }));
+    std::size_t before = 0, tensor = 0;  // elements of the group before a tensor
+    for (const Part& part : parts) {
+      for (; tensor < part.tensor; ++tensor) before += tensors[tensor].bytes.size() / size;
+      std::span<std::uint32_t> positions;
+      if (!made->whole) positions = std::span(made->positions).subspan(part.first, part.count);
+      for (std::uint32_t& position : positions) position -= static_cast<std::uint32_t>(before);
+      writes.push_back({first + part.tensor, 0, tensors[part.tensor].bytes.size(), size, made->whole, positions,
+                        std::span(made->values).subspan(part.first * size, part.count * size), made});
     }
     return ok();
   }
@@ -167,7 +151,7 @@ class Resolver {
   std::vector<std::vector<Digest>>& leaves_;
   const WriteSink sink_;
   std::mutex mutex_;  // for `sink_`
-  std::vector<std::unique_ptr<Worker>> workers_;
+  std::vector<std::unique_ptr<SegmentDecoder>> workers_;
   Tasks tasks_;  // last: its threads use all of the above
 };
 

@@ -193,7 +193,38 @@ struct DeltaWorker {
   explicit DeltaWorker(int table_zstd_level) : encoder(table_zstd_level) {}
   SegmentEncoder encoder;
   EntropyCounter* entropy = nullptr;  // outlives the thread
-  RawVector<std::byte> before, now;   // the tensors of a group side by side
+};
+
+Content content_of(std::span<const SegmentTask> group, const StateView& state) {
+  const SegmentTask& first = group.front();
+  if (group.size() == 1) return state[first.tensor].bytes.subspan(first.range.first_byte, first.range.byte_count);
+  std::vector<ByteSpan> pieces;
+  for (const SegmentTask& task : group) pieces.push_back(state[task.tensor].bytes);
+  return Content(std::move(pieces));
+}
+// Takes the digests of leaves while their memory is at hand. Of a group, a tensor's once all of it has been read.
+class LeafDigester {
+ public:
+  LeafDigester(std::span<const SegmentTask> group, const StateView& state, std::vector<std::vector<Digest>>& leaves)
+      : group_(group), state_(state), leaves_(leaves) {}
+  void read(std::size_t first_byte, std::size_t bytes) {
+    const SegmentTask& first = group_.front();
+    const std::size_t at = first.range.first_byte + first_byte;
+    if (group_.size() == 1) {
+      leaves_[first.tensor][at / kLeafBytes] = digest_bytes(state_[first.tensor].bytes.subspan(at, bytes));
+      return;
+    }
+    for (; next_ < group_.size() && end_ + group_[next_].range.byte_count <= first_byte + bytes; ++next_) {
+      end_ += group_[next_].range.byte_count;
+      digest_leaves(state_[group_[next_].tensor].bytes, leaves_[group_[next_].tensor].data());
+    }
+  }
+
+ private:
+  const std::span<const SegmentTask> group_;
+  const StateView& state_;
+  std::vector<std::vector<Digest>>& leaves_;
+  std::size_t next_ = 0, end_ = 0;  // the tensor that is not digested yet, and bytes of the group before it
 };
 
 // The tensors of a group side by side.
@@ -232,25 +263,14 @@ Result<PatchStats> delta_of(const StateView& prev, const StateView& cur, const P
       },
       [&](DeltaWorker& worker, std::span<const SegmentTask> group) -> Result<CodedSegment> {
         const SegmentTask& first = group.front();
-        const std::size_t leaf = first.range.first_byte / kLeafBytes;
-        Digest* before_leaves = options.base ? nullptr : prev_leaves[first.tensor].data() + leaf;
-        Digest* now_leaves = cur_leaves[first.tensor].data() + leaf;
-        const SegmentPlace place = place_of(group, cur);
-        ByteSpan before, now;
-        if (group.size() > 1) {
-          before = joined(group, prev, worker.before);
-          now = joined(group, cur, worker.now);
-          for (const SegmentTask& task : group) {
-            if (!options.base) digest_leaves(prev[task.tensor].bytes, prev_leaves[task.tensor].data());
-            digest_leaves(cur[task.tensor].bytes, cur_leaves[task.tensor].data());
-          }
-          before_leaves = now_leaves = nullptr;
-        } else {
-          before = prev[first.tensor].bytes.subspan(first.range.first_byte, first.range.byte_count);
-          now = cur[first.tensor].bytes.subspan(first.range.first_byte, first.range.byte_count);
-        }
+        LeafDigester old_leaves(group, prev, prev_leaves), new_leaves(group, cur, cur_leaves);
+        const auto leaf_read = [&](std::size_t first_byte, std::size_t bytes) {
+          if (!options.base) old_leaves.read(first_byte, bytes);
+          new_leaves.read(first_byte, bytes);
+        };
         CodedSegment coded{{first.tensor, first.index, {}, group.size()}, {}};
-        if (auto layer = worker.encoder.encode(before, now, place, before_leaves, now_leaves, worker.entropy))
+        if (auto layer = worker.encoder.encode(content_of(group, prev), content_of(group, cur), place_of(group, cur),
+                                               leaf_read, worker.entropy))
           coded.segment.layers.push_back(*layer);
         return coded;
       }));
@@ -424,7 +444,7 @@ Result<PatchStats> fold_anew(const std::vector<ParsedPatch>& patches, const Patc
           }
         }
         CodedSegment coded{{task.tensor, task.index, {}, group.size()}, {}};
-        if (auto layer = worker.encoder.encode(old, worker.content, place_of(group, base), nullptr, nullptr, nullptr))
+        if (auto layer = worker.encoder.encode(old, ByteSpan(worker.content), place_of(group, base), {}, nullptr))
           coded.segment.layers.push_back(*layer);
         return coded;
       }));

@@ -1,6 +1,8 @@
 #include "delta/segment.hpp"
 
 #include <algorithm>
+#include <cstring>
+#include <utility>
 
 namespace echoline::delta {
 namespace {
@@ -23,6 +25,13 @@ void scatter(std::byte* to, std::size_t origin, const std::uint32_t* positions, 
 void scatter(std::byte* to, std::size_t origin, const std::uint32_t* positions, const std::byte* values,
              std::size_t count, std::size_t element_bytes) {
   with_element_type(element_bytes, [&]<class T>(T) { scatter<T>(to, origin, positions, values, count); });
+}
+
+Status check_changes(const Segment& segment, std::size_t elements) {
+  for (const Layer& layer : segment.layers)
+    if (layer.changed > elements)
+      return corrupt(fmt::format("a segment declares {} changes of {} elements", layer.changed, elements));
+  return ok();
 }
 
 }  // namespace
@@ -62,17 +71,17 @@ void write_segment(const Segment& segment, ByteVector& out) {
   }
 }
 
-std::optional<Layer> SegmentEncoder::encode(ByteSpan prev, ByteSpan cur, const SegmentPlace& place, Digest* prev_leaves,
-                                            Digest* cur_leaves, EntropyCounter* entropy) {
+std::optional<Layer> SegmentEncoder::encode(const Content& prev, const Content& cur, const SegmentPlace& place,
+                                            const LeafRead& leaf_read, EntropyCounter* entropy) {
   sparse_bytes_.clear();
-  const SparseCount count = sparse_.encode(prev, cur, place, prev_leaves, cur_leaves, entropy, sparse_bytes_);
+  const SparseCount count = sparse_.encode(prev, cur, place, leaf_read, entropy, sparse_bytes_);
   if (count.changed == 0) return std::nullopt;
   Layer layer{LayerCoding::kSparse, count.changed, count.bound_bits, sparse_bytes_};
   // The estimate knows how frequent values are. Content that repeats itself may take a part of that.
   constexpr double kRepeats = 4;
   if (kRepeats * static_cast<double>(sparse_bytes_.size()) > dense_.estimate(cur, place.dtype)) {
     dense_bytes_.clear();
-    if (dense_.encode(cur, place.dtype, sparse_bytes_.size() - 1, dense_bytes_))
+    if (dense_.encode(cur.whole(gathered_), place.dtype, sparse_bytes_.size() - 1, dense_bytes_))
       layer = {LayerCoding::kDense, count.changed, count.bound_bits, dense_bytes_};
   }
   return layer;
@@ -95,9 +104,7 @@ void write_values(bool whole, std::span<const std::uint32_t> positions, ByteSpan
 
 Status SegmentDecoder::decode(const Segment& segment, ByteSpan old, DType dtype, Replacement& out, Digest* new_leaves) {
   const std::size_t size = dtype_bytes(dtype);
-  for (const Layer& layer : segment.layers)
-    if (layer.changed > old.size() / size)
-      return corrupt(fmt::format("a segment declares {} changes of {} elements", layer.changed, old.size() / size));
+  ECHO_TRY(check_changes(segment, old.size() / size));
   if (segment.layers.size() > 1) return decode_layers(segment, old, dtype, out, new_leaves);
   const Layer& layer = segment.layers.front();
   if (layer.coding == LayerCoding::kDense) {
@@ -109,15 +116,14 @@ Status SegmentDecoder::decode(const Segment& segment, ByteSpan old, DType dtype,
   }
   begin(old.size() / size, layer.changed, size, out);
   bool fits = true;
-  const auto leaf_done = [&](std::size_t first_byte, ByteSpan now) {
-    const ByteSpan before = old.subspan(first_byte, now.size());
+  const auto leaf_done = [&](std::size_t first_byte, ByteSpan before, ByteSpan now) {
     if (now.data() == before.data()) return;
     if (new_leaves) new_leaves[first_byte / kLeafBytes] = digest_bytes(now);
     if (!out.whole) fits = fits && take(before, now, first_byte, size, out);
   };
-  const auto memory = out.whole ? std::span<std::byte>(out.values) : std::span<std::byte>();
-  ECHO_TRY(sparse_.decode(layer.payload, layer.coding == LayerCoding::kSparse, layer.changed, old, dtype, memory,
-                          leaf_done));
+  const auto room = [&](std::size_t first_byte, std::size_t) { return out.values.data() + first_byte; };
+  ECHO_TRY(sparse_.decode(layer.payload, layer.coding == LayerCoding::kSparse, layer.changed, old, dtype,
+                          out.whole ? LeafRoom(room) : LeafRoom(), leaf_done));
   if (!fits) return corrupt("a segment has more changes than it declares");
   end(size, out);
   return ok();
@@ -161,6 +167,75 @@ void SegmentDecoder::end(std::size_t element_bytes, Replacement& out) const {
   out.values.resize(taken_ * element_bytes);
 }
 
+Status SegmentDecoder::decode_group(const Segment& segment, std::span<const TensorView> tensors, Replacement& out,
+                                    const TensorDone& done) {
+  const DType dtype = tensors.front().dtype;
+  const std::size_t size = dtype_bytes(dtype);
+  std::vector<ByteSpan> pieces;
+  for (const TensorView& tensor : tensors) pieces.push_back(tensor.bytes);
+  const Content old(std::move(pieces));
+  ECHO_TRY(check_changes(segment, old.size() / size));
+
+  GroupedTensor next;  // the first one that is not made whole
+  std::size_t next_begin = 0;
+  // `made_to` bytes of the group are made; `made` ends there, and begins before `next` does.
+  const auto report = [&](std::size_t made_to, ByteSpan made) {
+    for (; next.number < tensors.size(); ++next.number) {
+      const std::size_t bytes = tensors[next.number].bytes.size();
+      if (next_begin + bytes > made_to) break;
+      next.content = made.subspan(made.size() - (made_to - next_begin), bytes);
+      next_begin += bytes;
+      next.first += std::exchange(next.count, 0);
+      const std::size_t end = next_begin / size;
+      if (out.whole)
+        next.count = end - next.first;
+      else
+        while (next.first + next.count < taken_ && out.positions[next.first + next.count] < end) ++next.count;
+      if (next.count > 0) done(next);
+    }
+  };
+  const Layer& layer = segment.layers.front();
+  if (segment.layers.size() > 1 || layer.coding == LayerCoding::kDense)
+    return decode_gathered(segment, old, dtype, out, report);
+
+  begin(old.size() / size, layer.changed, size, out);
+  // Unless all is replaced, the new content passes through a window. It holds the leaf that is made and, in front of
+  // it, the part of a tensor that was made before.
+  window_.resize(out.whole ? 0 : kGroupedBytes + kLeafBytes + kSpareElements * size);
+  std::size_t kept = 0;  // bytes in front of the leaf
+  bool fits = true;
+  const auto room = [&](std::size_t first_byte, std::size_t) {
+    return out.whole ? out.values.data() + first_byte : window_.data() + kept;
+  };
+  const auto leaf_done = [&](std::size_t first_byte, ByteSpan before, ByteSpan now) {
+    const std::size_t made_to = first_byte + now.size();
+    if (out.whole) return report(made_to, ByteSpan(out.values).first(made_to));
+    fits = fits && take(before, now, first_byte, size, out);
+    const std::size_t held = kept + now.size();
+    report(made_to, ByteSpan(window_).first(held));
+    kept = made_to - next_begin;
+    std::memmove(window_.data(), window_.data() + held - kept, kept);
+  };
+  ECHO_TRY(
+      sparse_.decode(layer.payload, layer.coding == LayerCoding::kSparse, layer.changed, old, dtype, room, leaf_done));
+  if (!fits) return corrupt("a segment has more changes than it declares");
+  end(size, out);
+  return ok();
+}
+
+// By copies of the whole group, for deltas folded into one and for dense coding.
+Status SegmentDecoder::decode_gathered(const Segment& segment, const Content& old, DType dtype, Replacement& out,
+                                       const GroupMade& made) {
+  RawVector<std::byte> memory;
+  const ByteSpan before = old.whole(memory);
+  ECHO_TRY(decode(segment, before, dtype, out, nullptr));
+  taken_ = out.positions.size();
+  RawVector<std::byte> now(before.begin(), before.end());
+  write_values(out.whole, out.positions, out.values, dtype_bytes(dtype), now);
+  made(now.size(), now);
+  return ok();
+}
+
 // Several deltas in one: each layer is decoded on top of what the layers before it made.
 Status SegmentDecoder::decode_layers(const Segment& segment, ByteSpan old, DType dtype, Replacement& out,
                                      Digest* new_leaves) {
@@ -175,10 +250,10 @@ Status SegmentDecoder::decode_layers(const Segment& segment, ByteSpan old, DType
       ECHO_TRY(decode_dense(layer.payload, dtype, folded_));
       continue;
     }
-    ECHO_TRY(sparse_.decode(layer.payload, layer.coding == LayerCoding::kSparse, layer.changed, folded_, dtype, {},
-                            [&](std::size_t first_byte, ByteSpan now) {
-                              std::byte* const before = folded_.data() + first_byte;
-                              if (now.data() != before) std::copy(now.begin(), now.end(), before);
+    ECHO_TRY(sparse_.decode(layer.payload, layer.coding == LayerCoding::kSparse, layer.changed, ByteSpan(folded_),
+                            dtype, {}, [&](std::size_t first_byte, ByteSpan before, ByteSpan now) {
+                              if (now.data() != before.data())
+                                std::copy(now.begin(), now.end(), folded_.data() + first_byte);
                             }));
   }
   if (new_leaves) digest_leaves(folded_, new_leaves);

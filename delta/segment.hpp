@@ -42,15 +42,16 @@ class SegmentEncoder {
  public:
   explicit SegmentEncoder(int table_zstd_level) : dense_(table_zstd_level) {}
   // The shortest layer that turns `prev` into `cur`, its payload valid until the next call; none when nothing differs.
-  // Digests of leaves and counts as in SparseEncoder::encode().
-  std::optional<Layer> encode(ByteSpan prev, ByteSpan cur, const SegmentPlace& place, Digest* prev_leaves,
-                              Digest* cur_leaves, EntropyCounter* entropy);
+  // `leaf_read` and `entropy` as in SparseEncoder::encode().
+  std::optional<Layer> encode(const Content& prev, const Content& cur, const SegmentPlace& place,
+                              const LeafRead& leaf_read, EntropyCounter* entropy);
   Layer encode_whole(ByteSpan cur, DType dtype);
 
  private:
   SparseEncoder sparse_;
   DenseEncoder dense_;
   ByteVector sparse_bytes_, dense_bytes_;
+  RawVector<std::byte> gathered_;
 };
 
 // What a segment becomes: every byte anew, or some elements.
@@ -64,21 +65,37 @@ struct Replacement {
 void write_values(bool whole, std::span<const std::uint32_t> positions, ByteSpan values, std::size_t element_bytes,
                   std::span<std::byte> segment);
 
+// A tensor of a group that may change.
+struct GroupedTensor {
+  std::size_t number = 0;            // within the group
+  std::size_t first = 0, count = 0;  // of the replacement's elements
+  ByteSpan content;                  // all of it, new; valid during the call
+};
+using TensorDone = std::function<void(const GroupedTensor&)>;
+
 // One per thread.
 class SegmentDecoder {
  public:
   // Decodes all layers on top of `old`, which is not changed. `new_leaves`, unless null, gets the digests of the leaves
   // that change; the others stay as they are.
   Status decode(const Segment& segment, ByteSpan old, DType dtype, Replacement& out, Digest* new_leaves);
+  // Decodes a group on top of its `tensors`, which are not changed. Elements are numbered over the group. Calls `done`
+  // for the tensors that may change, in order; with wrong content before an error.
+  Status decode_group(const Segment& segment, std::span<const TensorView> tensors, Replacement& out,
+                      const TensorDone& done);
 
  private:
   Status decode_layers(const Segment& segment, ByteSpan old, DType dtype, Replacement& out, Digest* new_leaves);
+  using GroupMade = std::function<void(std::size_t made_to, ByteSpan made)>;
   void begin(std::uint64_t elements, std::uint64_t changed, std::size_t element_bytes, Replacement& out);
   bool take(ByteSpan before, ByteSpan now, std::size_t first_byte, std::size_t element_bytes, Replacement& out);
   void end(std::size_t element_bytes, Replacement& out) const;
+  Status decode_gathered(const Segment& segment, const Content& old, DType dtype, Replacement& out,
+                         const GroupMade& made);
   SparseDecoder sparse_;
   std::size_t taken_ = 0;  // elements in the present replacement
   ByteVector folded_;
+  RawVector<std::byte> window_;  // part of a group's new content
 };
 
 }  // namespace echoline::delta

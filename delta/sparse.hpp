@@ -9,6 +9,7 @@
 
 #include "base/result.hpp"
 #include "delta/bytes.hpp"
+#include "delta/content.hpp"
 #include "delta/digest.hpp"
 #include "delta/entropy.hpp"
 #include "delta/tensor.hpp"
@@ -27,14 +28,17 @@ struct SparseCount {
   std::uint64_t bound_bits = 0;  // entropy of where and how they differ, given each element's range of old values
 };
 
+// Called for each leaf of a segment, in order, once its memory has been read.
+using LeafRead = std::function<void(std::size_t first_byte, std::size_t bytes)>;
+
 // Keeps its working memory between calls: a few times the bytes it writes. One per thread.
 class SparseEncoder {
  public:
   SparseEncoder();
   ~SparseEncoder();
-  // Appends the coding of a segment, or nothing when no element differs. Both sides have equal size. Digests of the
-  // leaves of either side, and the counts of the entropy bound, are taken on the way where a place for them is given.
-  SparseCount encode(ByteSpan prev, ByteSpan cur, const SegmentPlace& place, Digest* prev_leaves, Digest* cur_leaves,
+  // Appends the coding of a segment, or nothing when no element differs. Both sides have equal size. `entropy`, unless
+  // null, takes the counts of the entropy bound. `leaf_read` may be empty.
+  SparseCount encode(const Content& prev, const Content& cur, const SegmentPlace& place, const LeafRead& leaf_read,
                      EntropyCounter* entropy, ByteVector& out);
 
  private:
@@ -42,9 +46,11 @@ class SparseEncoder {
   std::unique_ptr<State> state_;
 };
 
-// Called for each leaf of the segment, in order, with its new content, which is valid during the call; it is in `old`'s
-// memory when nothing changes in it.
-using LeafDone = std::function<void(std::size_t first_byte, ByteSpan now)>;
+// Where the new content of a leaf is to be made; called for each leaf, in order. There is room for kSpareElements more.
+using LeafRoom = std::function<std::byte*(std::size_t first_byte, std::size_t bytes)>;
+// Called for each leaf of the segment, in order, with its content, which is valid during the call. `now` is `before`
+// when nothing changes in it and there is no LeafRoom.
+using LeafDone = std::function<void(std::size_t first_byte, ByteSpan before, ByteSpan now)>;
 
 // Keeps its working memory between calls: some twenty bytes for each change that is coded by gaps. One per thread.
 class SparseDecoder {
@@ -52,11 +58,10 @@ class SparseDecoder {
   SparseDecoder();
   ~SparseDecoder();
   // Decodes `changed` changes of the segment whose old content is `old`; `small` says whether dense ranges have small
-  // symbols, else those of version 3. The new content is made in `whole`, of the
-  // same size and apart from `old`, unless that is empty. kCorrupt when the coding is malformed; then what `leaf_done`
-  // was given is of no use.
-  Status decode(ByteSpan coded, bool small, std::uint64_t changed, ByteSpan old, DType dtype,
-                std::span<std::byte> whole, const LeafDone& leaf_done);
+  // symbols, else those of version 3. Without `room`, only the leaves that change are made, each in the same memory.
+  // kCorrupt: the coding is malformed; then `leaf_done` was given wrong content.
+  Status decode(ByteSpan coded, bool small, std::uint64_t changed, const Content& old, DType dtype,
+                const LeafRoom& room, const LeafDone& leaf_done);
 
  private:
   struct State;

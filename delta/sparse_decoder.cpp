@@ -21,6 +21,7 @@ struct SparseDecoder::State {
   BlockSource source;
   SortedBlock sorted;
   std::vector<std::byte> leaf = std::vector<std::byte>(kLeafBytes);
+  RawVector<std::byte> old_leaf;  // of content in several pieces
   std::vector<std::uint8_t> block_symbols;
   std::array<std::vector<std::uint64_t>, kRangesMax + 1> ranks, steps;
   SmallTables small_tables;
@@ -192,20 +193,20 @@ Status SparseDecoder::State::parse(ByteSpan coded, bool small, std::uint64_t cha
 SparseDecoder::SparseDecoder() : state_(std::make_unique<State>()) {}
 SparseDecoder::~SparseDecoder() = default;
 
-Status SparseDecoder::decode(ByteSpan coded, bool small, std::uint64_t changed, ByteSpan old, DType dtype,
-                             std::span<std::byte> whole, const LeafDone& leaf_done) {
+Status SparseDecoder::decode(ByteSpan coded, bool small, std::uint64_t changed, const Content& old, DType dtype,
+                             const LeafRoom& room, const LeafDone& leaf_done) {
   const std::size_t size = dtype_bytes(dtype);
   const unsigned width = width_index(size);
   const Kernels& k = kernels();
   State& s = *state_;
-  ECHO_CHECK(changed <= old.size() / size && (whole.empty() || whole.size() == old.size()));
+  ECHO_CHECK(changed <= old.size() / size);
   ECHO_TRY(s.parse(coded, small, changed, old.size() / size, dtype));
-  s.source.is_whole = !whole.empty();
+  s.source.is_whole = static_cast<bool>(room);
   const std::uint8_t* symbol = s.block_symbols.data();
   for (std::size_t leaf = 0; leaf < old.size(); leaf += kLeafBytes) {
     const std::size_t bytes = std::min(kLeafBytes, old.size() - leaf);
-    const std::byte* const before = old.data() + leaf;
-    std::byte* const now = whole.empty() ? s.leaf.data() : whole.data() + leaf;
+    const std::byte* const before = old.part(leaf, bytes, s.old_leaf).data();
+    std::byte* const now = room ? room(leaf, bytes) : s.leaf.data();
     bool touched = false;
     std::size_t made = 0;  // bytes of the leaf that are in `now`
     for_each_block(s.grid, leaf / size, (leaf + bytes) / size, [&](std::uint64_t first, std::uint32_t count) {
@@ -218,8 +219,9 @@ Status SparseDecoder::decode(ByteSpan coded, bool small, std::uint64_t changed, 
       touched = true;
       return true;
     });
-    if (touched || !whole.empty()) std::memcpy(now + made, before + made, bytes - made);
-    leaf_done(leaf, touched ? ByteSpan(now, bytes) : ByteSpan(before, bytes));
+    const bool is_made = touched || room;
+    if (is_made) std::memcpy(now + made, before + made, bytes - made);
+    leaf_done(leaf, {before, bytes}, {is_made ? now : before, bytes});
     if (s.source.changed > changed) break;
   }
   bool fits =

@@ -29,6 +29,7 @@ struct SparseEncoder::State {
   RansWriter rans;
   SmallCodes small_codes;
   std::uint32_t changed_bits[kBlockWordsMax];
+  RawVector<std::byte> old_leaf, now_leaf;  // of content in several pieces
 
   template <class V>
   static auto* with_room(V& v, std::size_t used, std::size_t more) {
@@ -59,7 +60,8 @@ struct SparseEncoder::State {
   unsigned sort_block(const SparseModel& model, const std::byte* prev, std::uint32_t count, std::size_t element_bytes,
                       std::uint32_t changed, unsigned previous);
   // Fits the coding of dense ranges to parts of blocks, spread evenly over the segment.
-  void sample_dense(SparseModel& model, const BlockGrid& grid, ByteSpan prev, ByteSpan cur, std::size_t element_bytes);
+  void sample_dense(SparseModel& model, const BlockGrid& grid, const Content& prev, const Content& cur,
+                    std::size_t element_bytes);
   // Codes all elements in `dense_olds` and `dense_now`, in tables fitted to them.
   void code_packed(SparseModel& model, std::size_t element_bytes);
   void fit_dense(SparseModel& model, std::size_t element_bytes);
@@ -86,8 +88,8 @@ unsigned SparseEncoder::State::sort_block(const SparseModel& model, const std::b
   return best;
 }
 
-void SparseEncoder::State::sample_dense(SparseModel& model, const BlockGrid& grid, ByteSpan prev, ByteSpan cur,
-                                        std::size_t element_bytes) {
+void SparseEncoder::State::sample_dense(SparseModel& model, const BlockGrid& grid, const Content& prev,
+                                        const Content& cur, std::size_t element_bytes) {
   const std::uint64_t part = model.rows_differ ? 512 : 1024;
   const std::uint64_t elements = cur.size() / element_bytes, leaf_elements = kLeafBytes / element_bytes;
   const bool all = elements < 64 * part;
@@ -97,8 +99,8 @@ void SparseEncoder::State::sample_dense(SparseModel& model, const BlockGrid& gri
   step_counts.assign(static_cast<std::size_t>(model.block.dense) << kTokenBits, 0);
   unsigned symbol = kSymbolUnshifted;
   const auto add = [&](std::uint64_t first, std::uint32_t count) {
-    const std::byte* old = prev.data() + first * element_bytes;
-    const std::byte* now = cur.data() + first * element_bytes;
+    const std::byte* old = prev.part(first * element_bytes, count * element_bytes, old_leaf).data();
+    const std::byte* now = cur.part(first * element_bytes, count * element_bytes, now_leaf).data();
     const std::uint32_t changed = kernels().diff[width](old, now, count, changed_bits);
     const unsigned chosen = sort_block(model, old, count, element_bytes, changed, symbol);
     if (chosen == kSymbolUntouched) return;
@@ -331,8 +333,8 @@ std::uint64_t SparseEncoder::State::write(const SparseModel& model, const BlockG
 SparseEncoder::SparseEncoder() : state_(std::make_unique<State>()) {}
 SparseEncoder::~SparseEncoder() = default;
 
-SparseCount SparseEncoder::encode(ByteSpan prev, ByteSpan cur, const SegmentPlace& place, Digest* prev_leaves,
-                                  Digest* cur_leaves, EntropyCounter* entropy, ByteVector& out) {
+SparseCount SparseEncoder::encode(const Content& prev, const Content& cur, const SegmentPlace& place,
+                                  const LeafRead& leaf_read, EntropyCounter* entropy, ByteVector& out) {
   const std::size_t size = dtype_bytes(place.dtype);
   const unsigned width = width_index(size);
   const Kernels& k = kernels();
@@ -349,18 +351,21 @@ SparseCount SparseEncoder::encode(ByteSpan prev, ByteSpan cur, const SegmentPlac
   unsigned symbol = kSymbolUnshifted;
   std::uint64_t total = 0;
   std::size_t packed = 0;  // elements of dense ranges before
+  const bool is_ahead_known = prev.in_one_piece() && cur.in_one_piece();
   for (std::size_t leaf = 0; leaf < cur.size(); leaf += kLeafBytes) {
-    const std::size_t leaf_end = std::min(leaf + kLeafBytes, cur.size());
-    if (prev_leaves) *prev_leaves++ = digest_bytes(prev.subspan(leaf, leaf_end - leaf));
-    if (cur_leaves) *cur_leaves++ = digest_bytes(cur.subspan(leaf, leaf_end - leaf));
+    const std::size_t leaf_bytes = std::min(kLeafBytes, cur.size() - leaf), leaf_end = leaf + leaf_bytes;
+    const std::byte* const olds = prev.part(leaf, leaf_bytes, s.old_leaf).data();
+    const std::byte* const nows = cur.part(leaf, leaf_bytes, s.now_leaf).data();
+    if (leaf_read) leaf_read(leaf, leaf_bytes);
     for_each_block(grid, leaf / size, leaf_end / size, [&](std::uint64_t first, std::uint32_t count) {
-      const std::byte* old = prev.data() + first * size;
-      const std::byte* now = cur.data() + first * size;
-      // Later memory of both sides is asked for bit by bit between the steps: all at once would wait for it. What is
-      // hashed is needed a leaf ahead.
-      const std::byte* ahead = old + (prev_leaves ? kLeafBytes : kPrefetchBytes);
+      const std::byte* old = olds + (first * size - leaf);
+      const std::byte* now = nows + (first * size - leaf);
+      // Later memory of both sides is asked for bit by bit between the steps: all at once would wait for it.
+      // `leaf_read` may read the leaf that comes next.
+      const std::byte* ahead = old + kLeafBytes;
       const std::byte* ahead_now = now + kLeafBytes;
       const auto prefetch_third = [&] {
+        if (!is_ahead_known) return;
         for (const std::byte* end = ahead + count * size / 3; ahead < end; ahead += 64, ahead_now += 64) {
           __builtin_prefetch(ahead);
           __builtin_prefetch(ahead_now);

@@ -156,7 +156,7 @@ class Sampler {
   // Looks at some `wanted` elements, in runs spread evenly over the segment; with `touched`, at those in blocks of it
   // that change.
   template <class T>
-  void add(ByteSpan prev, ByteSpan cur, std::size_t wanted, const BlockGrid* touched);
+  void add(const Content& prev, const Content& cur, std::size_t wanted, const BlockGrid* touched);
   double changes() const { return changes_; }
   Sample finish() &&;
 
@@ -166,10 +166,11 @@ class Sampler {
   std::array<std::vector<std::uint32_t>, 2> elements_;  // by exponent, in turns: one count would wait for itself
   std::size_t looked_at_ = 0;
   double runs_ = 0, changes_ = 0, squares_ = 0;
+  RawVector<std::byte> old_room_, now_room_;
 };
 
 template <class T>
-void Sampler::add(ByteSpan prev, ByteSpan cur, std::size_t wanted, const BlockGrid* touched) {
+void Sampler::add(const Content& prev, const Content& cur, std::size_t wanted, const BlockGrid* touched) {
   constexpr std::size_t kRun = 32;
   const bool is_float = field_.mask != 0;
   const std::size_t count = cur.size() / sizeof(T);
@@ -177,17 +178,21 @@ void Sampler::add(ByteSpan prev, ByteSpan cur, std::size_t wanted, const BlockGr
   for (std::size_t at = 0; at < count; at += stride) {
     const std::size_t end = std::min(at + kRun, count);
     looked_at_ += end - at;
-    __builtin_prefetch(prev.data() + (at + 12 * stride) * sizeof(T));
-    __builtin_prefetch(cur.data() + (at + 12 * stride) * sizeof(T));
+    prev.prefetch((at + 12 * stride) * sizeof(T));
+    cur.prefetch((at + 12 * stride) * sizeof(T));
     if (touched) {
       const std::size_t from =
           at < touched->first ? 0 : touched->first + (at - touched->first) / touched->length * touched->length;
       const std::size_t bytes = (std::min<std::size_t>(from + touched->length, count) - from) * sizeof(T);
-      if (std::memcmp(prev.data() + from * sizeof(T), cur.data() + from * sizeof(T), bytes) == 0) continue;
+      if (std::memcmp(prev.part(from * sizeof(T), bytes, old_room_).data(),
+                      cur.part(from * sizeof(T), bytes, now_room_).data(), bytes) == 0)
+        continue;
     }
+    const std::byte* const olds = prev.part(at * sizeof(T), (end - at) * sizeof(T), old_room_).data();
+    const std::byte* const nows = cur.part(at * sizeof(T), (end - at) * sizeof(T), now_room_).data();
     double changed = 0;
-    for (std::size_t i = at; i < end; ++i) {
-      const T old = load<T>(prev.data() + i * sizeof(T)), now = load<T>(cur.data() + i * sizeof(T));
+    for (std::size_t i = 0; i < end - at; ++i) {
+      const T old = load<T>(olds + i * sizeof(T)), now = load<T>(nows + i * sizeof(T));
       const std::size_t exponent = static_cast<std::size_t>(old >> field_.shift) & field_.mask;
       ++elements_[i % 2][exponent];
       if (old == now) continue;
@@ -212,7 +217,7 @@ Sample Sampler::finish() && {
 }
 
 template <class T>
-Sample take_sample(ByteSpan prev, ByteSpan cur, const ExponentField& field, const BlockGrid* touched) {
+Sample take_sample(const Content& prev, const Content& cur, const ExponentField& field, const BlockGrid* touched) {
   constexpr double kEnough = 400;  // changes
   const std::size_t elements = cur.size() / sizeof(T);
   for (const std::size_t one_of : {160, 64}) {
@@ -247,7 +252,7 @@ SparseModel model_of(const Sample& sample, DType dtype, double elements) {
 }
 
 template <class T>
-SparseModel sample_model(ByteSpan prev, ByteSpan cur, const SegmentPlace& place, BlockGrid& grid) {
+SparseModel sample_model(const Content& prev, const Content& cur, const SegmentPlace& place, BlockGrid& grid) {
   const ExponentField field = exponent_field(place.dtype);
   Sample sample = take_sample<T>(prev, cur, field, nullptr);
   const bool rows_differ = sample.dispersion > kRowsDiffer;
@@ -317,7 +322,7 @@ BlockGrid choose_grid(const SegmentPlace& place, bool rows_differ) {
   return grid;
 }
 
-SparseModel choose_model(ByteSpan prev, ByteSpan cur, const SegmentPlace& place, BlockGrid& grid) {
+SparseModel choose_model(const Content& prev, const Content& cur, const SegmentPlace& place, BlockGrid& grid) {
   return with_element_type(dtype_bytes(place.dtype),
                            [&]<class T>(T) { return sample_model<T>(prev, cur, place, grid); });
 }

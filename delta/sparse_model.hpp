@@ -19,7 +19,7 @@ struct SparseModel {
 };
 
 // Fits model and blocks to a sample of the segment.
-SparseModel choose_model(ByteSpan prev, ByteSpan cur, const SegmentPlace& place, BlockGrid& grid);
+SparseModel choose_model(const Content& prev, const Content& cur, const SegmentPlace& place, BlockGrid& grid);
 
 // Blocks of whole rows where rows are of a useful size; of single rows where they differ.
 BlockGrid choose_grid(const SegmentPlace& place, bool rows_differ);

@@ -16,6 +16,7 @@
 #include "delta/cuda/device.hpp"
 #include "delta/digest.hpp"
 #include "tests/bench/measure.hpp"
+#include "tests/delta/own_memory.hpp"
 
 namespace echoline::bench {
 namespace {
@@ -113,13 +114,9 @@ int run(const Settings& settings) {
     const auto stats = must(device.extract(from, to, [&](std::span<const delta::cuda::ChangedPart> parts) {
       for (const delta::cuda::ChangedPart& p : parts)
         if (keep)
-          keep->push_back({p.tensor,
-                           p.first_byte,
-                           p.byte_count,
-                           p.element_bytes,
-                           false,
-                           {p.positions.begin(), p.positions.end()},
-                           {p.values.begin(), p.values.end()}});
+          keep->push_back(
+              delta::in_own_memory({p.tensor, p.first_byte, p.byte_count, p.element_bytes, false, {}, {}, {}},
+                                   {p.positions.begin(), p.positions.end()}, {p.values.begin(), p.values.end()}));
       return ok();
     }));
     if (stats.changed != changed)

@@ -12,6 +12,7 @@
 #include "delta/segment.hpp"
 #include "tests/delta/cuda_emulation.hpp"
 #include "tests/delta/delta_test_util.hpp"
+#include "tests/delta/own_memory.hpp"
 
 namespace echoline::delta::cuda {
 namespace {
@@ -39,13 +40,16 @@ std::vector<TensorWrite> differences(const StateView& prev, const StateView& cur
       write.first_byte = first;
       write.byte_count = std::min<std::uint64_t>(kSegmentBytes, cur[t].bytes.size() - first);
       write.element_bytes = size;
+      RawVector<std::uint32_t> positions;
+      RawVector<std::byte> values;
       for (std::uint64_t at = 0; at < write.byte_count; at += size) {
         const auto old = prev[t].bytes.subspan(first + at, size), now = cur[t].bytes.subspan(first + at, size);
         if (std::memcmp(old.data(), now.data(), size) == 0) continue;
-        write.positions.push_back(static_cast<std::uint32_t>(at / size));
-        write.values.insert(write.values.end(), now.begin(), now.end());
+        positions.push_back(static_cast<std::uint32_t>(at / size));
+        values.insert(values.end(), now.begin(), now.end());
       }
-      if (!write.positions.empty()) writes.push_back(std::move(write));
+      if (positions.empty()) continue;
+      writes.push_back(in_own_memory(write, std::move(positions), std::move(values)));
     }
   }
   return writes;
@@ -59,8 +63,8 @@ void expect_same(const std::vector<TensorWrite>& found, const std::vector<Tensor
     EXPECT_EQ(found[i].byte_count, expected[i].byte_count);
     EXPECT_EQ(found[i].element_bytes, expected[i].element_bytes);
     EXPECT_FALSE(found[i].whole);
-    EXPECT_TRUE(found[i].positions == expected[i].positions) << "write " << i;
-    EXPECT_TRUE(found[i].values == expected[i].values) << "write " << i;
+    EXPECT_TRUE(std::ranges::equal(found[i].positions, expected[i].positions)) << "write " << i;
+    EXPECT_TRUE(std::ranges::equal(found[i].values, expected[i].values)) << "write " << i;
   }
 }
 
@@ -135,13 +139,8 @@ INSTANTIATE_TEST_SUITE_P(Cuda, OnDevice, kBackends, [](const auto& test) { retur
 ChangeSink kept_in(std::vector<TensorWrite>& writes) {
   return [&](std::span<const ChangedPart> parts) {
     for (const ChangedPart& p : parts)
-      writes.push_back({p.tensor,
-                        p.first_byte,
-                        p.byte_count,
-                        p.element_bytes,
-                        false,
-                        {p.positions.begin(), p.positions.end()},
-                        {p.values.begin(), p.values.end()}});
+      writes.push_back(in_own_memory({p.tensor, p.first_byte, p.byte_count, p.element_bytes, false, {}, {}, {}},
+                                     {p.positions.begin(), p.positions.end()}, {p.values.begin(), p.values.end()}));
     return ok();
   };
 }
@@ -243,7 +242,7 @@ TEST_P(OnDevice, SingleBitsCount) {
   const DeviceState prev = must(device.upload(zero.view())), cur = must(device.upload(other.view()));
   const auto writes = extracted(device, prev, cur);
   ASSERT_EQ(writes.size(), 1u);
-  EXPECT_EQ(writes[0].positions, (RawVector<std::uint32_t>{0, 32'768, 69'999}));
+  EXPECT_TRUE(std::ranges::equal(writes[0].positions, RawVector<std::uint32_t>{0, 32'768, 69'999}));
 }
 
 // What a learner does: no dense weights cross, and the patch is the one the CPU would have made.
@@ -322,16 +321,17 @@ TEST_P(OnDevice, AppliesWritesOfEveryKind) {
         write.whole = random.below(2) == 0;
         const auto part = cur[t].bytes.subspan(write.first_byte, write.byte_count);
         if (write.whole) {
-          write.values.assign(part.begin(), part.end());
+          write = in_own_memory(write, {}, {part.begin(), part.end()});
         } else {
           RawVector<std::uint32_t> order(count);
           for (std::uint32_t i = 0; i < count; ++i) order[i] = i;
           if (random.below(2) == 0)
             for (std::uint64_t i = count; i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
+          RawVector<std::byte> values;
           for (const std::uint32_t i : order)
-            write.values.insert(write.values.end(), part.begin() + static_cast<std::ptrdiff_t>(i * size),
-                                part.begin() + static_cast<std::ptrdiff_t>((i + 1) * size));
-          write.positions = std::move(order);
+            values.insert(values.end(), part.begin() + static_cast<std::ptrdiff_t>(i * size),
+                          part.begin() + static_cast<std::ptrdiff_t>((i + 1) * size));
+          write = in_own_memory(write, std::move(order), std::move(values));
         }
         writes.push_back(std::move(write));
         first += count;
@@ -353,10 +353,13 @@ TEST_P(OnDevice, ManyChangesTravelInTurns) {
   constexpr std::uint32_t kElements = 14u << 20;  // positions and values take 70 MiB
   OwnedState next = zeros({spec("x", DType::kU8, {kElements})});
   DeviceState state = must(device.upload(next.view()));
-  TensorWrite write{0, 0, kElements, 1, false, RawVector<std::uint32_t>(kElements), RawVector<std::byte>(kElements)};
-  std::iota(write.positions.begin(), write.positions.end(), 0u);
+  RawVector<std::uint32_t> positions(kElements);
+  RawVector<std::byte> values(kElements);
+  std::iota(positions.begin(), positions.end(), 0u);
   for (std::uint32_t i = 0; i < kElements; ++i)
-    next.mutable_bytes(0)[i] = write.values[i] = static_cast<std::byte>(1 + i % 251);
+    next.mutable_bytes(0)[i] = values[i] = static_cast<std::byte>(1 + i % 251);
+  const TensorWrite write =
+      in_own_memory({0, 0, kElements, 1, false, {}, {}, {}}, std::move(positions), std::move(values));
   next.seal();
   must(device.apply({&write, 1}, next.digest(), state));
   EXPECT_TRUE(same_bytes(must(device.download(state)).view(), next.view()));
@@ -417,13 +420,21 @@ TEST_P(OnDevice, UnsoundWritesChangeNothing) {
   refused("the tensor has 2000", [](auto& w) { w[0].first_byte = ~0ull - 1; });
   refused("the tensor has 2000", [](auto& w) { w[0].byte_count = ~0ull - 1; });
   refused("not whole elements", [](auto& w) { w[0].byte_count -= 1; });
-  refused("bytes of values", [](auto& w) { w[0].values.pop_back(); });
+  refused("bytes of values", [](auto& w) { w[0].values = w[0].values.first(w[0].values.size() - 1); });
   refused("bytes of values", [](auto& w) { w[0].whole = true; });
-  refused("names element 1000 of 1000", [](auto& w) { w[0].positions.back() = 1000; });
-  refused("twice", [](auto& w) { w[0].positions[5] = w[0].positions[9]; });
+  refused("names element 1000 of 1000", [](auto& w) {
+    RawVector<std::uint32_t> positions(w[0].positions.begin(), w[0].positions.end());
+    positions.back() = 1000;
+    w[0] = in_own_memory(w[0], std::move(positions), {w[0].values.begin(), w[0].values.end()});
+  });
+  refused("twice", [](auto& w) {
+    RawVector<std::uint32_t> positions(w[0].positions.begin(), w[0].positions.end());
+    positions[5] = positions[9];
+    w[0] = in_own_memory(w[0], std::move(positions), {w[0].values.begin(), w[0].values.end()});
+  });
   refused("overlap", [](auto& w) { w.push_back(w[0]); });
   refused("overlap", [](auto& w) {
-    w.push_back({0, 1998, 2, 2, true, {}, {std::byte{1}, std::byte{2}}});
+    w.push_back(in_own_memory({0, 1998, 2, 2, true, {}, {}, {}}, {}, {std::byte{1}, std::byte{2}}));
     std::swap(w.front(), w.back());
   });
 }

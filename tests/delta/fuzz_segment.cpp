@@ -1,5 +1,6 @@
 // Fuzz target: a byte for the element type, then the body of a segment frame. What decodes must stay within the
 // segment.
+#include <algorithm>
 #include <cstdlib>
 #include <vector>
 
@@ -21,6 +22,27 @@ std::vector<std::byte> old_content() {
   return bytes;
 }
 
+// As a group of tensors the same content becomes the same.
+void check_group(SegmentDecoder& decoder, const Segment& segment, std::span<const std::byte> old, DType dtype) {
+  const std::size_t size = dtype_bytes(dtype);
+  StateView tensors;
+  for (std::size_t at = 0, bytes = 8; at < old.size(); at += bytes, bytes = 3 * bytes + 8)
+    tensors.push_back({"", dtype, {}, old.subspan(at, std::min(bytes, old.size() - at))});
+  Replacement whole, group;
+  const bool decodes = static_cast<bool>(decoder.decode(segment, old, dtype, whole, nullptr));
+  std::vector<std::byte> expected(old.begin(), old.end());
+  if (decodes) write_values(whole.whole, whole.positions, whole.values, size, expected);
+  bool same = true;
+  const auto compare = [&](const GroupedTensor& tensor) {
+    const auto begin = static_cast<std::size_t>(tensors[tensor.number].bytes.data() - old.data());
+    same = same && std::ranges::equal(tensor.content, std::span(expected).subspan(begin, tensor.content.size()));
+  };
+  require(static_cast<bool>(decoder.decode_group(segment, tensors, group, compare)) == decodes);
+  if (!decodes) return;
+  require(same && group.whole == whole.whole);
+  require(std::ranges::equal(group.positions, whole.positions) && std::ranges::equal(group.values, whole.values));
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
@@ -30,6 +52,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const DType dtype = kAllDTypes[data[0] % kAllDTypes.size()];
   const auto segment = read_segment(std::as_bytes(std::span(data + 1, size - 1)));
   if (!segment) return 0;
+  check_group(decoder, *segment, old, dtype);
   std::vector<Digest> leaves(leaf_count(old.size()));
   Replacement replacement;
   if (!decoder.decode(*segment, old, dtype, replacement, leaves.data())) return 0;
