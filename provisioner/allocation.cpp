@@ -10,12 +10,12 @@
 namespace echoline::provisioner {
 namespace {
 
-constexpr std::size_t kMembersLookedAt = 64;    // for exchanges of several
-constexpr std::size_t kOutsidersLookedAt = 48;  // for exchanges of several
+constexpr std::size_t kMembersLookedAt = 64;    // considered for exchanges of several
+constexpr std::size_t kOutsidersLookedAt = 48;  // considered for exchanges of several
 constexpr int kExchangesMax = 1000;
 constexpr std::uint64_t kCoreNodes = 20'000;
 
-// A sum that misses the target by rounding alone still meets it.
+// Tolerates rounding: a sum just below the target meets it.
 bool meets(double rollouts_per_s, double target) { return rollouts_per_s >= target * (1 - 1e-12); }
 
 using Members = std::span<const std::size_t>;
@@ -56,7 +56,7 @@ class Selection {
   bool has(std::size_t i) const { return in_[i]; }
   std::size_t count() const { return members_.size(); }
   const std::vector<std::size_t>& members() const { return members_; }
-  // Whether these may come in when those have gone.
+  // Whether `in` may join after `out` have left.
   bool allows(Members in, Members out = {}) const {
     if (count() - out.size() + in.size() > limits_.workers_max) return false;
     for (std::size_t k = 0; k < in.size(); ++k) {
@@ -79,8 +79,8 @@ class Selection {
     return true;
   }
   bool allows(std::size_t i) const { return allows(Members(&i, 1)); }
-  // Members that exclude it by machine or by host, cheapest eviction first where there is a choice; nothing where one
-  // of them has to stay.
+  // The members that exclude candidate `i` by machine or host, cheapest eviction first if there is a choice. Absent if
+  // one of them must stay.
   std::optional<std::vector<std::size_t>> in_the_way_of(std::size_t i) const {
     const Candidate& c = pool_[i];
     std::vector<std::size_t> out;
@@ -104,7 +104,7 @@ class Selection {
     }
     return out;
   }
-  // Summed afresh: repeated adding and subtracting would drift.
+  // Computed from scratch, because repeated additions and subtractions would drift.
   double rate() const { return sum(&Candidate::rollouts_per_s); }
   double cost() const { return sum(&Candidate::usd_per_hour); }
   std::vector<std::size_t> indices() const {
@@ -124,12 +124,12 @@ class Selection {
   AllocationLimits limits_;
   std::vector<bool> in_;
   std::vector<std::size_t> members_;
-  std::vector<std::uint64_t> used_;  // by machine, its GPUs that are taken
+  std::vector<std::uint64_t> used_;  // by machine: the GPUs in use
   std::vector<std::size_t> of_host_;
 };
 
-// Takes in faster outsiders for slow members and for what excludes them, each time with the least extra cost per
-// rollout gained.
+// Replaces slow members, and members in the way, by faster outsiders until the target is met. Each step has the least
+// extra cost per rollout gained.
 bool reach_by_exchange(std::span<const Candidate> pool, double target, AllocationLimits limits, Selection& set) {
   while (!meets(set.rate(), target)) {
     std::optional<std::tuple<double, double, std::size_t>> best;  // cost per gain, -gain, in
@@ -162,7 +162,7 @@ bool reach_by_exchange(std::span<const Candidate> pool, double target, Allocatio
   return true;
 }
 
-// Dearest first: what the target does not need goes.
+// Drops members that the target does not need, dearest first.
 void drop_unneeded(std::span<const Candidate> pool, double target, Selection& set) {
   std::vector<std::size_t> dearest = set.indices();
   std::stable_sort(dearest.begin(), dearest.end(),
@@ -174,7 +174,7 @@ void drop_unneeded(std::span<const Candidate> pool, double target, Selection& se
   }
 }
 
-// Exchanges one or two members for one or two outsiders while that saves money.
+// Exchanges one or two members for one or two outsiders while that lowers the cost.
 class Improver {
  public:
   Improver(std::span<const Candidate> pool, std::span<const std::size_t> order, double target, Selection& set)
@@ -222,7 +222,7 @@ class Improver {
     }
     return parts;
   }
-  // The dearest per rollout first: they have most to give.
+  // Dearest per rollout first: exchanging them saves most.
   std::vector<std::size_t> members() const {
     std::vector<std::size_t> out;
     for (auto it = order_.rbegin(); it != order_.rend() && out.size() < kMembersLookedAt; ++it)
@@ -251,7 +251,7 @@ class Improver {
         if (part.cost >= out.cost - saving_) break;
         consider(out, part);
       }
-    // Two for any one there is, as the one may stand far back in the order.
+    // Two members for any single outsider, because it may be far back in the order.
     for (const Part& out : up_to_two(members()))
       if (out.count == 2)
         for (const std::size_t i : order_)
@@ -268,7 +268,7 @@ class Improver {
   std::size_t outs_ = 0, ins_ = 0;
 };
 
-// Depth-first over candidates in unit-cost order; a branch is cut when even its relaxation costs no less than the best.
+// Depth-first search in unit-cost order. Cuts a branch whose relaxation costs at least as much as the best set.
 class BranchAndBound {
  public:
   BranchAndBound(std::span<const Candidate> pool, double target, AllocationLimits limits,
@@ -303,7 +303,7 @@ class BranchAndBound {
   }
 
  private:
-  // Least cost of reaching the target from (depth, rate) when workers could be rented in part; absent if impossible.
+  // Least cost of reaching the target from (depth, rate) with fractions of workers; absent if impossible.
   std::optional<double> relaxed(std::size_t depth, double rate, double cost) const {
     for (std::size_t d = depth; d < order_.size(); ++d) {
       if (meets(rate, target_)) return cost;
@@ -316,7 +316,7 @@ class BranchAndBound {
     return cost;
   }
 
-  // Somebody who was passed over would do at least as well in its place.
+  // Whether a skipped candidate would do at least as well in this one's place.
   bool dominated(const Candidate& c) const {
     return std::any_of(passed_.begin(), passed_.end(), [&](const Candidate* p) {
       return p->rollouts_per_s >= c.rollouts_per_s && p->usd_per_hour <= c.usd_per_hour;
@@ -350,7 +350,7 @@ class BranchAndBound {
 
   std::span<const Candidate> pool_;
   std::vector<std::size_t> order_;
-  std::vector<bool> free_;  // excludes nobody
+  std::vector<bool> free_;  // excludes no other candidate
   double target_;
   std::uint64_t nodes_left_;
   Selection set_;
@@ -359,7 +359,7 @@ class BranchAndBound {
   double best_cost_ = 0;
 };
 
-// The first of `order` that are allowed, until they reach the target.
+// Takes the allowed candidates in this order until they reach the target.
 std::optional<Selection> fill(std::span<const Candidate> pool, std::span<const std::size_t> order, double target,
                               AllocationLimits limits) {
   Selection set(pool, limits);
@@ -385,7 +385,7 @@ std::vector<std::size_t> by_speed(std::span<const Candidate> pool) {
 std::optional<Selection> first_set(std::span<const Candidate> pool, std::span<const std::size_t> order, double target,
                                    AllocationLimits limits) {
   auto set = fill(pool, order, target, limits);
-  // The cheap parts of a machine can stand in the way of the whole, and of one another.
+  // Cheap parts of a machine can exclude the whole machine and each other, so the fastest-first order is tried too.
   return set ? std::move(set) : fill(pool, by_speed(pool), target, limits);
 }
 
@@ -413,15 +413,15 @@ std::optional<Allocation> allocate_greedy(std::span<const Candidate> pool, doubl
   auto set = first_set(pool, order, target, limits);
   if (!set) return std::nullopt;
   const std::vector<std::size_t> first = set->indices();
-  // Dropping and exchanging can stand in each other's way, so both orders are tried.
+  // Dropping can prevent exchanges and the reverse, so both orders are tried.
   Selection best = *set;
   for (const bool drop_first : {true, false}) {
     Selection improved = *set;
     Improver(pool, order, target, improved).run(drop_first);
     if (improved.cost() < best.cost() * (1 - 1e-12)) best = std::move(improved);
   }
-  // An exchange of several at once is out of reach of that, such as of the parts of a machine for the whole: a search
-  // of the nearest, for as long as its nodes last, finds most of them.
+  // Pairwise exchanges cannot, for example, replace all parts of a machine by the whole machine. A node-limited exact
+  // search among the nearest candidates finds most such exchanges.
   std::vector<std::size_t> core;
   for (const std::size_t i : order)
     if (best.has(i) || core.size() < first.size() + kOutsidersLookedAt) core.push_back(i);

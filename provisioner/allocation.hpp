@@ -1,4 +1,4 @@
-// Which workers to rent: the cheapest set whose throughput reaches a target. (ECHO-2 sec. 3.4)
+// Chooses the workers to rent: the cheapest set whose throughput reaches a target. (ECHO-2 sec. 3.4)
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -12,10 +12,10 @@ namespace echoline::provisioner {
 struct Candidate {
   double rollouts_per_s = 0;   // mu, positive
   double usd_per_hour = 0;     // c, not negative
-  std::uint32_t machine = 0;   // numbered from 1 without gaps; 0: a machine of its own
-  std::uint64_t gpus = ~0ull;  // of that machine: two candidates that share one exclude each other
-  std::uint32_t host = 0;      // numbered from 1 without gaps: counts against per_host_max; 0: does not count
-  bool keep = false;           // in every set
+  std::uint32_t machine = 0;   // numbered from 1 without gaps; 0: not shared with another candidate
+  std::uint64_t gpus = ~0ull;  // which of the machine's GPUs; two candidates that share one exclude each other
+  std::uint32_t host = 0;      // numbered from 1 without gaps; counts against per_host_max; 0: does not count
+  bool keep = false;           // must be in the set
 };
 
 struct AllocationLimits {
@@ -25,7 +25,7 @@ struct AllocationLimits {
 
 struct Allocation {
   std::vector<std::size_t> chosen;   // indices of the candidates, ascending
-  std::vector<std::size_t> dropped;  // first chosen, then found unnecessary; ascending
+  std::vector<std::size_t> dropped;  // chosen first, then found unnecessary; ascending
   double rollouts_per_s = 0;
   double usd_per_hour = 0;
 };
@@ -33,17 +33,17 @@ struct Allocation {
 // Indices by c/mu ascending; ties: more throughput first, then the lower index.
 std::vector<std::size_t> by_unit_cost(std::span<const Candidate> pool);
 
-// The cheapest prefix by c/mu that reaches `target`, skipping what the limits and machines exclude. A prefix that is
-// not enough is mended by exchanging slow members for faster ones at the least extra cost per rollout. Absent when no
-// set was found.
+// The cheapest prefix by c/mu that reaches `target`; skips candidates that the limits or shared machines exclude. If
+// the prefix is too small, replaces slow members by faster ones at the least extra cost per rollout. Absent if no set
+// was found.
 std::optional<Allocation> allocate_prefix(std::span<const Candidate> pool, double target, AllocationLimits limits = {});
 
-// The same, then made cheaper while that goes: what is not needed is dropped, and one or two members are exchanged for
-// one or two others. Never dearer than allocate_prefix().
+// Improves the result of allocate_prefix() while that saves money: drops unneeded members, and exchanges one or two
+// members for one or two others. Never costs more than allocate_prefix().
 std::optional<Allocation> allocate_greedy(std::span<const Candidate> pool, double target, AllocationLimits limits = {});
 
-// The cheapest set of all, by branch and bound from a set that is known (or none). Requires at most kExactPoolMax
-// candidates. Absent when no set reaches the target; `nodes_max` ends the search with the best so far and proven =
+// The cheapest set of all, by branch and bound, starting from a known set or none. Requires at most kExactPoolMax
+// candidates. Absent if no set reaches the target. `nodes_max` ends the search with the best set so far and proven =
 // false.
 inline constexpr std::size_t kExactPoolMax = 40;
 struct ExactAllocation {
@@ -53,12 +53,12 @@ struct ExactAllocation {
 ExactAllocation allocate_exact(std::span<const Candidate> pool, double target, AllocationLimits limits = {},
                                const std::optional<Allocation>& known = {}, std::uint64_t nodes_max = 3'000'000);
 
-// Cost of the cheapest prefix whose last worker is rented only in part: no set costs less. Absent when the whole
-// pool is below the target.
+// A lower bound of the cost: the cheapest prefix, with only a fraction of its last worker. Absent if the whole pool is
+// below the target.
 std::optional<double> lp_bound(std::span<const Candidate> pool, double target);
 
-// Candidates of a large market that a search needs to look at: the cheapest per rollout, the fastest and the cheapest
-// of all. Ascending; everything where the pool is small.
+// Indices of the candidates that a search of a large market considers: the cheapest per rollout, the fastest and the
+// cheapest. Ascending; all of a small pool.
 std::vector<std::size_t> shortlist(std::span<const Candidate> pool, AllocationLimits limits);
 
 }  // namespace echoline::provisioner

@@ -9,7 +9,7 @@ namespace echoline::provisioner {
 
 Status book_bills(Ledger& ledger, const ProviderOptions& options, double now_unix_s) {
   ECHO_ASSIGN(const auto rows, ledger.rows());
-  std::vector<std::string> titles;  // of providers that could be asked
+  std::vector<std::string> titles;  // of providers that have bills
   bool asked = false;
   for (const ProviderKind* kind : provider_kinds()) {
     if (!kind->bill) continue;
@@ -26,15 +26,14 @@ Status book_bills(Ledger& ledger, const ProviderOptions& options, double now_uni
     ECHO_ASSIGN(const Bill bill, kind->bill(options, from, now_unix_s));
     std::vector<LedgerCharge> charges;
     for (const Charge& c : bill.charges)
-      if (const auto row = row_of.find(c.instance.text); row != row_of.end())  // others are of other runs
+      if (const auto row = row_of.find(c.instance.text); row != row_of.end())  // the others belong to other runs
         charges.push_back({row->second, c.day_unix_s, c.usd, c.usd_rent, c.usd_traffic});
     std::optional<LedgerCredit> credit;
     if (bill.credit_usd) credit = {kind->name, *bill.credit_usd, now_unix_s};
     ECHO_TRY(ledger.charged(charges, credit, now_unix_s));
   }
   if (asked) return ok();
-  return fail(Code::kNotFound, "ledger",
-              "nothing of this run was rented from {}, and no other provider says what it charged",
+  return fail(Code::kNotFound, "ledger", "this run has rented nothing from {}, and no other provider has bills",
               fmt::join(titles, " or "));
 }
 

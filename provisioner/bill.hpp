@@ -1,4 +1,4 @@
-// Bills of providers, which stand in the ledger beside its own count.
+// Books providers' bills in the ledger, beside the ledger's own count.
 #pragma once
 #include "base/result.hpp"
 #include "provisioner/ledger.hpp"
@@ -6,9 +6,8 @@
 
 namespace echoline::provisioner {
 
-// Reads the bills of all providers from which this run has rented, and books this run's charges and the credit that is
-// left on the accounts. Waits. kNotFound if no such provider has a bill; errors of ProviderKind::bill and of the
-// ledger.
+// Reads the bills of all providers from which this run has rented. Books this run's charges and the credit left on the
+// accounts. Blocks. kNotFound if no such provider has a bill; errors of ProviderKind::bill and of the ledger.
 Status book_bills(Ledger& ledger, const ProviderOptions& options, double now_unix_s);
 
 }  // namespace echoline::provisioner

@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::string_view kOperation = "capacity target";
 
-// Rounds up, forgiving a value that exceeds an integer by rounding alone.
+// Rounds up, but not for an excess that is only rounding error.
 int ceil_steps(double steps) { return static_cast<int>(std::ceil(steps - 1e-9 * std::max(1.0, steps))); }
 
 }  // namespace

@@ -10,11 +10,11 @@ namespace {
 
 constexpr Duration kPause = std::chrono::milliseconds(20);
 constexpr int kRoundsMax = 5;
-constexpr double kYoungS = 60;  // an intention so young may be an instance that no listing shows yet
+constexpr double kYoungS = 60;  // an instance intended this recently may be missing from listings
 constexpr Duration kLookAgain = std::chrono::seconds(10);
 constexpr Ticket kListing = -1, kAccount = -2;
 
-// One provider of the run.
+// The release of one provider's instances.
 class Descent {
  public:
   Descent(Ledger& ledger, const Clock& clock, const DownOptions& options, std::string name, DownReport& report)
@@ -37,7 +37,7 @@ class Descent {
         ECHO_TRY(ledger_.found(name_, info.instance.text, info.label, info.usd_per_hour, clock_.unix_seconds()));
       }
       ECHO_ASSIGN(rows, open_rows());
-      if (!listed->complete) problem(listed->error ? listed->error->message() : "the listing is not complete");
+      if (!listed->complete) problem(listed->error ? listed->error->message() : "the listing is incomplete");
       if (std::none_of(rows.begin(), rows.end(), [](const LedgerRow& row) { return !row.instance.empty(); })) {
         if (!listed->complete) return ok();
         if (!young(rows)) return settle(rows);
@@ -69,7 +69,7 @@ class Descent {
       std::this_thread::sleep_for(d);
   }
 
-  // Polls until `take` has had enough. False when patience is over.
+  // Polls until `take` returns true. False after `patience`.
   template <class Take>
   bool events_until(Take&& take) {
     while (clock_.now() < deadline_) {
@@ -78,7 +78,7 @@ class Descent {
       if (enough) return true;
       wait(kPause);
     }
-    problem(fmt::format("no answer within {}; run this again", to_text(options_.patience)));
+    problem(fmt::format("no answer within {}; run `echoline down` again", to_text(options_.patience)));
     return false;
   }
 
@@ -128,19 +128,19 @@ class Descent {
     });
     ECHO_TRY(booked);
     if (absent.empty()) return ok();
-    // The service knows them not, and nobody had asked it to end them. If it knows anything at all of this run or this
-    // account, they are gone; if not, it may be the wrong account.
+    // The service does not know them, although nothing asked it to end them. If it knows any other instance of this run
+    // or account, they are gone; otherwise it may be the wrong account.
     if (!options_.absent_is_gone && !present_) {
       const std::optional<Listed> account = list(kAccount, "");
       if (!account || !account->complete || account->instances.empty()) {
         problem(
-            fmt::format("the service knows none of the {} instances that the ledger has as running, and nothing else: "
-                        "is the key of the account that rented them? If they are gone, say so with --gone",
+            fmt::format("the service knows none of the {} instances that the ledger has as running, and no others: is "
+                        "the key of the account that rented them? If they are gone, add --gone",
                         absent.size()));
         return ok();
       }
     }
-    for (const LedgerRow* row : absent) ECHO_TRY(end(*row, "gone before it was asked to go"));
+    for (const LedgerRow* row : absent) ECHO_TRY(end(*row, "gone before a request to stop it"));
     return ok();
   }
 
@@ -149,11 +149,11 @@ class Descent {
     return ledger_.ended(row.id, how, clock_.unix_seconds());
   }
 
-  // A complete listing shows nothing: what is still intended never came to be.
+  // A complete listing shows nothing, so the intended rows were never rented.
   Status settle(const std::vector<LedgerRow>& rows) {
     for (const LedgerRow& row : rows) {
       report_.released.push_back({name_, "", row.label, "was never rented"});
-      ECHO_TRY(ledger_.failed(row.id, "asked for, and not in a complete listing", clock_.unix_seconds()));
+      ECHO_TRY(ledger_.failed(row.id, "requested, but not in a complete listing", clock_.unix_seconds()));
     }
     return ok();
   }
@@ -165,7 +165,7 @@ class Descent {
   DownReport& report_;
   std::unique_ptr<Provider> provider_;
   TimePoint deadline_{};
-  bool present_ = false;  // the service has shown that it knows something of this run
+  bool present_ = false;  // the service has shown an instance of this run
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Releases everything that a run has rented, and does not believe it before a listing says so.
+// Releases everything that a run has rented, and relies only on the providers' listings as proof.
 #pragma once
 #include <functional>
 #include <memory>
@@ -14,12 +14,12 @@ namespace echoline::provisioner {
 struct DownOptions {
   // Makes a provider by its name.
   std::function<Result<std::unique_ptr<Provider>>(const std::string& name)> provider;
-  std::vector<std::string> providers;  // to look at beside those of the ledger's rows
-  // Instances that the service does not know are gone, even if it knows none at all.
+  std::vector<std::string> providers;  // to check besides those of the ledger's rows
+  // Treat instances that the service does not know as gone, even if it knows none at all.
   bool absent_is_gone = false;
   Duration grace = std::chrono::seconds(5);
-  Duration patience = std::chrono::minutes(10);  // with one provider
-  std::function<void(Duration)> pause;           // lets time pass; absent: sleeps
+  Duration patience = std::chrono::minutes(10);  // per provider
+  std::function<void(Duration)> pause;           // waits; absent: sleeps
 };
 
 struct DownReport {
@@ -27,12 +27,13 @@ struct DownReport {
     std::string provider, instance, label, what;
   };
   std::vector<Line> released;
-  std::vector<std::string> problems;  // "" when a complete listing shows that nothing is left
+  std::vector<std::string> problems;  // "" if a complete listing shows that nothing is left
 };
 
-// Everything of this run that the ledger has as intended or running, and whatever carries its label without the ledger
-// knowing: it gets a row first. Rows end when the provider confirms; intentions of which no complete listing knows
-// anything are booked as failed. Twice does no harm. Errors are those of the ledger; the rest is in the report.
+// Releases everything that the ledger has as intended or running, and every instance with this run's label that the
+// ledger lacks; such an instance gets a row first. Rows end when the provider confirms. An intended row that no
+// complete listing shows is booked as failed. Calling it twice does no harm. Returns the ledger's errors; all others
+// are in the report.
 Result<DownReport> bring_down(Ledger& ledger, const Clock& clock, const DownOptions& options);
 
 }  // namespace echoline::provisioner

@@ -37,7 +37,7 @@ OfferCost cost_of(const PlanRequest& r, const Offer& o, double copies) {
   OfferCost c;
   c.gpu = r.fleet.pricing == Pricing::kBid ? bid_for(r, o) : o.gpu_usd_per_hour;
   c.storage = either(o.storage_usd_per_hour, r.fleet.assume.storage_usd_per_hour);
-  // Who sends nothing owes nothing for it, whatever it would cost.
+  // A machine that sends nothing pays nothing for it, even at an unknown price.
   if (down && (up || copies == 0)) c.bandwidth = gb_per_hour * *down + gb_per_hour * copies * up.value_or(0);
   return c;
 }
@@ -60,11 +60,11 @@ std::vector<std::string> assumed_of(const PlanRequest& r, const Offer& o) {
 
 std::optional<std::string> defect_of(const PlanRequest& r, const Offer& o) {
   if (!r.fleet.joined_by_hand() && o.provider != r.fleet.provider)
-    return fmt::format("of provider {}, this run rents from {}", o.provider, r.fleet.provider);
+    return fmt::format("of provider {}, but this run rents from {}", o.provider, r.fleet.provider);
   if (!o.rentable) return "somebody else has it";
   if (!r.fleet.places.empty() && std::none_of(r.fleet.places.begin(), r.fleet.places.end(),
                                               [&](const auto& place) { return contains_place(o.place, place); }))
-    return o.place.empty() ? std::string("place not stated, fleet.places asks for one")
+    return o.place.empty() ? std::string("place not stated, but fleet.places requires one")
                            : fmt::format("in {}, not in fleet.places", o.place);
   if (r.gpu_memory_min) {
     const auto vram = either(o.vram_gb, r.fleet.assume.vram_gb);
@@ -92,7 +92,7 @@ std::optional<std::string> defect_of(const PlanRequest& r, const Offer& o) {
   if (!either(o.down, r.fleet.assume.down)) return not_stated("downlink", "down");
   if (r.fleet.up_min && up < r.fleet.up_min)
     return fmt::format("uplink {:.3g} Mbit/s below {:.3g}", up->mbit_per_s(), r.fleet.up_min->mbit_per_s());
-  if (!(o.rollouts_per_s > 0)) return "throughput not known: no measurement, no profile of this GPU, no dlperf";
+  if (!(o.rollouts_per_s > 0)) return "throughput unknown: no measurement, no profile of this GPU, no dlperf";
   const OfferCost cost = cost_of(r, o, 1);
   if (!cost.gpu)
     return r.fleet.pricing == Pricing::kBid ? "no bid stated that would rent it" : "its price is not stated";

@@ -1,4 +1,4 @@
-// What an offer costs under a plan, and why it cannot be rented at all. Private to provisioner/.
+// The cost of an offer under a plan, and the reason why an offer cannot be rented. Private to provisioner/.
 #pragma once
 #include <optional>
 #include <string>
@@ -11,13 +11,13 @@ namespace echoline::provisioner {
 // $/h of an offer that receives every publication and sends `copies` of it.
 OfferCost cost_of(const PlanRequest& request, const Offer& offer, double copies);
 
-// Assumed where not stated; absent where nothing is assumed either.
+// The stated or the assumed reliability; absent if there is neither.
 std::optional<double> reliability_of(const PlanRequest& request, const Offer& offer);
 
-// What the plan assumes of it, as keys of fleet.assume.
+// The assumptions used for the offer, as keys of fleet.assume.
 std::vector<std::string> assumed_of(const PlanRequest& request, const Offer& offer);
 
-// The bid for it under the request; absent on demand, or where no least bid is stated.
+// The bid for the offer under the request. Absent on demand, or if the offer states no least bid.
 std::optional<double> bid_for(const PlanRequest& request, const Offer& offer);
 
 }  // namespace echoline::provisioner

@@ -8,13 +8,13 @@
 namespace echoline::provisioner {
 namespace {
 
-constexpr int kSamplesPerWindow = 32;  // completions close in time are added up
-constexpr double kGroupsInWindow = 8;  // at least
+constexpr int kSamplesPerWindow = 32;  // results close in time are merged into one sample
+constexpr double kGroupsInWindow = 8;  // minimum
 constexpr double kGuessGroups = 2;
-constexpr double kGroupsBeforeJudged = 4;                    // before a worker counts as slower than promised
-constexpr Duration kHandInPause = std::chrono::seconds(10);  // longer ones between two results count as so long
+constexpr double kGroupsBeforeJudged = 4;                    // before a worker can count as slower than promised
+constexpr Duration kHandInPause = std::chrono::seconds(10);  // caps the time counted between two results
 constexpr double kBytesPerGb = 1e9;
-constexpr Duration kUnanswered = std::chrono::minutes(5);  // after that a start that nobody answered has not happened
+constexpr Duration kUnanswered = std::chrono::minutes(5);  // after this time an unanswered start counts as not done
 
 }  // namespace
 
@@ -22,7 +22,7 @@ FleetCore::FleetCore(FleetRules rules, const std::vector<FleetOffer>& offers, st
     : rules_(std::move(rules)), book_(offers), wanted_(std::move(wanted)) {
   ECHO_CHECK(rules_.fleet.headroom >= 0 && rules_.fleet.join_timeout > Duration{} && rules_.group_size > 0);
   auto planned = capacity_target(rules_.pace, rules_.broadcast_time, rules_.fleet.headroom);
-  ECHO_CHECK(planned.has_value(), "{}", planned.error().message());  // a plan was made for it
+  ECHO_CHECK(planned.has_value(), "{}", planned.error().message());  // the plan was feasible with these values
   target_ = *planned;
 }
 
@@ -60,7 +60,7 @@ std::vector<FleetAction> FleetCore::close(const std::string& why, TimePoint now)
 void FleetCore::on(const fleet::Booked& e) {
   Machine* machine = machines_.of(e.offer);
   if (machine == nullptr || machine->state != MachineState::kAsked || machine->unwanted) {
-    act(fleet::BookEnd{e.ticket, machine ? machine->why : "nobody wants it any more", false});
+    act(fleet::BookEnd{e.ticket, machine ? machine->why : "it is not wanted any more", false});
     if (machine != nullptr && machine->state == MachineState::kAsked) machines_.erase(*machine);
     return;
   }
@@ -95,7 +95,7 @@ void FleetCore::on(const fleet::Recovered& e) {
 
 void FleetCore::on(const fleet::Started& e) {
   Machine* machine = machines_.of(e.ticket);
-  if (machine == nullptr) {  // given up long ago: whatever it is, it goes
+  if (machine == nullptr) {  // the core gave it up long ago, so stop it
     machine = &machines_.add({}, 1, MachineState::kDoubtful, time_.now);
     machines_.book(*machine, e.ticket);
     machine->unwanted = true;
@@ -112,7 +112,7 @@ void FleetCore::on(const fleet::Started& e) {
     return;
   }
   move(*machine, MachineState::kBooting);
-  if (machine->worker) move(*machine, MachineState::kWorking);  // it was faster than the provider
+  if (machine->worker) move(*machine, MachineState::kWorking);  // the worker joined before the provider answered
 }
 
 void FleetCore::on(const fleet::StartFailed& e) {
@@ -150,14 +150,14 @@ void FleetCore::on(const fleet::Found& e) {
     ask_to_stop(*machine);
     return;
   }
-  // An earlier process may have asked for it a moment ago: it may still come to be, but nobody waits for that.
+  // An earlier process may have requested it a moment ago, so it may still appear. The fleet does not wait for it.
   if (machine->adopt && !std::exchange(machine->unwanted, true)) {
-    machine->why = "ended while nobody looked after it";
+    machine->why = "it ended while no process watched it";
     machines_.changed();
     shortfall_.loss_to_replace = true;
   }
   if (machine->answered || e.certain || time_.now - machine->since >= kUnanswered)
-    forget(*machine, machine->why,  // what may have been there for a while is paid for, unless somebody looked at once
+    forget(*machine, machine->why,  // a machine that may have existed for a while is booked as paid
            !machine->answered || !machine->instance.text.empty() || time_.now - machine->since >= rules::kAnswer);
 }
 
@@ -170,7 +170,7 @@ void FleetCore::on(const fleet::StopFailed& e) {
   Machine* machine = machines_.of(e.ticket);
   if (machine == nullptr || machine->state != MachineState::kStopping) return;
   const Duration wait = put_off(*machine);
-  note_once("stop_failed", machine->offer.id, fmt::format("{}; asked again after {}", e.why, to_text(wait)));
+  note_once("stop_failed", machine->offer.id, fmt::format("{}; retried after {}", e.why, to_text(wait)));
 }
 
 void FleetCore::on(const fleet::Exited& e) {
@@ -182,13 +182,13 @@ void FleetCore::on(const fleet::Exited& e) {
   if (!expected || drains) {
     if (!drains) lose(*machine, "lost", e.why);
     if (machine->worker) act(fleet::GiveUp{*machine->worker, "its machine has ended: " + e.why});
-    blame(*machine, e.outbid);  // at that price it is not to be had
+    blame(*machine, e.outbid);  // it is not available at that price
   }
   if (!e.still_rented) return forget(*machine, expected && !machine->why.empty() ? machine->why : e.why, true);
   if (machine->state == MachineState::kStopping) return;
   machine->why = e.why;
   if (machine->state == MachineState::kStarting) return doubt(*machine);
-  if (machine->state == MachineState::kDoubtful) return;  // it is being looked for
+  if (machine->state == MachineState::kDoubtful) return;  // a Look is pending
   stop(*machine, e.why);
 }
 
@@ -197,7 +197,7 @@ void FleetCore::on(const fleet::Ending& e) {
 }
 
 void FleetCore::on(const fleet::Leaving& e) {
-  if (Machine* machine = machines_.of(e.worker)) ends_soon(*machine, "its worker was told to end", false);
+  if (Machine* machine = machines_.of(e.worker)) ends_soon(*machine, "its worker was told to stop", false);
 }
 
 void FleetCore::on(const fleet::Drained& e) {
@@ -217,11 +217,12 @@ void FleetCore::on(const fleet::PriceChanged& e) {
 
 void FleetCore::on(const fleet::Joined& e) {
   Machine* machine = machines_.of(e.offer);
-  if (machine == nullptr) return;  // by hand
+  if (machine == nullptr) return;  // started by hand
   if (machine->state == MachineState::kStopping || machine->state == MachineState::kAsked || machine->unwanted) return;
   machines_.join(*machine, e.worker);
   progressed(*machine);
-  if (machine->state == MachineState::kDraining) act(fleet::Drain{e.worker, machine->why});  // back, and told anew
+  // it came back, so repeat the request
+  if (machine->state == MachineState::kDraining) act(fleet::Drain{e.worker, machine->why});
   if (machine->state != MachineState::kBooting) return;
   move(*machine, MachineState::kWorking);
   book_.worked(e.offer);
@@ -234,7 +235,7 @@ void FleetCore::on(const fleet::Beat& e) {
   if (e.turned_away) progressed(*machine);
   if (e.rollouts == 0) return;
   output_.rollouts += e.rollouts;
-  // Time in which nobody hands in anything (a long learner step) says nothing of who hands in nothing.
+  // Time without any result (a long learner step) is no evidence against a silent worker, so it is capped.
   output_.worked += std::min<Duration>(time_.now - output_.last_at, kHandInPause);
   output_.last_at = time_.now;
   progressed(*machine);
@@ -254,7 +255,8 @@ void FleetCore::on(const fleet::Beat& e) {
     busy -= samples.front().busy_s;
     samples.pop_front();
   }
-  // Where few groups begin and end is chance: what was promised weighs two, and nothing once the window is full.
+  // With few groups, the measurement depends on chance. The promise weighs two groups, falling to nothing once the
+  // window is full.
   const double guess = machine->share * machine->offer.rollouts_per_s;
   const double weight = group * kGuessGroups * std::max(0.0, 1 - rollouts / (kGroupsInWindow * group));
   machine->measured = (rollouts + weight) / (busy + weight / std::max(guess, 1e-12));
@@ -268,7 +270,7 @@ void FleetCore::on(const fleet::Beat& e) {
 void FleetCore::on(const fleet::Moved& e) {
   Machine* machine = machines_.of(e.worker);
   if (machine == nullptr) return;
-  if (machine->samples.empty()) {  // what it says it has received counts up to a snapshot, and once
+  if (machine->samples.empty()) {  // counts its reported bytes once, up to a snapshot
     const Bytes part{rules_.snapshot.count / rules::kArrivalParts};
     if (part == Bytes{} || e.received.count < machine->received_then.count + part.count ||
         machine->received_then >= rules_.snapshot)
@@ -302,7 +304,7 @@ void FleetCore::on(const fleet::Left& e) {
   machines_.leave(e.worker);
   if (machine->state == MachineState::kDraining) return stop(*machine, machine->why);
   if (machine->state == MachineState::kStopping || machine->unwanted || phase_ != Phase::kOpen) return;
-  // Whatever it still does, it is no use to the run: nobody goes on paying for it.
+  // The run cannot use it any more, so stop paying for it.
   lose(*machine, "lost", e.why);
   blame(*machine, false);
   stop(*machine, e.why);
@@ -332,7 +334,7 @@ void FleetCore::on(const fleet::OffersRefreshed& e) {
   if (!difference.empty()) note("market", "", difference);
 }
 
-// ---- what becomes of a machine ----
+// ---- states of a machine ----
 
 void FleetCore::move(Machine& machine, MachineState to) {
   machines_.move(machine, to, time_.now);
@@ -348,7 +350,7 @@ void FleetCore::stop(Machine& machine, const std::string& why) {
     move(machine, MachineState::kStopping);
     ask_to_stop(machine);
   } else {
-    machine.unwanted = true;  // nothing can be stopped yet: it is, as soon as it is known by a name
+    machine.unwanted = true;  // cannot be stopped before its instance is known; stopped then
     machines_.changed();
   }
 }
@@ -358,7 +360,7 @@ void FleetCore::ask_to_stop(Machine& machine) {
   act(fleet::Stop{machine.ticket, machine.instance, machine.why});
 }
 
-// It works no more for long, or is not needed: what it has begun is handed in first.
+// Lets a machine's worker submit its results before the machine is stopped.
 void FleetCore::drain(Machine& machine, const std::string& why) {
   if (!machine.worker) return stop(machine, why);
   move(machine, MachineState::kDraining);
@@ -367,7 +369,7 @@ void FleetCore::drain(Machine& machine, const std::string& why) {
   act(fleet::Drain{*machine.worker, why});
 }
 
-// Somebody takes it away, and says so before: another is rented at once.
+// The machine was announced to end soon: counts it as lost now, so that a replacement is rented at once.
 void FleetCore::ends_soon(Machine& machine, const std::string& why, bool outbid) {
   if (phase_ != Phase::kOpen || machine.unwanted) return;
   if (machine.state != MachineState::kBooting && machine.state != MachineState::kWorking) return;
@@ -420,7 +422,7 @@ void FleetCore::demote(const Machine& machine, double share) {
   share = std::clamp(share, 1e-3, 1.0);
   if (!book_.demote(machine.offer, share)) return;
   note("demoted", machine.offer.id,
-       fmt::format("{:.4g} rollouts/s were promised, {:.4g} are measured: so its host is counted from now on",
+       fmt::format("{:.4g} rollouts/s were promised, {:.4g} are measured: its host now counts with the measured share",
                    machine.offer.rollouts_per_s, share * machine.offer.rollouts_per_s),
        machine.ticket);
 }
@@ -430,7 +432,7 @@ void FleetCore::note(std::string what, std::string offer, std::string why, Ticke
   act(fleet::Note{std::move(what), std::move(offer), std::move(why), ticket});
 }
 
-// What lasts is said once, until something else of its kind has happened.
+// Notes a lasting condition once, until another event of its kind.
 void FleetCore::note_once(const std::string& what, const std::string& key, const std::string& why) {
   if (out_.noted.emplace(what, key).second) act(fleet::Note{what, key, why, 0});
 }

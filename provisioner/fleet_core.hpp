@@ -1,5 +1,6 @@
-// What is rented, watched and let go: the fleet of one run as a pure core. Events and times in, actions out; it has no
-// clock, thread, ledger or provider. provisioner/fleet_driver carries its actions out, sim/market tries to break it.
+// Decides what a run rents, watches and releases: its fleet as a pure core. It takes events with their times and
+// returns actions; it has no clock, thread, ledger or provider. provisioner/fleet_driver carries out the actions;
+// sim/market tests it under faults.
 #pragma once
 #include <algorithm>
 #include <deque>
@@ -19,51 +20,54 @@
 namespace echoline::provisioner {
 
 struct FleetRules {
-  LearnerPace pace;           // as planned; T until it has been measured
-  Duration broadcast_time{};  // T_b, until it has been measured
-  Bytes payload{};            // of a publication, until it has been measured; 0: what traffic costs stays as planned
-  Bytes snapshot{};           // what a newcomer has to receive before it can hand in anything; 0: nothing
-  double group_size = 1;      // rollouts that one worker generates as a unit
-  // Of these count: headroom, workers_max, per_host_max, join_timeout, away_max (in which others hand in results, and a
-  // worker none), replace_lost (at once; otherwise a loss waits like any shortfall), and the two budgets. Without
-  // usd_per_hour_max the fleet may cost whatever the plan costs; but a learner that turns out faster than planned is
-  // then not given more than that.
+  LearnerPace pace;           // as planned; T until it is measured
+  Duration broadcast_time{};  // T_b, until it is measured
+  Bytes payload{};            // of a publication, until it is measured; 0: keep the planned traffic costs
+  Bytes snapshot{};           // received by a worker before it can submit anything; 0: nothing
+  double group_size = 1;      // rollouts that a worker generates as a unit
+  // The core uses headroom, workers_max, per_host_max, join_timeout, away_max, replace_lost and the two budgets.
+  // away_max is the time in which other workers submit results and this one none. replace_lost replaces a lost machine
+  // at once; otherwise a loss counts as a shortfall. Without usd_per_hour_max the fleet may cost as much as the plan; a
+  // learner faster than planned then gets no more machines.
   FleetSettings fleet;
 };
 
-// The same in every run; docs/provisioning.md gives the reasons.
+// Constants of every run; docs/provisioning.md gives the reasons.
 namespace rules {
-inline constexpr double kDeadband = 0.05;       // of the target: what is missing less is not missing
-inline constexpr double kReleaseMargin = 0.25;  // of the target: what is above it less is not too much
-inline constexpr double kFeltIdle = 0.05;       // share of its time that a learner waits before a shortfall counts
-inline constexpr Duration kWindow = std::chrono::seconds(60);     // of a worker's measured throughput
-inline constexpr Duration kSustained = std::chrono::seconds(30);  // of a shortfall, before something is rented
-inline constexpr Duration kSurplus = std::chrono::minutes(5);     // of a surplus, before something is let go
-inline constexpr Duration kWaitWindow = std::chrono::minutes(1);  // in which waiting is measured; three steps if longer
-inline constexpr Duration kAnswer = std::chrono::seconds(60);     // of a provider, before it is asked again
+inline constexpr double kDeadband = 0.05;       // of the target; a smaller shortfall is ignored
+inline constexpr double kReleaseMargin = 0.25;  // of the target; a smaller surplus is ignored
+// Share of the learner's time; a shortfall counts if the learner waits this long.
+inline constexpr double kFeltIdle = 0.05;
+inline constexpr Duration kWindow = std::chrono::seconds(60);     // for a worker's measured throughput
+inline constexpr Duration kSustained = std::chrono::seconds(30);  // of a shortfall before a machine is rented
+inline constexpr Duration kSurplus = std::chrono::minutes(5);     // of a surplus before a machine is released
+// For the share of time that the learner waits; three steps if longer.
+inline constexpr Duration kWaitWindow = std::chrono::minutes(1);
+inline constexpr Duration kAnswer = std::chrono::seconds(60);  // for a provider's answer, before it is asked again
 inline constexpr Duration kRetryMin = std::chrono::seconds(5), kRetryMax = std::chrono::minutes(1);
 inline constexpr std::size_t kRentalsPerMinute = 4;  // or a quarter of machines_max, whichever is more
-inline constexpr double kLied = 0.7;  // who does less than this of what was promised is taken at what it did
-inline constexpr std::uint64_t kArrivalParts =
-    8;  // of a snapshot: a newcomer that has received another one is not stalled
-inline constexpr Duration kDrain =
-    std::chrono::minutes(2);  // for handing in what was begun, before a machine is let go
-inline constexpr Duration kTrafficWindow =
-    std::chrono::minutes(5);                                   // of a worker's measured traffic; five periods if longer
-inline constexpr Duration kReserve = std::chrono::minutes(3);  // of the total budget, kept for giving everything back
-inline constexpr Duration kStepMax =
-    std::chrono::seconds(5);  // more time than this between two ticks was not lived through
+inline constexpr double kLied = 0.7;  // a worker below this share of its promise counts with its measured rate
+// Parts of a snapshot. A newcomer makes progress with each part that it receives.
+inline constexpr std::uint64_t kArrivalParts = 8;
+// For submitting unfinished work before a machine is released.
+inline constexpr Duration kDrain = std::chrono::minutes(2);
+// For a worker's measured traffic; five publication periods if longer.
+inline constexpr Duration kTrafficWindow = std::chrono::minutes(5);
+// Of the total budget, for the time it takes to return everything.
+inline constexpr Duration kReserve = std::chrono::minutes(3);
+// Longer gaps between two ticks do not count as time that passed: the process did not run.
+inline constexpr Duration kStepMax = std::chrono::seconds(5);
 }  // namespace rules
 
 // --- events ---
 
 namespace fleet {
-// The intent is on disk; answers Book.
+// The intent is on disk. Answers Book.
 struct Booked {
   std::string offer;
   Ticket ticket = 0;
 };
-// It cannot be written: nothing is rented without a row.
+// The intent cannot be written, so nothing is rented.
 struct BookingFailed {
   std::string offer, why;
 };
@@ -71,8 +75,8 @@ struct BookingFailed {
 struct Recovered {
   Ticket ticket = 0;
   FleetOffer offer;
-  InstanceId instance;  // empty: the provider never said
-  bool adopt = true;    // it is used if it is there; otherwise it is stopped
+  InstanceId instance;  // empty: the provider never reported it
+  bool adopt = true;    // use it if it exists; false: stop it
 };
 struct Started {
   Ticket ticket = 0;
@@ -84,11 +88,11 @@ struct StartFailed {
   std::string why;
   bool retryable = false, perhaps_rented = false;
 };
-// Answers Look: what the provider lists under this ticket; absent: nothing.
+// Answers Look: the instance that the provider lists under this ticket, if any.
 struct Found {
   Ticket ticket = 0;
   std::optional<InstanceId> instance;
-  bool certain = false;  // what is not there now will not come to be either
+  bool certain = false;  // an instance that is missing now will not appear later
 };
 struct Stopped {
   Ticket ticket = 0;
@@ -101,9 +105,9 @@ struct Exited {
   Ticket ticket = 0;
   std::string why;
   bool outbid = false;
-  bool still_rented = false;  // it works no more and still costs
+  bool still_rented = false;  // it does not work any more but still costs
 };
-// Its provider will take it back in a moment: an Exited follows.
+// The provider will take the machine back soon; an Exited follows.
 struct Ending {
   Ticket ticket = 0;
   std::string why;
@@ -113,39 +117,39 @@ struct PriceChanged {
   Ticket ticket = 0;
   double usd_per_hour = 0;
 };
-// A worker that calls itself by an offer has joined, or come back.
+// A worker that names this offer has joined or come back.
 struct Joined {
   WorkerId worker;
   std::string offer;
 };
-// Its heartbeat: rollouts that were accepted and seconds that it generated, since the last one. Both may be 0.
+// A worker's heartbeat: accepted rollouts and generating seconds since its last one. Both may be 0.
 struct Beat {
   WorkerId worker;
   double rollouts = 0, busy_s = 0;
-  bool turned_away = false;  // it asked for work, had none, and there was none for anybody
+  bool turned_away = false;  // it asked for work, held none, and none was available for any worker
 };
-// The bytes that it has received and forwarded since its process started.
+// Bytes that the worker has received and forwarded since its process started.
 struct Moved {
   WorkerId worker;
   Bytes received, forwarded;
 };
-// It was told to end, by whoever runs its machine: it hands in what it has, and goes.
+// The operator of its machine told the worker to end: it submits its results and leaves.
 struct Leaving {
   WorkerId worker;
 };
-// Answers Drain: it has handed in all that it had work for.
+// Answers Drain: the worker has submitted all its work.
 struct Drained {
   WorkerId worker;
 };
-struct Left {  // gone for good: away for too long, or expelled
+struct Left {  // gone for good: away too long, or expelled
   WorkerId worker;
   std::string why;
 };
-// The learner waits for a batch, or has one.
+// The learner starts or stops waiting for a batch.
 struct Waiting {
   bool now_waits = false;
 };
-// A step has ended; its time without waiting.
+// A step has ended. The time excludes waiting.
 struct StepMeasured {
   Duration step_time{};
 };
@@ -153,11 +157,11 @@ struct BroadcastMeasured {
   Duration broadcast_time{};
   Bytes payload{};
 };
-// What the ledger says the run has cost, traffic and earlier processes included.
+// The run's cost by the ledger, including traffic and earlier processes.
 struct Spent {
   double usd = 0;
 };
-// All that can be rented now.
+// All offers that can be rented now.
 struct OffersRefreshed {
   std::vector<FleetOffer> offers;
 };
@@ -168,7 +172,7 @@ using FleetEvent =
                  fleet::Joined, fleet::Beat, fleet::Moved, fleet::Leaving, fleet::Drained, fleet::Left, fleet::Waiting,
                  fleet::StepMeasured, fleet::BroadcastMeasured, fleet::Spent, fleet::OffersRefreshed>;
 
-// --- actions, to be carried out in order ---
+// --- actions, carried out in order ---
 
 namespace fleet {
 struct Book {
@@ -183,31 +187,32 @@ struct Stop {
   InstanceId instance;
   std::string why;
 };
-// Ask the provider whether an instance of this ticket exists.
+// Asks the provider whether an instance of this ticket exists.
 struct Look {
   Ticket ticket = 0;
 };
 struct BookEnd {
   Ticket ticket = 0;
   std::string why;
-  bool ran = true;                            // false: it never existed, and costs nothing
+  bool ran = true;                            // false: it never existed and costs nothing
   std::optional<double> rollouts_per_s = {};  // as measured
 };
-// The worker's machine has ended: nobody needs to wait for it.
+// The worker's machine has ended, so the learner need not wait for the worker.
 struct GiveUp {
   WorkerId worker;
   std::string why;
 };
-// It is to get no more work; answers Drained once it has handed in what it has.
+// The worker gets no more work. Drained follows once it has submitted its results.
 struct Drain {
   WorkerId worker;
   std::string why;
 };
-// A decision, with the numbers it was made by.
+// A decision and its figures.
 struct Note {
-  std::string what;   // planned, replaced, added, released, lost, failed, demoted, adopted, price, budget, short,
-                      // faster, market, stop_failed
-  std::string offer;  // "" where it is about the fleet
+  // planned, replaced, added, released, lost, failed, demoted, adopted, price, budget, short, faster, market or
+  // stop_failed
+  std::string what;
+  std::string offer;  // "" if it is about the fleet
   std::string why;
   Ticket ticket = 0;
 };
@@ -215,71 +220,71 @@ struct Note {
 using FleetAction = std::variant<fleet::Book, fleet::Start, fleet::Stop, fleet::Look, fleet::BookEnd, fleet::GiveUp,
                                  fleet::Drain, fleet::Note>;
 
-// Of the whole run, so far.
+// Totals over the run.
 struct FleetCounts {
   std::uint64_t started = 0, lost = 0, replaced = 0;
 };
 
-// How the fleet stands, for those who watch.
+// The state of the fleet, for status displays.
 struct FleetNumbers : FleetTotals, FleetCounts {
   double required_rollouts_per_s = 0;  // M*
   double target_rollouts_per_s = 0;    // with headroom
   double usd = 0;
-  double idle_fraction = 0;  // of the learner, lately
+  double idle_fraction = 0;  // of the learner's recent time
   Duration step_time{}, broadcast_time{};
   Bytes payload{};
-  bool money_spent = false;  // the total budget is used up: everything is given back
-  bool exhausted = false;    // more is wanted, and there is nothing that may be rented
+  bool money_spent = false;  // the total budget is used up, so everything is returned
+  bool exhausted = false;    // more machines are wanted but no offer may be rented
 };
 
 class FleetCore {
  public:
-  // `offers`: the market. `wanted`: what the plan chose, rented first, whatever the measured target is.
+  // `offers`: the market. `wanted`: the plan's choice, rented first whatever the measured target.
   FleetCore(FleetRules rules, const std::vector<FleetOffer>& offers, std::vector<std::string> wanted);
 
-  // Times never matter by themselves: what a process did not live through (it slept, its machine was suspended, its
-  // clock was set) is nobody's fault. Unknown tickets and workers are ignored: they are of a past that was settled.
+  // Times matter only relative to each other. Time in which the process did not run (sleep, suspended machine, clock
+  // set) counts against no machine. Unknown tickets and workers are ignored: they belong to settled machines.
   std::vector<FleetAction> handle(const FleetEvent& event, TimePoint now);
-  // Due decisions; call at least every second or so.
+  // Makes the decisions that are due. Call about every second.
   std::vector<FleetAction> tick(TimePoint now);
-  // The run has ended: everything is given back, and nothing is rented any more.
+  // Ends the run: returns every machine and rents no more.
   std::vector<FleetAction> close(const std::string& why, TimePoint now);
 
   FleetNumbers numbers() const;
   const FleetMachines& machines() const { return machines_; }
   const FleetRules& rules() const { return rules_; }
-  // What holds between two calls; a bug otherwise.
+  // Checks the invariants between two calls.
   void check() const;
 
  private:
   using Machine = FleetMachine;
   enum class Phase {
     kOpen,
-    kMoneySpent,  // the total budget is used up: everything is given back
+    kMoneySpent,  // the total budget is used up: everything is returned
     kClosed,      // the run has ended
   };
-  // Time that was lived through, on a timeline of its own.
+  // The time in which this process ran, on its own timeline.
   struct Lived {
-    std::optional<TimePoint> told;  // the latest time that was told
+    std::optional<TimePoint> told;  // latest time that was passed in
     TimePoint now{};
     void pass(TimePoint told_now) {
       if (told) now += std::clamp(told_now - *told, Duration{}, rules::kStepMax);
       told = told_now;
     }
   };
-  // What all workers together have handed in.
+  // Results submitted by all workers together.
   struct Output {
     double rollouts = 0;
-    Duration worked{};  // time in which somebody handed in something
+    Duration worked{};  // time in which any worker submitted results
     TimePoint last_at{};
   };
-  // What is missing, and what is done about it.
+  // A capacity shortfall and the state of its repair.
   struct Shortfall {
     std::optional<TimePoint> since;
     bool loss_to_replace = false;
-    bool exhausted = false;         // there was nothing to rent
-    TimePoint look_again{};         // then
-    std::deque<TimePoint> rentals;  // of the last minute
+    bool exhausted = false;         // no offer could be rented
+    TimePoint look_again{};         // when exhausted
+    std::deque<TimePoint> rentals;  // in the last minute
     std::size_t rented_lately(TimePoint now) {
       while (!rentals.empty() && now - rentals.front() >= std::chrono::minutes(1)) rentals.pop_front();
       return rentals.size();
@@ -289,7 +294,7 @@ class FleetCore {
     double usd = 0;
     TimePoint at{};
   };
-  // Actions to be carried out, and what has been said once already.
+  // Actions for the caller, and notes that are written only once.
   struct Outbox {
     std::vector<FleetAction> actions;
     std::set<std::pair<std::string, std::string>> noted;
@@ -350,13 +355,13 @@ class FleetCore {
   void mind_surplus();
   void rent(const std::string& offer, const std::string& what, const std::string& why, bool replaces);
   std::vector<std::string> choose(double missing);
-  bool affordable(double usd_per_hour) const;  // of all that would be rented then
+  bool affordable(double usd_per_hour) const;  // total of all machines after the rental
   std::size_t rentals_allowed();
   const FleetTotals& totals() const { return machines_.totals(traffic_scale()); }
-  Duration step_time() const, broadcast_time() const;  // as planned until enough were measured
+  Duration step_time() const, broadcast_time() const;  // as planned until enough was measured
   Bytes payload() const;
-  double traffic_scale() const;                    // what traffic costs, as measured, against the plan
-  double price_of(const FleetOffer& offer) const;  // an hour, traffic included
+  double traffic_scale() const;                    // measured traffic cost / planned
+  double price_of(const FleetOffer& offer) const;  // per hour, traffic included
   double spent() const;
   double idle() const;
   std::string numbers_text() const;
@@ -374,7 +379,7 @@ class FleetCore {
   CapacityTarget target_;
   Spending spending_;
   Output output_;
-  Duration stalled_from_{};  // of Output::worked: no worker counts as stalled before
+  Duration stalled_from_{};  // in terms of Output::worked: no worker counts as stalled before
   Shortfall shortfall_;
   std::optional<TimePoint> above_since_;
   FleetCounts counts_;

@@ -1,4 +1,4 @@
-// What is there, what should be, and what follows from the difference.
+// FleetCore's decisions: estimates the fleet's throughput and cost, computes the target, and rents or stops machines.
 #include <algorithm>
 #include <unordered_set>
 #include <utility>
@@ -10,12 +10,14 @@
 namespace echoline::provisioner {
 namespace {
 
-constexpr std::size_t kPoolMax = 512;                     // of the cheapest offers, that a choice looks at
-constexpr Duration kLookAgain = std::chrono::seconds(1);  // in a book of offers that had nothing to rent
-constexpr double kGroupsBeforeStalled = 8;                // that it should have made, and made none
-constexpr double kStalledShare = 0.1;                     // what a host is taken for whose worker stalled
+constexpr std::size_t kPoolMax = 512;                     // cheapest offers considered for a choice
+constexpr Duration kLookAgain = std::chrono::seconds(1);  // when no offer could be rented
+// Groups a worker should have finished, by the others' output, before none counts as stalled.
+constexpr double kGroupsBeforeStalled = 8;
+constexpr double kStalledShare = 0.1;  // assumed for the host of a stalled worker
 
-// What is rented, found by what keeps others from being rented beside it. Offers are added for as long as it lives.
+// The rented offers, indexed by what excludes other offers. Refers to strings of the added offers, which must outlive
+// it.
 class Beside {
  public:
   explicit Beside(std::optional<std::size_t> per_host_max) : per_host_max_(per_host_max) {}
@@ -26,7 +28,7 @@ class Beside {
     if (!offer.owner.empty()) ++owners_[{offer.provider, offer.owner}];
   }
 
-  // Never twice, no GPU twice, not too many of one host.
+  // False for a rented offer, for a GPU in use, and beyond the limit per owner (per host if the owner is not stated).
   bool fits(const FleetOffer& offer) const {
     if (ids_.contains(offer.id)) return false;
     std::size_t of_host = 0;
@@ -43,16 +45,16 @@ class Beside {
   }
 
  private:
-  using Name = std::pair<std::string_view, std::string_view>;  // after its provider's
+  using Name = std::pair<std::string_view, std::string_view>;  // of host or owner, after its provider's
   const std::optional<std::size_t> per_host_max_;
   std::unordered_set<std::string_view> ids_;
-  std::map<Name, std::vector<std::uint64_t>> hosts_;  // GPUs
+  std::map<Name, std::vector<std::uint64_t>> hosts_;  // GPUs in use
   std::map<Name, std::size_t> owners_;
 };
 
 }  // namespace
 
-// ---- what is there, and what should be ----
+// ---- estimates and target ----
 
 Duration FleetCore::step_time() const { return step_times_.or_planned(rules_.pace.step_time); }
 
@@ -82,9 +84,8 @@ double FleetCore::idle() const {
 std::string FleetCore::numbers_text() const {
   const FleetNumbers n = numbers();
   return fmt::format(
-      "{:.4g} rollouts/s are there or on their way, {:.4g} are wanted (M* {:.4g}; T {}, T_b {}); the learner waits "
-      "{:.1f} % "
-      "of the time; ${:.4g} an hour, ${:.4g} spent",
+      "{:.4g} rollouts/s are rented or on their way, {:.4g} are wanted (M* {:.4g}; T {}, T_b {}); the learner waits "
+      "{:.1f} % of the time; ${:.4g} an hour, ${:.4g} spent",
       n.expected_rollouts_per_s, n.target_rollouts_per_s, n.required_rollouts_per_s, to_text(n.step_time),
       to_text(n.broadcast_time), 100 * n.idle_fraction, n.usd_per_hour, n.usd);
 }
@@ -114,8 +115,8 @@ void FleetCore::check() const {
                "{} may count as stalled too late", machine.offer.id);
 }
 
-// M* from what was measured. More than was planned is asked for only where the user has said what an hour may cost.
-// Where the broadcast takes more than half of a period, more machines are not what helps: twice R/T is the most then.
+// Computes M* from measurements. Without a limit per hour set by the user, M* does not exceed the plan's. If a
+// broadcast takes more than half a period, more machines do not help, so M* is at most 2R/T.
 void FleetCore::retarget() {
   LearnerPace pace = rules_.pace;
   pace.step_time = step_time();
@@ -132,8 +133,8 @@ void FleetCore::retarget() {
     note_once("faster", "",
               fmt::format("steps of {} with broadcasts of {} could use more than {:.4g} rollouts/s; {}",
                           to_text(pace.step_time), to_text(t_b), limit,
-                          rules_.fleet.usd_per_hour_max ? "but the broadcast is what they wait for"
-                                                        : "fleet.usd_per_hour_max says how much more that may cost"));
+                          rules_.fleet.usd_per_hour_max ? "but the broadcast is the bottleneck"
+                                                        : "raise fleet.usd_per_hour_max to allow more"));
   target_.required_rollouts_per_s = wanted ? std::min(limit, wanted->required_rollouts_per_s) : limit;
   target_.provisioned_rollouts_per_s = (1 + rules_.fleet.headroom) * target_.required_rollouts_per_s;
 }
@@ -154,7 +155,7 @@ void FleetCore::mind_time_limits() {
         stop(machine, fmt::format("its worker did not join within {}", to_text(rules_.fleet.join_timeout)));
         break;
       case MachineState::kStarting:
-        // Starting may take a while to answer, but what is not wanted any more costs money meanwhile.
+        // A start may be slow to answer, but an unwanted one costs money meanwhile.
         if (waited <
             (machine.unwanted ? rules::kAnswer : std::max<Duration>(rules_.fleet.join_timeout, rules::kAnswer)))
           break;
@@ -193,9 +194,10 @@ void FleetCore::mind_stalled() {
     if (others <= 0) continue;
     const double due = (output_.rollouts - machine.rollouts_then) * rate / others;
     if (due < kGroupsBeforeStalled * rules_.group_size) continue;
-    const std::string why =
-        fmt::format("others have handed in for {}, of which {:.4g} rollouts would be its share, and it nothing",
-                    to_text(output_.worked - machine.worked_then), due);
+    const std::string why = fmt::format(
+        "other workers have submitted results for {}, in which its share would be {:.4g} rollouts, and it has "
+        "submitted none",
+        to_text(output_.worked - machine.worked_then), due);
     lose(machine, "lost", why);
     demote(machine, kStalledShare);
     blame(machine, false);
@@ -207,9 +209,10 @@ void FleetCore::mind_budgets() {
   const double reserve = totals().usd_per_hour * seconds(rules::kReserve) / 3600;
   if (rules_.fleet.usd_max && spent() + reserve >= *rules_.fleet.usd_max) {
     phase_ = Phase::kMoneySpent;
-    note("budget", "",
-         fmt::format("${:.4g} of ${:.4g} are spent, and giving everything back may take {} more: the fleet is returned",
-                     spent(), *rules_.fleet.usd_max, to_text(rules::kReserve)));
+    note(
+        "budget", "",
+        fmt::format("${:.4g} of ${:.4g} are spent, and returning the fleet may take {} more: the fleet is returned now",
+                    spent(), *rules_.fleet.usd_max, to_text(rules::kReserve)));
     for (auto& [key, machine] : machines_.all()) stop(machine, "the run's budget is spent");
     return;
   }
@@ -228,7 +231,7 @@ void FleetCore::mind_budgets() {
 
 bool FleetCore::affordable(double per_hour) const {
   if (rules_.fleet.usd_per_hour_max && per_hour > *rules_.fleet.usd_per_hour_max * (1 + 1e-9)) return false;
-  // What could not be kept for as long as it takes to be of use is not rented.
+  // Do not rent a machine that the budget could not keep until it becomes useful.
   const Duration least = rules::kReserve + 2 * rules_.fleet.join_timeout;
   return !rules_.fleet.usd_max || spent() + per_hour * seconds(least) / 3600 < *rules_.fleet.usd_max;
 }
@@ -246,7 +249,7 @@ void FleetCore::rent(const std::string& offer, const std::string& what, const st
   act(fleet::Book{offer});
 }
 
-// What the plan chose comes first. Where an earlier process left machines that are used, only what they lack.
+// Rents the plan's choice first. If an earlier process left machines in use, rents only the capacity they lack.
 void FleetCore::rent_wanted() {
   if (wanted_.empty()) return;
   const bool adopted =
@@ -261,7 +264,7 @@ void FleetCore::rent_wanted() {
     }
     const OfferBook::Entry* const entry = book_.find(id);
     if (machine == nullptr && entry == nullptr) {
-      note("failed", id, "it was planned, and is not offered any more");
+      note("failed", id, "it was planned but is not offered any more");
       shortfall_.loss_to_replace = true;
     }
     if (machine != nullptr || entry == nullptr) continue;
@@ -270,7 +273,7 @@ void FleetCore::rent_wanted() {
     const double price = price_of(entry->offer);
     if (machines_.size() >= rules_.fleet.workers_max || !affordable(totals().usd_per_hour + price)) {
       note_once("budget", id,
-                fmt::format("it was planned, and ${:.4g} an hour more are not allowed; {}", price, numbers_text()));
+                fmt::format("it was planned, but ${:.4g} an hour more are not allowed; {}", price, numbers_text()));
       continue;
     }
     rent(id, "planned",
@@ -280,7 +283,7 @@ void FleetCore::rent_wanted() {
   wanted_ = std::move(later);
 }
 
-// The cheapest of what can be had that fills the gap.
+// The cheapest available offers that fill the gap.
 std::vector<std::string> FleetCore::choose(double missing) {
   Beside rented(rules_.fleet.per_host_max);
   for (const auto& [key, machine] : machines_.all()) rented.add(machine.offer);
@@ -296,7 +299,7 @@ std::vector<std::string> FleetCore::choose(double missing) {
     if (!entry.available(time_.now) || !affordable(per_hour + price_of(offer)) || !rented.fits(offer)) continue;
     Candidate c;
     c.rollouts_per_s = offer.rollouts_per_s * book_.share_of(offer);
-    // Every time it failed makes it twice as dear: what has not been tried comes first.
+    // Each failure doubles the assumed price, so that untried offers come first.
     c.usd_per_hour = price_of(offer) * (1 << std::min(entry.failures, 6));
     if (!offer.host.empty())
       c.machine = machines.try_emplace(OfferBook::host_of(offer), static_cast<std::uint32_t>(machines.size()) + 1)
@@ -320,7 +323,7 @@ std::vector<std::string> FleetCore::choose(double missing) {
   if (best) {
     order = best->chosen;
   } else {
-    for (std::size_t i = 0; i < pool.size(); ++i) order.push_back(i);  // all there is, cheapest first
+    for (std::size_t i = 0; i < pool.size(); ++i) order.push_back(i);  // all offers, cheapest first
   }
   const std::size_t most = std::min(limits.workers_max, rentals_allowed());
   std::vector<std::string> chosen;
@@ -344,7 +347,7 @@ void FleetCore::mind_shortfall() {
     unsay("short");
     return;
   }
-  if (!wanted_.empty()) return;  // an earlier process may have rented what is missing
+  if (!wanted_.empty()) return;  // recovered machines may fill the gap
   const bool at_once = rules_.fleet.replace_lost && shortfall_.loss_to_replace;
   const bool felt = shortfall_.loss_to_replace || idle() >= rules::kFeltIdle;
   if (!at_once) {
@@ -356,7 +359,7 @@ void FleetCore::mind_shortfall() {
   const std::vector<std::string> chosen = choose(target - there);
   shortfall_.exhausted = chosen.empty();
   if (shortfall_.exhausted) shortfall_.look_again = time_.now + kLookAgain;
-  if (shortfall_.exhausted) return note_once("short", "", "nothing that may be rented is left; " + numbers_text());
+  if (shortfall_.exhausted) return note_once("short", "", "no offer is left that may be rented; " + numbers_text());
   const std::string why = fmt::format("{}: {}", at_once ? "a machine was lost" : "below the target", numbers_text());
   double missing = target - there;
   for (const std::string& id : chosen) {
@@ -377,13 +380,13 @@ void FleetCore::mind_surplus() {
   }
   if (!above_since_) above_since_ = time_.now;
   if (time_.now - *above_since_ < rules::kSurplus) return;
-  above_since_ = time_.now;  // one at a time
+  above_since_ = time_.now;  // one machine at a time
   Machine* const dearest = machines_.dearest(traffic_scale(), [&](const Machine& machine) {
     return machine.state == MachineState::kWorking && working - machine.rate() >= target;
   });
   if (dearest == nullptr) return;
-  note("released", dearest->offer.id, "there are enough without it: " + numbers_text(), dearest->ticket);
-  drain(*dearest, "there are enough without it");
+  note("released", dearest->offer.id, "the others suffice: " + numbers_text(), dearest->ticket);
+  drain(*dearest, "the others suffice");
 }
 
 }  // namespace echoline::provisioner

@@ -15,9 +15,8 @@ namespace {
 constexpr std::string_view kOperation = "fleet";
 constexpr std::size_t kQueueMax = 65'536;
 constexpr std::size_t kInputsAtOnce = 4096;
-constexpr Duration kGrace = std::chrono::seconds(5);  // between asking an instance to end and ending it
-// What the ledger knows of an instance is so old at most: the most that a killed learner's fleet can be booked short
-// of.
+constexpr Duration kGrace = std::chrono::seconds(5);  // between the request to end and a forced end
+// How often instances are booked as alive. The ledger of a killed learner is short of at most this time.
 constexpr Duration kSignsEvery = std::chrono::seconds(5);
 constexpr Duration kSpentEvery = std::chrono::seconds(1);
 constexpr Duration kCloseHere = kGrace + std::chrono::seconds(2), kCloseRemote = std::chrono::minutes(2);
@@ -38,7 +37,7 @@ Result<std::unique_ptr<FleetDriver>> FleetDriver::start(FleetOptions options) {
   std::unique_ptr<FleetDriver> driver(new FleetDriver(std::move(options)));
   std::promise<Status> opened;
   std::future<Status> outcome = opened.get_future();
-  // One thread for the whole life: the kernel ends local instances when the thread that started them ends.
+  // One thread for the whole life, because the kernel ends local instances when the thread that started them ends.
   FleetDriver* const raw = driver.get();
   driver->thread_ = std::thread([&opened, raw] {
     Status status = raw->open_on_thread();
@@ -97,7 +96,7 @@ Status FleetDriver::open_on_thread() {
   return ok();
 }
 
-// What can be rented now takes the place of what could be: by the plan's request, at the prices of now.
+// Replaces the offers by the current market, filtered by the plan's request.
 void FleetDriver::take(Refreshed refreshed) {
   const PlanRequest& request = options_.plan.request;
   std::vector<FleetOffer> market;
@@ -112,7 +111,7 @@ void FleetDriver::take(Refreshed refreshed) {
   hear(fleet::OffersRefreshed{std::move(market)});
 }
 
-// What the ledger says an earlier process had is looked for; what carries a label of this run and is in no row, too.
+// Looks for the instances that the ledger has from an earlier process, and for unknown instances with this run's label.
 Status FleetDriver::take_up() {
   for (const LedgerRow& row : ledger_->orphans()) {
     if (row.run != options_.run) continue;
@@ -176,7 +175,7 @@ void FleetDriver::close_all() {
   ledger_.reset();
 }
 
-// ---- what the core decides ----
+// ---- actions of the core ----
 
 void FleetDriver::carry_out(const std::vector<FleetAction>& actions) {
   for (const FleetAction& action : actions) std::visit([this](const auto& a) { act(a); }, action);
@@ -226,7 +225,7 @@ void FleetDriver::act(const fleet::BookEnd& a) {
     warn(ledger_->measured(a.ticket, {a.rollouts_per_s, std::nullopt, std::nullopt}, clock_.unix_seconds()));
   const Account account = std::exchange(accounts_[a.ticket], {});
   accounts_.erase(a.ticket);
-  // What ended with the process that had it ended when it was last heard of, and not now.
+  // An instance that ended with its process is booked at its last sign of life, not now.
   const bool with_process = account.last_known_unix_s && !account.runs;
   ends_.push_back({a, with_process ? *account.last_known_unix_s : clock_.unix_seconds()});
   if (with_process) options_.record("orphan", labels_[a.ticket], a.why);
@@ -271,7 +270,7 @@ void FleetDriver::act(const fleet::Note& a) {
     log::info("{}{}{}: {}", a.what, a.offer.empty() ? "" : " ", a.offer, a.why);
 }
 
-// ---- what providers say ----
+// ---- events of providers ----
 
 void FleetDriver::poll_providers() {
   for (const auto& [name, provider] : providers_)
@@ -318,18 +317,18 @@ void FleetDriver::on(const std::string&, const PriceChanged& e) {
 
 void FleetDriver::on(const std::string& provider, const Listed& e) {
   if (e.error) log::warn("{}", e.error->message());
-  if (e.ticket == 0) {  // all that carry a label of this run
+  if (e.ticket == 0) {  // a listing of all instances with this run's label
     for (const InstanceInfo& info : e.instances) {
       const bool known = std::any_of(core_->machines().all().begin(), core_->machines().all().end(),
                                      [&](const auto& entry) { return labels_[entry.second.ticket] == info.label; });
-      if (known) continue;  // somebody looks for it
+      if (known) continue;  // the core already looks for it
       const auto row =
           ledger_->found(provider, info.instance.text, info.label, info.usd_per_hour, clock_.unix_seconds());
       warn(row ? ok() : Status(row.error()));
       if (!row) continue;
       labels_[row->id] = row->label;
       accounts_[row->id].runs = true;
-      log::warn("{} carries a label of this run and is in no row of its ledger: it is stopped", info.instance.text);
+      log::warn("{} has a label of this run but no row in its ledger: it is stopped", info.instance.text);
       hear(fleet::Recovered{row->id, {row->offer, provider, row->host, 0, row->usd_per_hour, 0}, info.instance, false});
     }
     return;
@@ -346,19 +345,17 @@ void FleetDriver::on(const std::string& provider, const Listed& e) {
   if (e.complete) hear(fleet::Found{e.ticket, std::nullopt, is_here(provider)});
 }
 
-// ---- accounts ----
-
 void FleetDriver::count(const Traffic& traffic) {
   const FleetMachine* machine = core_->machines().of(traffic.worker);
   if (machine == nullptr) return;
   Account& account = accounts_[machine->ticket];
   hear(fleet::Moved{traffic.worker, traffic.received, traffic.forwarded});
-  // What it counts starts anew with the worker's process.
+  // A worker's counters restart with its process.
   const auto since = [](Bytes now, Bytes before) { return Bytes{now.count - (now < before ? 0 : before.count)}; };
   account.received_unbooked += since(traffic.received, account.received);
   account.forwarded_unbooked += since(traffic.forwarded, account.forwarded);
   account.down.heard(traffic.received, traffic.at);
-  account.up.heard(std::min(traffic.forwarded, traffic.delivered), traffic.at);  // as both ends say
+  account.up.heard(std::min(traffic.forwarded, traffic.delivered), traffic.at);  // the lesser of both ends' counts
   account.received = traffic.received;
   account.forwarded = traffic.forwarded;
 }
@@ -388,7 +385,7 @@ void FleetDriver::book_ends() {
     const Status booked = e.end.ran ? ledger_->ended(e.end.ticket, e.end.why, e.unix_s)
                                     : ledger_->failed(e.end.ticket, e.end.why, e.unix_s);
     warn(booked);
-    return booked || booked.error().code != Code::kIo;  // a full disk may have room later
+    return booked || booked.error().code != Code::kIo;  // a full disk may have room later, so retry
   });
 }
 

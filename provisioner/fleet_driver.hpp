@@ -1,5 +1,5 @@
-// The fleet of one run: the thread that carries out what provisioner/fleet_core decides. Every instance is in the
-// ledger before it is asked for, and every offer is rented from the provider that it names.
+// Runs a run's fleet: a thread that carries out the decisions of provisioner/fleet_core. It books every instance in the
+// ledger before it requests it, and rents every offer from the provider that the offer names.
 #pragma once
 #include <functional>
 #include <map>
@@ -23,51 +23,51 @@ namespace echoline::provisioner {
 
 struct FleetOptions {
   std::string run;
-  Plan plan;          // what it chose is rented first, and nothing that it does not consider
-  MarketLook market;  // may be empty: then what the plan considers is all there is
-  Duration market_every = std::chrono::seconds(2);  // it is called
-  // What the run has cost beside its fleet, for the budget in total; may be empty. On the fleet's thread.
+  Plan plan;                                        // its choice is rented first, and only offers that it considers
+  MarketLook market;                                // may be empty: then the plan's offers are the whole market
+  Duration market_every = std::chrono::seconds(2);  // between two calls of `market`
+  // The run's cost besides its fleet, for the total budget; may be empty. Called on the fleet's thread.
   std::function<double()> other_usd;
   std::filesystem::path ledger_file;
   ProviderOptions providers;
-  // What makes an instance of this offer a worker of the run: arguments, environment, image, ports, disk. On the
-  // fleet's thread.
+  // Describes the instance that makes this offer a worker of the run: arguments, environment, image, ports, disk.
+  // Called on the fleet's thread.
   std::function<Result<LaunchSpec>(const Offer&)> launch;
-  const Clock* clock = nullptr;                   // the system's, if there is none
-  Duration tick = std::chrono::milliseconds(50);  // of that system's: how often providers are looked after
-  // Hears of every decision and of what is rented and ended. On the fleet's thread, must not block.
+  const Clock* clock = nullptr;                   // null: the system's
+  Duration tick = std::chrono::milliseconds(50);  // of the system clock: how often providers are polled
+  // Receives every decision, rental and end. Called on the fleet's thread; must not block.
   std::function<void(std::string_view event, const std::string& offer, const std::string& detail)> record;
-  // A worker is to get no more work; drained() once it has handed in what it has. On the fleet's thread, must not
-  // block.
+  // Asks that the worker get no more work; call drained() once it has submitted its results. Called on the fleet's
+  // thread; must not block.
   std::function<void(WorkerId worker, const std::string& why)> drain;
-  // The machine of a worker has ended by itself. On the fleet's thread, must not block.
+  // The machine of a worker has ended by itself. Called on the fleet's thread; must not block.
   std::function<void(WorkerId worker, const std::string& why)> machine_ended;
 };
 
 struct FleetSummary {
   std::uint64_t planned = 0, started = 0, lost = 0, replaced = 0;
   double usd = 0, usd_per_hour = 0;  // of all processes of the run; traffic included
-  bool prices_known = true;          // otherwise `usd` is the least it can be
+  bool prices_known = true;          // false: `usd` is a lower bound
   FleetNumbers numbers;
-  std::string trouble;  // the latest: "failed m5: no capacity"; "" where there was none
+  std::string trouble;  // the latest problem: "failed m5: no capacity"; "" if there was none
 };
 
-// Every method is thread-safe and returns at once, but for start() and stop().
+// All methods are thread-safe; all but start() and stop() return at once.
 class FleetDriver {
  public:
-  // Opens the ledger, takes up what an earlier process of this run left, and rents what is wanted. kInvalid where an
-  // offer names a provider that cannot be used: no other is asked in its place.
+  // Opens the ledger, recovers the machines of an earlier process of this run, and rents the plan's choice. kInvalid if
+  // an offer names a provider that cannot be used.
   static Result<std::unique_ptr<FleetDriver>> start(FleetOptions options);
   ~FleetDriver();  // stop()
 
   void joined(WorkerId worker, const std::string& offer) {
     tell(fleet::Joined{worker, offer});
-  }                                                                                       // also when it is back
+  }                                                                                       // also when it comes back
   void left(WorkerId worker, const std::string& why) { tell(fleet::Left{worker, why}); }  // for good
-  // And the bytes that it has received and forwarded since it joined, by its own word, and that others say came from
-  // it.
+  // `received` and `forwarded`: bytes since the worker joined, by its own count; `delivered`: the forwarded bytes that
+  // its receivers confirm.
   void beat(const fleet::Beat& beat, Bytes received, Bytes forwarded, Bytes delivered);
-  void leaving(WorkerId worker) { tell(fleet::Leaving{worker}); }  // told to end by whoever runs its machine
+  void leaving(WorkerId worker) { tell(fleet::Leaving{worker}); }  // the operator of its machine told it to end
   void drained(WorkerId worker) { tell(fleet::Drained{worker}); }
   void learner_waits(bool now_waits) { tell(fleet::Waiting{now_waits}); }
   void step_measured(Duration step_time) { tell(fleet::StepMeasured{step_time}); }
@@ -88,14 +88,14 @@ class FleetDriver {
     std::vector<Offer> offers;
   };
   using Input = std::variant<FleetEvent, Traffic, Refreshed>;
-  // Beside what the core keeps of a machine.
+  // Per machine, besides the core's state.
   struct Account {
-    Bytes received, forwarded;                    // as its worker counts
-    Bytes received_unbooked, forwarded_unbooked;  // of that, not in the ledger yet
+    Bytes received, forwarded;                    // as the worker counts them
+    Bytes received_unbooked, forwarded_unbooked;  // the part that is not in the ledger yet
     std::optional<double> measured;               // as booked
     LinkMeter up, down;
     std::optional<BitRate> up_booked, down_booked;
-    std::optional<double> last_known_unix_s;  // of one that an earlier process had
+    std::optional<double> last_known_unix_s;  // of a machine of an earlier process
     bool runs = false;
   };
   struct End {
@@ -143,11 +143,11 @@ class FleetDriver {
   std::optional<MarketWatch> watch_;
   std::thread thread_;
 
-  // The fleet thread's own.
+  // Used by the fleet's thread only.
   const SystemClock system_clock_;
   const Clock& clock_;
-  std::vector<Offer> refreshed_;                     // the market of now; before the first refresh, the plan's is
-  std::map<std::string_view, const Offer*> offers_;  // that may be rented, by id
+  std::vector<Offer> refreshed_;                     // current market; before the first refresh the plan's
+  std::map<std::string_view, const Offer*> offers_;  // rentable offers by id
   std::optional<Ledger> ledger_;
   std::map<std::string, std::unique_ptr<Provider>> providers_;
   std::optional<FleetCore> core_;

@@ -10,7 +10,7 @@ namespace {
 
 using S = MachineState;
 
-// The states that may follow each, as bits.
+// The states that may follow each state, as bits.
 constexpr unsigned bits(std::initializer_list<S> states) {
   unsigned all = 0;
   for (const S s : states) all |= 1u << static_cast<unsigned>(s);
@@ -43,7 +43,7 @@ FleetMachine& FleetMachines::add(const FleetOffer& offer, double share, MachineS
   machine.since = machine.asked = now;
   by_offer_.emplace(offer.id, machine.key);
   not_working_.insert(machine.key);
-  if (totals_) count(totals_->second, machine, totals_->first);  // the last, as in sum()
+  if (totals_) count(totals_->second, machine, totals_->first);  // added last, as in sum(), so that rounding agrees
   return machine;
 }
 
@@ -53,7 +53,7 @@ void FleetMachines::book(FleetMachine& machine, Ticket ticket) {
 }
 
 void FleetMachines::join(FleetMachine& machine, WorkerId worker) {
-  leave(worker);  // it may have called itself by another offer before
+  leave(worker);  // it may have joined for another offer before
   if (machine.worker) by_worker_.erase(*machine.worker);
   machine.worker = worker;
   by_worker_[worker] = &machine;

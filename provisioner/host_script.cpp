@@ -7,9 +7,9 @@
 namespace echoline::provisioner {
 namespace {
 
-// After lines that set learner, sum, pin and ca. Short, since a service may take only a few thousand characters. The
-// token goes by stdin, a file of mode 600 or the environment: arguments can be seen by everybody on the machine.
-// Its two parts stand around what ends the instance.
+// Follows lines that set learner, sum, pin and ca. It is short, because a service may accept only a few thousand
+// characters. It passes the token by stdin, environment or a file of mode 600, because all users of a machine can see
+// arguments. The lines that end the instance go between its two parts.
 constexpr const char* kScript[] = {R"sh(umask 077
 url=https://$learner/bundle new=
 has() { command -v "$1" >/dev/null 2>&1; }

@@ -16,7 +16,7 @@ using ledger::Statement;
 using ledger::transaction;
 
 constexpr std::string_view kOperation = "ledger";
-constexpr std::size_t kFoldersMax = 1000;  // runs whose ledgers are read for what is known of machines
+constexpr std::size_t kFoldersMax = 1000;  // ledgers read for known_hosts()
 
 constexpr const char* kColumns =
     "id, run, offer, provider, instances.instance, state, usd_per_hour, upload_usd_per_gb, download_usd_per_gb, "
@@ -69,7 +69,7 @@ LedgerRow row_of(const Statement& s) {
   return r;
 }
 
-// `condition` may hold one question mark, for `text`.
+// `condition` may contain one question mark, bound to `text`.
 Result<std::vector<LedgerRow>> rows_where(sqlite3* db, const std::string& condition, const std::string& text = "") {
   const auto bound = [&](Statement& s) {
     if (condition.find('?') != std::string::npos) s.bind(text);
@@ -158,7 +158,7 @@ struct Ledger::Impl {
   std::string run, label_prefix;
   std::vector<LedgerRow> orphans;
 
-  // Runs an update of one row and says why when it changed nothing.
+  // Updates one row; explains why if nothing changed.
   Status change(Statement& update, std::int64_t row, std::string_view step) {
     ECHO_TRY(update.step());
     if (sqlite3_changes(db.get()) == 1) return ok();
@@ -201,7 +201,7 @@ struct Ledger::Impl {
     return std::move(rows.front());
   }
 
-  // The run's mark, made when the run is new to this file.
+  // Reads the run's mark; creates it if the run is new to this file.
   Status name_run() {
     return transaction(db.get(), [&]() -> Status {
       ECHO_ASSIGN(Statement insert, Statement::prepare(db.get(),
@@ -271,7 +271,7 @@ Result<LedgerRow> Ledger::found(const std::string& provider, const std::string& 
     if (usd_per_hour) ECHO_TRY(priced(row.id, *usd_per_hour, now_unix_s));
     return impl_->one(row.id);
   }
-  // A second one under the label of a row, or one that was booked as failed: it has existed since that row at most.
+  // A second instance with a row's label, or one booked as failed: it existed since that row at the earliest.
   Offer offer;
   offer.provider = provider;
   offer.id = known.empty() ? "" : known.front().offer;

@@ -1,4 +1,4 @@
-// The durable record of everything rented: a row is on disk before an instance is asked for, so none is forgotten.
+// The durable record of all rentals. A row is on disk before its instance is requested, so that none is lost.
 #pragma once
 #include <filesystem>
 #include <memory>
@@ -17,7 +17,7 @@ namespace echoline::provisioner {
 enum class InstanceState { kIntended, kRunning, kEnded, kFailed };
 std::string_view to_string(InstanceState state);
 
-// What an hour costs from `from_unix_s` until the next price, or the end.
+// The price per hour from `from_unix_s` until the next price or the end.
 struct LedgerPrice {
   double from_unix_s = 0, usd_per_hour = 0;
 };
@@ -25,58 +25,58 @@ struct LedgerPrice {
 struct LedgerRow {
   std::int64_t id = 0;
   std::string run;
-  std::string label;  // Ledger::label_prefix() and the row's number: what the provider is told
+  std::string label;  // known to the provider: Ledger::label_prefix() and the row's number
   std::string offer;
   std::string provider;
-  std::string instance;  // the provider's id; "" until running
+  std::string instance;  // the provider's id; "" before it runs
   std::string host, gpu;
   int gpu_count = 1;
   InstanceState state = InstanceState::kIntended;
-  double usd_per_hour = 0;          // gpu + storage, as far as they are stated; the newest of `prices`
-  bool price_known = false;         // the offer states all of it, traffic included
-  std::vector<LedgerPrice> prices;  // in the order they were noted, from the intention on
+  double usd_per_hour = 0;          // gpu + storage, as far as stated; the newest of `prices`
+  bool price_known = false;         // the offer states all prices, traffic included
+  std::vector<LedgerPrice> prices;  // in order, from the intention on
   std::optional<double> upload_usd_per_gb;
   std::optional<double> download_usd_per_gb;
   Bytes uploaded, downloaded;
   double intended_unix_s = 0;
   std::optional<double> running_unix_s;
-  std::optional<double> alive_unix_s;       // last time it was known to run
-  std::optional<double> stop_asked_unix_s;  // since when the provider is asked to end it
+  std::optional<double> alive_unix_s;       // the last time it was known to run
+  std::optional<double> stop_asked_unix_s;  // when the provider was first asked to end it
   std::optional<double> ended_unix_s;
   std::optional<double> promised_rollouts_per_s, measured_rollouts_per_s;
   std::optional<BitRate> measured_up, measured_down;
   std::string note;  // why it ended or failed
 
   bool open() const { return state == InstanceState::kIntended || state == InstanceState::kRunning; }
-  // Cost so far: the hours of every price's interval, from the intention until the end, times that price; and traffic.
-  // What failed before it ran costs nothing; what is still intended is counted, since it may exist.
+  // The cost so far: each price times the hours of its interval, from the intention to the end, plus traffic. A row
+  // that failed before it ran costs nothing. An intended row counts, because its instance may exist.
   double usd(double now_unix_s) const { return usd_rent(now_unix_s) + usd_traffic(); }
   double usd_rent(double now_unix_s) const;
   double usd_traffic() const;
-  // The last time that is known of it: what to end it at when the process that rented it is gone, and it with that.
+  // The last known sign of life: the end time of an instance that ended with the process that rented it.
   double last_known_unix_s() const { return alive_unix_s.value_or(running_unix_s.value_or(intended_unix_s)); }
 };
 
-// A sign of life of an instance, and its traffic since the last one.
+// An instance's sign of life, with its traffic since the last one.
 struct LedgerSign {
   std::int64_t row = 0;
   Bytes uploaded, downloaded;
 };
 
-// What a machine has shown that it does; what is absent stays as it was noted before.
+// Measurements of a machine. An absent value keeps the earlier one.
 struct LedgerMeasure {
   std::optional<double> rollouts_per_s;
   std::optional<BitRate> up, down;
 };
 
-// What the service itself says that it charged for an instance on a day (UTC), so far.
+// The service's own charge for an instance on a day (UTC), so far.
 struct LedgerCharge {
   std::int64_t row = 0;
   double day_unix_s = 0;
   double usd = 0, usd_rent = 0, usd_traffic = 0;
 };
 
-// What is left on the account of a provider.
+// The credit left on a provider's account.
 struct LedgerCredit {
   std::string provider;
   double usd = 0, unix_s = 0;
@@ -84,8 +84,8 @@ struct LedgerCredit {
 
 struct LedgerTotals {
   double usd = 0;
-  double usd_per_hour = 0;   // of what is intended or running now
-  bool prices_known = true;  // of all that ran; otherwise `usd` is the least it can be
+  double usd_per_hour = 0;   // of intended and running rows
+  bool prices_known = true;  // of all rows that ran; false: `usd` is a lower bound
   std::size_t intended = 0, running = 0, ended = 0, failed = 0;
 };
 
@@ -96,60 +96,60 @@ struct LedgerState {
   std::string note;
 };
 
-// Why the fleet was changed, or was not.
+// Why the fleet was changed, or why not.
 struct LedgerDecision {
   double unix_s = 0;
   std::string what, why;  // "book", "12.3 of 14.0 rollouts/s for 30 s"
   std::string numbers;    // a JSON object
 };
 
-// A machine as runs have known it.
+// The history of a machine over runs.
 struct LedgerHost {
   std::string run, provider, host, gpu;
   int gpu_count = 1;
   std::optional<double> promised_rollouts_per_s, measured_rollouts_per_s;
   std::optional<BitRate> up, down;
   double unix_s = 0;  // of the measurement, or of the end
-  double hours = 0;   // rented, as far as is known
-  bool lost = false;  // it ended although nobody asked it to, or never came to work
+  double hours = 0;   // rented, as far as known
+  bool lost = false;  // it ended without a request, or its worker never joined
 };
 
-// One SQLite file (WAL, synchronous FULL) that several runs may share. Use from one thread. Times are unix seconds
-// given by the caller. Every change is durable when the call returns.
+// An SQLite file (WAL, synchronous FULL), which several runs may share. Use from one thread. The caller passes times as
+// unix seconds. Every change is durable when the call returns.
 class Ledger {
  public:
-  // Opens or creates the file for `run`, and brings an older one up to date. kIo when it cannot be opened; kCorrupt
-  // when it is no ledger or is newer.
+  // Opens or creates the file for `run`, and migrates an older one. kIo if it cannot be opened; kCorrupt if it is not a
+  // ledger or is newer.
   static Result<Ledger> open(const std::filesystem::path& path, const std::string& run);
   Ledger(Ledger&&) noexcept;
   Ledger& operator=(Ledger&&) noexcept;
   ~Ledger();
 
-  // What the labels of this run's instances begin with, and of nobody else's: the run's name and a mark of this ledger.
+  // The prefix of all labels of this run, which no other run uses: the run's name and a mark of this ledger.
   const std::string& label_prefix() const;
-  // Rows of any run that were intended or running when the file was opened: perhaps still rented. Settle each with
-  // ended() or failed() once the provider confirms.
+  // Rows of all runs that were intended or running when the file was opened, so their instances may still be rented.
+  // Settle each with ended() or failed() once the provider confirms.
   const std::vector<LedgerRow>& orphans() const;
 
-  // Before the provider is asked. Returns the new row. With a bid, that is what it costs.
+  // Call before the provider is asked. Returns the new row. A bid replaces the offer's price.
   Result<LedgerRow> intend(const Offer& offer, double now_unix_s,
                            std::optional<double> bid_usd_per_hour = std::nullopt);
-  // An instance that carries a label of this run and that no row knows: the row it is booked under, running.
+  // Books an instance that has this run's label but no row. Returns its new row, which is running.
   Result<LedgerRow> found(const std::string& provider, const std::string& instance, const std::string& label,
                           std::optional<double> usd_per_hour, double now_unix_s);
-  // Errors of these: kNotFound for an unknown row, kInvalid for a step the row's state does not allow.
+  // Errors of the following: kNotFound for an unknown row, kInvalid if the row's state does not allow the change.
   Status running(std::int64_t row, const std::string& instance, double now_unix_s);
   Status ended(std::int64_t row, const std::string& note, double now_unix_s);
   Status failed(std::int64_t row, const std::string& note, double now_unix_s);
-  // Before the provider is asked to end it: an instance that is not there any more was then ended by that.
+  // Call before the provider is asked to end it: if the instance is missing later, this request ended it.
   Status stop_asked(std::int64_t row, double now_unix_s);
-  // From now on it costs this much.
+  // Sets the price from now on.
   Status priced(std::int64_t row, double usd_per_hour, double now_unix_s);
   Status measured(std::int64_t row, const LedgerMeasure& measure, double now_unix_s);
-  // Books traffic, and that the instances run; all or none.
+  // Books traffic and signs of life; all or none.
   Status alive(std::span<const LedgerSign> signs, double now_unix_s);
   Status decided(const LedgerDecision& decision);
-  // Replaces what was noted of the same days; all or none.
+  // Replaces the charges of the same days; all or none.
   Status charged(std::span<const LedgerCharge> charges, const std::optional<LedgerCredit>& credit, double now_unix_s);
 
   // Rows of this run, oldest first.
@@ -158,7 +158,7 @@ class Ledger {
   Result<std::vector<LedgerDecision>> decisions() const;
   Result<std::vector<LedgerCharge>> charges() const;
   Result<std::vector<LedgerCredit>> credits() const;
-  // Of all runs in the file.
+  // Includes all runs in this file.
   Result<std::vector<LedgerHost>> hosts() const;
   Result<LedgerTotals> totals(double now_unix_s) const;
 
@@ -168,8 +168,8 @@ class Ledger {
   std::unique_ptr<Impl> impl_;
 };
 
-// What the ledgers of all runs below `folder` (FOLDER/RUN/ledger.sqlite) know of machines, newest first. What cannot be
-// read is left out: it is advice, not money.
+// Machines known to the ledgers of all runs below `folder` (FOLDER/RUN/ledger.sqlite), newest first. Skips unreadable
+// ledgers, because the result is only advice.
 std::vector<LedgerHost> known_hosts(const std::filesystem::path& folder);
 
 }  // namespace echoline::provisioner

@@ -11,10 +11,9 @@ constexpr std::string_view kOperation = "ledger";
 constexpr int kApplicationId = 0x4563684c;  // "EchL"
 constexpr int kBusyMs = 5000;
 
-// Step i leads from version i to i + 1; a new file takes all of them.
-constexpr std::array kSteps{
-    // 0 to 1
-    R"sql(
+// Migration i leads from version i to i + 1; a new file applies all.
+constexpr std::array kSteps{// 0 to 1
+                            R"sql(
   CREATE TABLE instances (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     run TEXT NOT NULL,
@@ -34,13 +33,13 @@ constexpr std::array kSteps{
   );
   CREATE INDEX instances_by_run ON instances (run, id);
 )sql",
-    // 1 to 2
-    R"sql(
+                            // 1 to 2
+                            R"sql(
   ALTER TABLE instances ADD COLUMN alive_unix_s REAL;
   ALTER TABLE instances ADD COLUMN price_known INTEGER NOT NULL DEFAULT 1;
 )sql",
-    // 2 to 3: what is known of a machine, its whole life, its prices in time, and why it was rented
-    R"sql(
+                            // 2 to 3: known machines, the history of states, prices over time, and decisions
+                            R"sql(
   CREATE TABLE runs (
     name TEXT PRIMARY KEY,
     mark TEXT NOT NULL  -- in every label: runs of one name in two places do not take each other's machines
@@ -92,12 +91,12 @@ constexpr std::array kSteps{
   );
   CREATE INDEX decisions_by_run ON decisions (run, id);
 )sql",
-    // 3 to 4: what was asked to go, and may be gone although no answer came
-    R"sql(
+                            // 3 to 4: requests to stop, so that a missing instance counts as ended by them
+                            R"sql(
   ALTER TABLE instances ADD COLUMN stop_asked_unix_s REAL;
 )sql",
-    // 4 to 5: what the service itself says
-    R"sql(
+                            // 4 to 5: the services' own charges
+                            R"sql(
   CREATE TABLE charges (
     instance INTEGER NOT NULL REFERENCES instances (id),
     day_unix_s REAL NOT NULL,
@@ -120,15 +119,14 @@ Result<std::int64_t> pragma(sqlite3* db, const std::string& name) {
   return row ? s.integer(0) : 0;
 }
 
-// Makes an empty database a ledger, and an older one a newer; refuses one that belongs to something else or is newer
-// still.
+// Creates the tables in an empty database, or migrates an older one. Fails on a foreign or newer file.
 Status bring_up_to_date(sqlite3* db) {
   ECHO_ASSIGN(const std::int64_t application, pragma(db, "application_id"));
   ECHO_ASSIGN(std::int64_t version, pragma(db, "user_version"));
   ECHO_ASSIGN(const std::int64_t changes, pragma(db, "schema_version"));
   const bool empty = application == 0 && version == 0 && changes == 0;
   if (!empty && application != kApplicationId)
-    return fail(Code::kCorrupt, kOperation, "a SQLite file that is not a ledger; choose another path");
+    return fail(Code::kCorrupt, kOperation, "an SQLite file that is not a ledger; choose another path");
   if (version < 0 || version > static_cast<std::int64_t>(kSteps.size()) || (version == 0 && !empty))
     return fail(Code::kCorrupt, kOperation, "ledger version {}, this program reads versions 1 to {}", version,
                 kSteps.size());

@@ -1,5 +1,4 @@
-// The ledger's SQLite: statements, transactions, and the steps that bring an older file up to date. Private to
-// provisioner/.
+// SQLite access of the ledger: statements, transactions, and migrations of older files. Private to provisioner/.
 #pragma once
 #include <sqlite3.h>
 
@@ -19,8 +18,7 @@ struct Close {
 };
 using Database = std::unique_ptr<sqlite3, Close>;
 
-// Opens or creates the file and brings it up to date. kIo when it cannot be opened; kCorrupt when it is no ledger or
-// newer.
+// Opens or creates the file and migrates it. kIo if it cannot be opened; kCorrupt if it is not a ledger or is newer.
 Result<Database> open(const std::filesystem::path& path);
 
 Error sqlite_error(sqlite3* db, std::string_view what);
@@ -38,7 +36,7 @@ class Statement {
   Statement& bind(std::int64_t number);
   Statement& bind(double number);
   Statement& bind(const std::optional<double>& number);
-  // True while there is a row.
+  // True while there is another row.
   Result<bool> step();
   std::string text(int column) const;
   std::int64_t integer(int column) const { return sqlite3_column_int64(statement_, column); }
@@ -51,7 +49,7 @@ class Statement {
   int next_ = 1;
 };
 
-// All of what `body` writes, or nothing.
+// Commits all writes of `body`, or none if it fails.
 template <class Body>
 Status transaction(sqlite3* db, Body&& body) {
   ECHO_TRY(execute(db, "BEGIN IMMEDIATE"));

@@ -11,7 +11,7 @@ void LinkMeter::heard(Bytes total, TimePoint at) {
   if (!flows) {
     begin_.reset();
   } else if (!begin_) {
-    begin_ = Sample{total, at};  // what came before began somewhere between two beats
+    begin_ = Sample{total, at};  // the stretch began at an unknown time before this reading
   } else if (at - begin_->at >= kLeast) {
     const BitRate rate{static_cast<double>(total.count - begin_->total.count) * 8 / seconds(at - begin_->at)};
     if (!best_ || rate > *best_) best_ = rate;

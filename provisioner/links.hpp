@@ -1,4 +1,4 @@
-// What links of machines have shown that they carry.
+// Learns the capacity of machines' links from their traffic.
 #pragma once
 #include <optional>
 #include <span>
@@ -10,12 +10,12 @@
 
 namespace echoline::provisioner {
 
-// The highest rate of one direction of a link over a second or more in which bytes kept coming, by a counter that is
-// heard every now and then. It is the least that the link can do: what is sent may be held to less.
+// The highest rate of one direction of a link over at least a second of continuous traffic, from occasional readings of
+// a byte counter. It is a lower bound of the capacity, because the sender may have been limited.
 class LinkMeter {
  public:
   static constexpr Duration kLeast = std::chrono::seconds(1);
-  static constexpr Duration kGapMax = std::chrono::seconds(5);  // between two beats of one stretch
+  static constexpr Duration kGapMax = std::chrono::seconds(5);  // between two readings of a stretch
 
   void heard(Bytes total, TimePoint at);
   const std::optional<BitRate>& best() const { return best_; }
@@ -29,13 +29,13 @@ class LinkMeter {
   std::optional<BitRate> best_;
 };
 
-// A host's links as runs have measured them.
+// The measured links of a host in earlier runs.
 struct KnownLinks {
   std::string provider, host;
   std::optional<BitRate> up, down;
 };
-// Offers that do not state a link get what their host has shown, the highest of it. Local processes are not learned
-// from.
+// Fills in unstated links with the highest measurement of the offer's host. Measurements of local processes are not
+// used.
 void fill_links(std::span<Offer> offers, std::span<const KnownLinks> known);
 
 }  // namespace echoline::provisioner

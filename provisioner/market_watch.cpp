@@ -21,7 +21,7 @@ MarketWatch::~MarketWatch() {
 void MarketWatch::loop() {
   while (!stop_) {
     auto offers = look_(stop_);
-    if (!offers && !stop_) log::warn("the market is not known anew: {}", offers.error().message());
+    if (!offers && !stop_) log::warn("the market could not be read again: {}", offers.error().message());
     if (offers && *offers) found_(std::move(**offers));
     std::unique_lock lock(mutex_);
     wake_.wait_for(lock, every_, [this] { return stop_.load(); });

@@ -1,4 +1,4 @@
-// Looks at the market again and again while a run goes on, on a thread of its own: a search may take a minute.
+// Polls the market on its own thread while a run goes on, because a search may take a minute.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -14,13 +14,13 @@
 
 namespace echoline::provisioner {
 
-// What can be rented now, with predicted throughput; nothing where it is not the time to ask, or where all is as
-// before. Ends early once `stop` is true.
+// The current offers with predicted throughput; nothing if it is too early to ask or nothing has changed. Returns early
+// once `stop` is true.
 using MarketLook = std::function<Result<std::optional<std::vector<Offer>>>(const std::atomic<bool>& stop)>;
 
 class MarketWatch {
  public:
-  // `found` is called on the watch's thread and must not block. What cannot be read now is logged, and looked at again.
+  // `found` is called on the watch's thread and must not block. Errors are logged and the market is polled again.
   MarketWatch(MarketLook look, Duration every, std::function<void(std::vector<Offer>)> found);
   ~MarketWatch();
 

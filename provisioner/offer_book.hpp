@@ -1,5 +1,5 @@
-// The offers that a fleet can rent now. An offer that failed waits for a while, and a host that does not keep its
-// promise counts with its measured share of it. Private to provisioner/. Pure.
+// The offers that a fleet can rent now. A failed offer waits for a while. A host that falls short of its promise counts
+// with its measured share. Private to provisioner/. Pure.
 #pragma once
 #include <map>
 #include <string>
@@ -13,21 +13,21 @@ class OfferBook {
  public:
   struct Entry {
     FleetOffer offer;
-    TimePoint not_before{};  // it failed
+    TimePoint not_before{};  // set after a failure
     int failures = 0;
-    bool refused = false;  // it is not to be had, until it is offered again
+    bool refused = false;  // unavailable until it is offered again
 
     bool available(TimePoint now) const { return !refused && now >= not_before && offer.rollouts_per_s > 0; }
   };
 
   explicit OfferBook(const std::vector<FleetOffer>& offers);
 
-  // All that can be rented now. Returns how that differs from before; "" if it does not.
+  // Replaces the offers. Describes the difference; "" if there is none.
   std::string refresh(const std::vector<FleetOffer>& offers);
-  // It failed: it waits, each time twice as long. `refused`: until it is offered again.
+  // Records a failure: the offer waits, twice as long each time. `refused`: until it is offered again.
   void blame(const std::string& offer, bool refused, TimePoint now);
   void worked(const std::string& offer);
-  // The host keeps this share of what it promises. Returns whether that is said of it for the first time.
+  // Records the share of its promise that the host keeps. Returns whether this is its first demotion.
   bool demote(const FleetOffer& offer, double share);
   bool demoted(const FleetOffer& offer) const { return shares_.contains(host_of(offer)); }
   double share_of(const FleetOffer& offer) const;

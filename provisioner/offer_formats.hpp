@@ -1,4 +1,4 @@
-// What readers of offers share. Private to provisioner/.
+// Helpers of the readers of offers. Private to provisioner/.
 #pragma once
 #include <string>
 #include <string_view>
@@ -7,11 +7,11 @@
 
 namespace echoline::provisioner {
 
-// Collects what is wrong with a file, so that it is said at once, and not a hundred thousand times.
+// Collects the problems of a file for one error, with a limit on their number.
 class OfferProblems {
  public:
   explicit OfferProblems(std::string_view name) : name_(name) {}
-  // `where`: "offers[3] (id 12)", "line 4".
+  // `where`: "offers[3] (id 12)" or "line 4".
   void add(std::string_view where, std::string_view what);
   bool none() const { return count_ == 0; }
   Error error() const;
@@ -21,7 +21,7 @@ class OfferProblems {
   std::size_t count_ = 0;
 };
 
-// The beginning of a value for a message, on one line.
+// The start of a value, on one line, for a message.
 std::string shown(std::string_view value);
 
 inline constexpr double kMbitMax = 1e6;  // 1 Tbit/s
@@ -29,7 +29,7 @@ inline constexpr double kUsdMax = 1e6;
 inline constexpr int kGpusMax = 1024;
 inline constexpr std::size_t kOfferTextMax = 512;
 
-// Catalogues of SkyPilot (providers/exec_skypilot.cpp): commands start their machines.
+// SkyPilot's catalogues (providers/exec_skypilot.cpp), whose machines commands start.
 OfferFormat skypilot_format();
 
 }  // namespace echoline::provisioner

@@ -1,4 +1,4 @@
-// The links of a rented machine, for plans, runs and simulations.
+// The link rates of a rented machine, for plans, runs and simulations.
 #pragma once
 #include "provisioner/settings.hpp"
 
@@ -8,8 +8,8 @@ struct OfferLinks {
   BitRate up, down;
 };
 
-// As the offer states them, else as fleet.assume says, at most network.worker_rate. Where neither says it a link counts
-// as 10 Gbit/s: the learner's is then the slowest hop of each way. No plan rents such an offer (defect_of()).
+// The offer's links or else fleet.assume's, limited to network.worker_rate. If neither states a link it counts as 10
+// Gbit/s, so that the learner's link limits each path. Plans do not rent such an offer (defect_of()).
 inline OfferLinks links_of(const Offer& offer, const FleetSettings& fleet, const PathSettings& paths) {
   constexpr BitRate kUnstated{1e10};
   const auto link = [&](const std::optional<BitRate>& stated, const std::optional<BitRate>& assumed) {

@@ -74,7 +74,7 @@ Result<std::vector<Offer>> read_offers(ConfigFile file) {
     const std::string& id = offers.back().id;
     if (id.empty()) continue;
     const auto [first, is_new] = place_of_id.emplace(id, section.path());
-    if (!is_new) section.error("id", fmt::format("the id '{}' is already that of {}", id, first->second));
+    if (!is_new) section.error("id", fmt::format("the id '{}' is also that of {}", id, first->second));
   }
   ECHO_TRY(file.finish());
   return offers;
@@ -87,7 +87,7 @@ char first_of(std::string_view text) {
 
 bool is_json(std::string_view text) { return first_of(text) == '{' || first_of(text) == '['; }
 
-// The form of another, by its name or by what stands near the beginning of the text. Null for our own.
+// The format by its name, or recognised by the start of the text. Null for our own.
 Result<const OfferFormat*> format_of(std::string_view text, const std::string& name) {
   const std::string_view head = text.substr(0, 64 * 1024);
   const bool own = is_json(text) && head.find("\"schema_version\"") != std::string_view::npos;

@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::string_view kOperation = "plan";
 constexpr int kRoundsMax = 64;
-// One run of the search for an assumed T_b, and the T_b its own set and topology have.
+// The result of one search for an assumed T_b, with the T_b of its set and topology.
 struct Solution {
   CapacityTarget target;
   Allocation set;  // indices into the eligible offers
@@ -28,7 +28,7 @@ struct Solution {
   std::string method;
   double greedy_usd_per_hour = 0;
   std::optional<double> exact_usd_per_hour;
-  std::vector<std::size_t> members;  // the set by rank; members[i] is worker i + 1
+  std::vector<std::size_t> members;  // by rank; members[i] is worker i + 1
   chains::Topology topology;
   std::vector<chains::WorkerLink> links;
   chains::BroadcastTimes times;
@@ -73,7 +73,7 @@ class Planner {
     return ok();
   }
 
-  // Splits the offers into eligible ones, with their price and rank, and others with the reason.
+  // Splits the offers into eligible ones, with price and rank, and others, with the reason.
   Status sort_out() {
     std::map<std::pair<std::string_view, std::string_view>, std::uint32_t> machines, hosts;
     const auto number = [](auto& numbers, std::string_view provider, std::string_view name) {
@@ -103,10 +103,10 @@ class Planner {
       pool_.push_back(c);
     }
     if (kept != keep.size())
-      return fail(Code::kInvalid, kOperation, "{} of the {} offers to keep are not to be had", keep.size() - kept,
+      return fail(Code::kInvalid, kOperation, "{} of the {} offers to keep are not available", keep.size() - kept,
                   keep.size());
     if (kept > request_.fleet.workers_max)
-      return fail(Code::kInvalid, kOperation, "{} offers are to be kept, workers_max is {}", kept,
+      return fail(Code::kInvalid, kOperation, "{} offers must be kept, workers_max is {}", kept,
                   request_.fleet.workers_max);
     order_ = by_unit_cost(pool_);
     short_ = shortlist(pool_, limits_);
@@ -141,7 +141,7 @@ class Planner {
     return s;
   }
 
-  // Topology and broadcast times of the set.
+  // Computes topology and broadcast times of the set.
   Status connect(Solution& s) const {
     for (const std::size_t i : order_)
       if (std::binary_search(s.set.chosen.begin(), s.set.chosen.end(), i)) s.members.push_back(i);
@@ -154,7 +154,7 @@ class Planner {
     std::vector<chains::ChainWorker> workers;
     for (std::size_t m = 0; m < s.members.size(); ++m) {
       const Offer& o = offer(s.members[m]);
-      // Nothing is measured yet: what the offer states stands for it.
+      // Nothing is measured yet, so the stated links stand for measurements.
       constexpr std::uint32_t kStated = 1000;
       const auto [o_up, o_down] = links_of(o, request_.fleet, request_.paths);
       const chains::PeerStats stated{
@@ -186,8 +186,8 @@ class Planner {
     return ok();
   }
 
-  // A set chosen for T_b has a T_b of its own. Iterates until the two agree; where they alternate, raises the assumed
-  // T_b until its set is no slower than assumed, which ends because every raise is to the T_b of some set.
+  // A set chosen for an assumed T_b has its own T_b. Iterates until the two agree. If they alternate, raises the
+  // assumed T_b until its set is no slower than assumed. This ends, because every raise is to the T_b of some set.
   Result<Solution> settle(Duration& assumed) {
     std::vector<Duration> seen;
     for (int round = 0; round < kRoundsMax; ++round) {
@@ -206,12 +206,12 @@ class Planner {
       assumed = s.broadcast_time;
     }
     return fail(Code::kInfeasible, kOperation,
-                "no fleet was found whose broadcast keeps up with its size after {} rounds (T_b = {}); publish less "
-                "often or choose another topology",
+                "after {} rounds no fleet was found whose broadcast is fast enough for its own size (T_b = {}); "
+                "publish less often or choose another topology",
                 2 * kRoundsMax, to_text(assumed));
   }
 
-  // Why the target is out of reach, with ways out that hold for the largest fleet there can be.
+  // Explains why the target is out of reach, with remedies that work for the largest possible fleet.
   Error too_little(const CapacityTarget& target, Duration assumed) const {
     std::vector<std::size_t> fastest(pool_.size());
     std::iota(fastest.begin(), fastest.end(), std::size_t{0});
@@ -262,7 +262,7 @@ class Planner {
     return fail(Code::kInfeasible, kOperation, "{}, or allow a longer step", text);
   }
 
-  // The most frequent first.
+  // Reasons against offers, most frequent first.
   std::string reasons_to_refuse() const {
     constexpr std::size_t kShown = 3;
     std::map<std::string_view, std::size_t> counts;
@@ -324,18 +324,18 @@ class Planner {
       if (pool_[i].machine) of_machine[pool_[i].machine].push_back(i);
       if (pool_[i].host) of_host[pool_[i].host].push_back(i);
     };
-    // Beside those that are taken.
+    // The limits with the chosen offers in place.
     const auto excluded = [&](std::size_t i) -> std::optional<std::string> {
       const Candidate& c = pool_[i];
       if (c.machine)
         for (const std::size_t other : of_machine[c.machine])
           if (pool_[other].gpus & c.gpus) return fmt::format("the same machine as {}", offer(other).id);
       if (c.host && of_host[c.host].size() >= limits_.per_host_max)
-        return fmt::format("{} offers of this host are enough (fleet.per_host_max)", limits_.per_host_max);
+        return fmt::format("{} offers of this host are the limit (fleet.per_host_max)", limits_.per_host_max);
       return std::nullopt;
     };
     for (const std::size_t i : s.members) take(i);
-    std::vector<PlanRow> beside;  // what can only be rented in place of another
+    std::vector<PlanRow> beside;  // rows that could replace a chosen one
     for (std::size_t m = 0; m < s.members.size(); ++m) {
       PlanRow row = row_of(offer(s.members[m]));
       row.rank = rank_of[s.members[m]];
@@ -345,10 +345,9 @@ class Planner {
       row.losses_per_hour = losses_per_hour(request_, row.offer);
       row.cumulative_rollouts_per_s =
           row.offer.rollouts_per_s + (plan.rows.empty() ? 0 : plan.rows.back().cumulative_rollouts_per_s);
-      row.reason = pool_[s.members[m]].keep ? "rented: kept from the earlier plan"
-                   : row.rank <= static_cast<int>(s.members.size())
-                       ? "rented: among the cheapest per rollout"
-                       : "rented: completes the target for the least money";
+      row.reason = pool_[s.members[m]].keep                         ? "rented: kept from the earlier plan"
+                   : row.rank <= static_cast<int>(s.members.size()) ? "rented: among the cheapest per rollout"
+                                                                    : "rented: completes the target at the least cost";
       plan.rows.push_back(std::move(row));
     }
     const Candidate& last = pool_[s.members.back()];
@@ -379,11 +378,11 @@ class Planner {
   std::string reason_against(std::size_t i, const Solution& s, const Candidate& last) const {
     const auto per_1k = [](const Candidate& c) { return 1000 * c.usd_per_hour / (3600 * c.rollouts_per_s); };
     if (std::find(s.dropped.begin(), s.dropped.end(), i) != s.dropped.end())
-      return "dropped: the target holds without it";
+      return "dropped: the target is met without it";
     if (per_1k(pool_[i]) > per_1k(last)) return fmt::format("dearer per rollout: above ${:.3g}/1k", per_1k(last));
     if (s.members.size() == request_.fleet.workers_max)
       return fmt::format("too slow for a fleet of at most {} workers", request_.fleet.workers_max);
-    return "not needed: the rented cost less";
+    return "not needed: the rented offers cost less";
   }
 
   void add_totals(Plan& plan) const {
@@ -402,10 +401,8 @@ class Planner {
 
   void add_notes(const Solution& s, Plan& plan) const {
     if (!plan.settled)
-      plan.notes.push_back(
-          fmt::format("set and broadcast time did not settle on one another: planned for T_b = {}, the "
-                      "fleet has {}",
-                      to_text(plan.broadcast_time), to_text(s.broadcast_time)));
+      plan.notes.push_back(fmt::format("the set and its broadcast time did not converge: planned for T_b = {}, the ",
+                                       to_text(plan.broadcast_time), to_text(s.broadcast_time)));
     std::map<std::string, std::string> assumed;
     for (const PlanRow* row : plan.chosen())
       for (const std::string& key : row->assumed) {
@@ -416,7 +413,7 @@ class Planner {
     add_note_on_throughput(plan);
     add_note_on_losses(plan);
     if (!request_.learner_usd_per_hour)
-      plan.notes.push_back("the learner's own price is not stated (learner.usd_per_hour): it comes on top");
+      plan.notes.push_back("the learner's own price is not stated (learner.usd_per_hour): it is not included");
     if (request_.staleness_budget < request_.pace.publish_every)
       plan.notes.push_back(fmt::format(
           "S = {} is strictly on-policy: after each publication the learner waits at least {} for a batch",
@@ -424,7 +421,7 @@ class Planner {
           to_text(plan.broadcast_time + from_seconds(request_.pace.rollouts_per_step / s.set.rollouts_per_s))));
   }
 
-  // Whose word the rented machines' throughput is, the least sure first.
+  // Notes the sources of the rented machines' throughput, least certain first.
   static void add_note_on_throughput(Plan& plan) {
     std::map<std::pair<double, std::string>, std::set<std::string>> gpus;
     for (const PlanRow* row : plan.chosen())
@@ -443,18 +440,16 @@ class Planner {
       bids = bids || (row->offer.bid_usd_per_hour && row->offer.seen_hours < kPriorHours);
     }
     if (!unknown.empty())
-      plan.notes.push_back("how often these are lost is not known, and nothing is counted for it: " + unknown);
-    if (bids) plan.notes.push_back("how often bids are outbid is not known yet: once a day is counted");
+      plan.notes.push_back("it is unknown how often these are lost, so nothing is included for it: " + unknown);
+    if (bids) plan.notes.push_back("it is unknown how often bids are outbid: once a day is assumed");
   }
 
-  // Limits on the finished plan.
+  // Checks the finished plan against the budgets.
   Status check_limits(const Plan& plan) const {
-    const bool on_policy = request_.staleness_budget < request_.pace.publish_every;  // as asked for: the learner waits
+    const bool on_policy = request_.staleness_budget < request_.pace.publish_every;  // intended, so the learner waits
     if (plan.staleness_needed > request_.staleness_budget && !on_policy)
       return fail(Code::kInfeasible, kOperation,
-                  "rollouts get {} steps old before newer ones are there (kappa = {}, T_b = {}, T = {}) and the budget "
-                  "is S = {}: "
-                  "allow S = {}, publish more often, or shorten the broadcast",
+                  "rollouts get {} steps old before newer ones arrive (kappa = {}, T_b = {}, T = {}) and the budget ",
                   plan.staleness_needed, request_.pace.publish_every, to_text(plan.broadcast_time),
                   to_text(request_.pace.step_time), request_.staleness_budget, plan.staleness_needed);
     if (request_.fleet.usd_per_hour_max && plan.usd_per_hour.expected > *request_.fleet.usd_per_hour_max)
@@ -475,10 +470,10 @@ class Planner {
   std::span<const Offer> offers_;
   AllocationLimits limits_;
   std::vector<std::size_t> eligible_;                         // indices into offers_
-  std::vector<Candidate> pool_;                               // of the eligible
-  std::vector<std::size_t> order_;                            // eligible by unit cost
-  std::vector<std::size_t> short_;                            // eligible that a search looks at
-  std::vector<Candidate> short_pool_;                         // of these
+  std::vector<Candidate> pool_;                               // of the eligible offers
+  std::vector<std::size_t> order_;                            // eligible offers by unit cost
+  std::vector<std::size_t> short_;                            // eligible offers that the search considers
+  std::vector<Candidate> short_pool_;                         // of short_
   std::vector<std::pair<std::size_t, std::string>> refused_;  // index into offers_, reason
   bool settled_ = true;
 };

@@ -1,5 +1,5 @@
-// How fields of a plan stand in JSON: PlanWriter and PlanReader take the same calls, so that what is written and what
-// is read is said once (plan_json.cpp). Private to provisioner/.
+// Reads and writes fields of a plan's JSON. PlanWriter and PlanReader have the same methods, so that plan_json.cpp
+// lists each field once. Private to provisioner/.
 #pragma once
 #include <cmath>
 #include <initializer_list>
@@ -16,7 +16,7 @@
 
 namespace echoline::provisioner {
 
-// To so many digits that it reads back to what is written again.
+// Rounds to the digits that a reader gets back unchanged.
 inline double tidy(double x) { return std::stod(fmt::format("{:.12g}", x)); }
 
 template <class T>
@@ -24,7 +24,7 @@ nlohmann::json or_null(const std::optional<T>& value) {
   return value ? nlohmann::json(*value) : nlohmann::json();
 }
 
-// Writes fields into an object. What is absent is null. Bounds are the reader's.
+// Writes fields into an object; absent values become null. The bounds are for the reader.
 class PlanWriter {
  public:
   explicit PlanWriter(nlohmann::json& object) : object_(object) { object_ = nlohmann::json::object(); }
@@ -72,7 +72,7 @@ class PlanWriter {
   nlohmann::json& object_;
 };
 
-// Reads fields of an object and keeps the first thing that is wrong.
+// Reads fields of an object and keeps the first problem.
 class PlanReader {
  public:
   PlanReader(const nlohmann::json& object, std::string path, std::string& problem);
@@ -82,7 +82,7 @@ class PlanReader {
     const nlohmann::json* j = found(key, least, most, std::is_integral_v<T>);
     if (j) value = j->get<T>();
   }
-  // Null where it is 0.
+  // Accepts null for 0.
   template <class T>
   void positive(const char* key, T& value, double least, double most) const {
     if (!absent(key)) number(key, value, least, most);
@@ -107,7 +107,7 @@ class PlanReader {
   void boolean(const char* key, bool& value) const;
   void texts(const char* key, std::vector<std::string>& value) const;
   void gpus(const char* key, std::vector<int>& value) const;
-  // An element of a fixed set, by its name.
+  // An enumerator by its name.
   template <class E>
   void choice(const char* key, E& value, std::initializer_list<E> all) const {
     std::string name;
@@ -122,12 +122,12 @@ class PlanReader {
   PlanReader section(const char* key) const;
 
   const nlohmann::json* list(const char* key) const;
-  // Missing or null.
+  // Whether the key is missing or null.
   bool absent(const char* key) const;
   void wrong(const char* key, const std::string& expected, const nlohmann::json& found) const;
 
  private:
-  // Null where there is none, or a wrong one.
+  // Null if the value is missing or invalid.
   const nlohmann::json* found(const char* key, double least, double most, bool whole) const;
   const nlohmann::json* find(const char* key) const;
   std::string place(std::string_view key) const;
@@ -137,7 +137,7 @@ class PlanReader {
   std::string& problem_;
 };
 
-// plan_topology_json.cpp: who sends to whom, and where machines stand (`region`, `regions` and `ways` of the header).
+// plan_topology_json.cpp: the topology, and the regions (`region`, `regions` and `ways` of the header).
 nlohmann::json topology_json(const chains::Topology& topology);
 void read_topology(const PlanReader& r, std::size_t workers, chains::Topology& topology);
 void write_regions(nlohmann::json& header, const RegionMap& map);

@@ -1,4 +1,4 @@
-// A plan as JSON, written and read back.
+// A plan as JSON: writing and reading.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -16,7 +16,7 @@ constexpr int kSchemaVersion = 4;
 constexpr std::uint64_t kPlanBytesMax = 64 << 20;
 constexpr double kMuch = 1e12;
 
-// ---- what is written and read: F is PlanWriter or PlanReader, the other parameter is const for the former ----
+// ---- both directions: F is PlanWriter or PlanReader; the other parameter is const for PlanWriter ----
 
 template <class F, class Request>
 void request_fields(F&& f, Request& q) {
@@ -104,7 +104,7 @@ void row_fields(F&& f, Row& row) {
   f.optional("bandwidth_usd_per_hour", row.cost.bandwidth);
 }
 
-// All but offers, standby and topology.
+// All fields but offers, standby and topology.
 template <class F, class P>
 void plan_fields(F&& f, P& plan) {
   auto&& market = f.section("market");
@@ -142,7 +142,7 @@ void plan_fields(F&& f, P& plan) {
   f.texts("notes", plan.notes);
 }
 
-// ---- written only ----
+// ---- writing ----
 
 json row_json(const PlanRow& row) {
   json out;
@@ -159,14 +159,14 @@ void write_spend(json& out, const std::string& name, const std::optional<Spend>&
   out[name + "_high"] = spend ? json(spend->high) : json();
 }
 
-// ---- read only ----
+// ---- reading ----
 
 void read_row(const PlanReader& r, PlanRow& row) {
   row_fields(r, row);
   if (row.chosen) r.number("cumulative_rollouts_per_s", row.cumulative_rollouts_per_s, 0, kMuch);
 }
 
-// What must hold between the parts.
+// Checks the consistency between the parts.
 std::string contradiction(const Plan& plan) {
   std::size_t chosen = 0;
   for (const PlanRow& row : plan.rows) {
@@ -175,7 +175,7 @@ std::string contradiction(const Plan& plan) {
     if (!row.chosen) continue;
     if (row.worker->value != ++chosen) return fmt::format("offer '{}': expected worker {}", row.offer.id, chosen);
     if (!(row.offer.rollouts_per_s > 0) || !row.cost.usd_per_hour())
-      return fmt::format("offer '{}': it is rented without a known throughput and price", row.offer.id);
+      return fmt::format("offer '{}': it is rented, but its throughput or price is unknown", row.offer.id);
   }
   if (chosen == 0) return "no offer is rented";
   std::vector<WorkerId> workers;
@@ -212,7 +212,7 @@ nlohmann::json Plan::to_json() const {
   json& offers = out["offers"] = json::array();
   json& next = out["standby"] = json::array();
   for (std::size_t i = 0; i < written; ++i) offers.push_back(row_json(rows[i]));
-  // Others stand behind the rented by rank, as those on standby do.
+  // Other offers follow the rented ones by rank, like those on standby.
   for (std::size_t i = 0; i < standby.size() && i < written - topology.size(); ++i) next.push_back(standby[i]);
   out["offers_left_out"] = rows_left_out + rows.size() - written;
   out["topology"] = topology_json(topology);
@@ -229,7 +229,7 @@ Result<Plan> Plan::from_json(const nlohmann::json& j) {
     problem = fmt::format("schema_version: expected {}, found {}; make the plan again", kSchemaVersion, version);
   bool feasible = false;
   root.boolean("feasible", feasible);
-  if (problem.empty() && !feasible) problem = "feasible: it says that there is no plan";
+  if (problem.empty() && !feasible) problem = "feasible: the file says that there is no plan";
   if (!problem.empty()) return invalid();
 
   Plan plan;

@@ -1,4 +1,4 @@
-// A plan as text.
+// A plan as text (Plan::to_table).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,9 +11,9 @@
 namespace echoline::provisioner {
 namespace {
 
-constexpr std::size_t kOthersShown = 40;  // of the offers that are not rented, in the table
+constexpr std::size_t kOthersShown = 40;  // offers in the table that are not rented
 
-// At most `width` printable ASCII characters, the rest cut with '~'.
+// At most `width` printable ASCII characters; a cut text ends in '~'.
 std::string cut(std::string_view text, std::size_t width) {
   std::string out;
   for (const char c : text) out += c >= ' ' && c <= '~' ? c : '?';
@@ -23,7 +23,7 @@ std::string cut(std::string_view text, std::size_t width) {
 
 std::string money(const std::optional<double>& usd) { return usd ? fmt::format("{:.4f}", *usd) : "?"; }
 
-// Rollouts cost small fractions of a cent: significant digits, not decimals.
+// Rollouts cost small fractions of a cent, so significant digits instead of decimals.
 std::string per_1k(const PlanRow& row) {
   const auto usd = row.usd_per_1k_rollouts();
   return usd ? fmt::format("{:.3g}", *usd) : "?";
@@ -61,7 +61,7 @@ std::string age_text(double s) {
   return s < 172800 ? fmt::format("{:.0f} h", s / 3600) : fmt::format("{:.0f} days", s / 86400);
 }
 
-// What the rented machines are.
+// The rented machines' properties.
 std::string machines_table(const Plan& plan, std::size_t columns) {
   Table table({{"wkr", true},
                {"offer", false},
@@ -84,7 +84,7 @@ std::string machines_table(const Plan& plan, std::size_t columns) {
   return table.text(columns);
 }
 
-// What they give and cost.
+// The rented machines' throughput and prices.
 std::string prices_table(const Plan& plan, std::size_t columns) {
   Table table({{"wkr", true},
                {"offer", false},

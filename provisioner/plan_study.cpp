@@ -17,12 +17,12 @@ namespace {
 using nlohmann::json;
 
 constexpr int kPriceSteps = 14;        // of a bisection
-constexpr double kPriceTimesMax = 16;  // an offer that is still rented at so many times its price is at any
+constexpr double kPriceTimesMax = 16;  // an offer still rented at this multiple of its price is rented at any price
 constexpr std::size_t kSuggestMax = 5000;
 
 std::string usd(const std::optional<double>& x) { return x ? fmt::format("${:.4f}", *x) : std::string("?"); }
 
-// The plan's verdict on an offer at another rent.
+// Whether the plan rents the offer at another rent.
 bool rented_at(const PlanRequest& request, std::vector<Offer>& offers, std::size_t index, double usd_per_hour) {
   Offer& o = offers[index];
   const auto on_demand = o.gpu_usd_per_hour, bid = o.bid_usd_per_hour_min;
@@ -129,7 +129,7 @@ Result<Explanation> explain_offer(const Plan& plan, std::span<const Offer> offer
                                     ? fmt::format("; ledgers have seen {:.0f} in {:.3g} h", o.seen_losses, o.seen_hours)
                                     : std::string(", by its reliability")));
   for (const std::string& key : row->assumed)
-    lines.push_back(fmt::format("it does not state what fleet.assume.{} stands for", key));
+    lines.push_back(fmt::format("it states no value for fleet.assume.{}", key));
   lines.push_back(row->chosen ? fmt::format("{} (worker {}, rank {})", row->reason, *row->worker, row->rank)
                               : fmt::format("not rented: {}{}", row->reason,
                                             row->rank > 0 ? fmt::format(" (rank {})", row->rank) : std::string()));
@@ -148,7 +148,7 @@ std::vector<Variation> vary_plan(const PlanRequest& base, std::span<const Offer>
   const auto add = [&](std::string change, const PlanRequest& request, std::span<const Offer> pool) {
     Variation v{std::move(change), {}, ""};
     PlanRequest asked = request;
-    asked.staleness_worst = nullptr;  // it knows the S and kappa of the run
+    asked.staleness_worst = nullptr;  // it depends on the run's S and kappa
     if (auto plan = make_plan(asked, pool))
       v.plan = std::move(*plan);
     else

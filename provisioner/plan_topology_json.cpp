@@ -1,4 +1,4 @@
-// Who sends to whom, and where machines stand, as parts of a plan's JSON.
+// The topology and the regions of a plan's JSON.
 #include <algorithm>
 
 #include "chains/fleet_graph.hpp"
@@ -25,7 +25,7 @@ json regions_json(const RegionMap& map) {
   return all;
 }
 
-// One for each pair of which anything is known.
+// One object for each pair of regions with known properties.
 json ways_json(const RegionMap& map) {
   json all = json::array();
   for (std::size_t a = 0; a < map.ways.ways.size(); ++a)
@@ -85,7 +85,7 @@ void write_regions(json& header, const RegionMap& map) {
   header["ways"] = ways_json(map);
 }
 
-// Plans of before there were regions have none.
+// Plans made before regions existed have none.
 void read_regions(const PlanReader& r, RegionMap& map) {
   if (r.absent("regions") || r.absent("ways")) return;
   const json *regions = r.list("regions"), *ways = r.list("ways");

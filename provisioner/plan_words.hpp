@@ -1,4 +1,4 @@
-// Words that a plan's JSON and its text share. Private to provisioner/.
+// Words shared by a plan's JSON and its text. Private to provisioner/.
 #pragma once
 #include <string_view>
 
@@ -6,7 +6,7 @@
 
 namespace echoline::provisioner {
 
-// Which of S and the lookahead sets Plan::staleness_worst.
+// Which of S and the lookahead determines Plan::staleness_worst.
 inline std::string_view staleness_bound_by(const Plan& plan) {
   return plan.staleness_worst < plan.request.staleness_budget ? "lookahead" : "budget";
 }

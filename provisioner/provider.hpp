@@ -1,5 +1,5 @@
-// All that a provider may do. A Provider rents instances, lists them and returns them: the same calls for a process on
-// this machine and for a rented host. A ProviderKind has the provider's name, its credentials and its other abilities.
+// The interface of providers. A Provider rents instances, lists them and returns them; local processes and rented hosts
+// take the same calls. A ProviderKind has the provider's name, its credentials and its other abilities.
 // providers/registry.hpp lists the kinds.
 #pragma once
 #include <atomic>
@@ -30,23 +30,23 @@ struct PlanRequest;
 
 // ---- instances ----
 
-// The provider's own name for an instance, with the provider's before it ("vast:123"); written to the ledger.
+// The provider's name and its own id of an instance ("vast:123"); written to the ledger.
 struct InstanceId {
   std::string text;
   friend auto operator<=>(const InstanceId&, const InstanceId&) = default;
 };
 
-// The caller's number for what it asked, repeated in the answer: the ledger row where there is one.
+// The caller's number of a request, repeated in the answer: the ledger row if there is one.
 using Ticket = std::int64_t;
 
 struct LaunchSpec {
   Offer offer;
-  std::string label;              // LedgerRow::label: what the provider knows the instance by
-  std::vector<std::string> argv;  // what runs on the instance
-  bool found_there = false;       // argv[0] is a program of the instance's, and need not be brought
-  std::vector<std::pair<std::string, std::string>> env;  // added to what the provider passes on
-  std::string image;                                     // of a container, where the provider runs those
-  std::vector<std::uint16_t> ports;                      // that must be reachable from outside
+  std::string label;              // LedgerRow::label, by which the provider knows the instance
+  std::vector<std::string> argv;  // the command of the instance
+  bool found_there = false;       // argv[0] is a program on the instance and need not be copied there
+  std::vector<std::pair<std::string, std::string>> env;  // added to the provider's environment
+  std::string image;                                     // container image, if the provider uses those
+  std::vector<std::uint16_t> ports;                      // must be reachable from outside
   Bytes disk;
   std::optional<double> bid_usd_per_hour;  // absent: on demand
 };
@@ -57,41 +57,41 @@ struct InstanceInfo {
   std::optional<double> usd_per_hour;
 };
 
-// It is rented. That its worker works is seen when it joins.
+// The instance is rented. Its worker's join shows that it works.
 struct Started {
   Ticket ticket = 0;
   InstanceId instance;
-  std::optional<double> usd_per_hour;  // what the provider charges, where it says so
+  std::optional<double> usd_per_hour;  // the provider's charge, if it reports one
 };
-// Not rented, unless `perhaps_rented`: then it may exist under its label, and a listing has to tell.
+// Not rented. With `perhaps_rented` an instance with its label may exist; a listing tells.
 struct StartFailed {
   Ticket ticket = 0;
   Error error;
-  bool retryable = false;  // the same offer may be asked for again; false: the offer is gone or the request is wrong
+  bool retryable = false;  // the same offer may be requested again; false: the offer is gone or the request is invalid
   bool perhaps_rented = false;
 };
-// Nothing of it is rented any more. An instance that was already gone is stopped.
+// The instance is not rented any more. Also reported if it was already gone.
 struct Stopped {
   Ticket ticket = 0;
   InstanceId instance;
   std::string how;      // "exited with status 0"
   bool absent = false;  // the service does not know it: gone before, or of another account
 };
-// It may still be rented, and the provider has given up for now: ask again.
+// It may still be rented; the provider has given up for now. Call stop() again.
 struct StopFailed {
   Ticket ticket = 0;
   InstanceId instance;
   Error error;
 };
-// It ended and nobody had called stop().
+// It ended without stop().
 struct Exited {
   InstanceId instance;
   std::string label;
   std::string why;  // "killed by signal 9", "outbid"
   bool outbid = false;
-  bool still_rented = false;  // it works no more, but its disk still costs: call stop()
+  bool still_rented = false;  // it does not work any more, but its disk still costs: call stop()
 };
-// It will end in a moment, and nobody had called stop(); an Exited follows.
+// It will end soon without stop(); an Exited follows.
 struct Ending {
   InstanceId instance;
   std::string why;  // "outbid"
@@ -101,27 +101,27 @@ struct PriceChanged {
   InstanceId instance;
   double usd_per_hour = 0;
 };
-// What exists whose label begins with the prefix. Only where `complete` may anything be concluded from what is missing.
+// The instances whose label begins with the prefix. Missing instances mean something only if `complete`.
 struct Listed {
   Ticket ticket = 0;
   bool complete = false;
   std::vector<InstanceInfo> instances;
-  std::optional<Error> error;  // why it is not complete
+  std::optional<Error> error;  // if not complete
 };
 using ProviderEvent = std::variant<Started, StartFailed, Stopped, StopFailed, Exited, Ending, PriceChanged, Listed>;
 
-// No call waits: what comes of it, and what happens by itself, comes from poll(). Use from one thread. Every start() is
-// answered by one Started or StartFailed, every stop() by one Stopped or StopFailed, every list() by one Listed; an
-// instance that is being stopped has no Exited.
+// No call blocks: poll() returns the results and spontaneous events. Use from one thread. Every start() is answered by
+// one Started or StartFailed, every stop() by one Stopped or StopFailed, every list() by one Listed. An instance that
+// is being stopped gives no Exited.
 class Provider {
  public:
   virtual ~Provider() = default;
   virtual void start(Ticket ticket, const LaunchSpec& spec) = 0;
-  // Asks politely where the provider can, and by force once `grace` is over.
+  // Requests an orderly end if the provider can, and forces it after `grace`.
   virtual void stop(Ticket ticket, const InstanceId& instance, Duration grace) = 0;
-  // Of instances whose label begins with `label_prefix`, whoever started them.
+  // Lists the instances whose label begins with `label_prefix`, from any process.
   virtual void list(Ticket ticket, const std::string& label_prefix) = 0;
-  // What happened since the last call; also carries on what is under way. Call it often.
+  // Returns events since the last call, and continues pending work. Call it often.
   virtual std::vector<ProviderEvent> poll(TimePoint now) = 0;
 };
 
@@ -130,16 +130,16 @@ class Provider {
 // Section fleet.NAME of the run file, for a provider that has one.
 struct ServiceSettings {
   std::string url;                                // "": the service itself
-  std::optional<std::filesystem::path> key_file;  // read where the environment has no key
-  double bid_raise_max = 0;  // a bid that is topped is raised to at most (1 + this) times what it was at first
-  std::map<std::string, std::string> others;  // further keys that the provider reads, by name
+  std::optional<std::filesystem::path> key_file;  // used if the environment has no key
+  double bid_raise_max = 0;                       // a topped bid is raised to at most (1 + this) times the first bid
+  std::map<std::string, std::string> others;      // the provider's further keys, by name
 };
 
 // Settings of all providers. Each provider reads its own part.
 struct ProviderOptions {
-  std::filesystem::path log_folder = {};                 // of instances on this machine
+  std::filesystem::path log_folder = {};                 // of local instances
   std::filesystem::path file = {};                       // fleet.provider_file
-  std::map<std::string, ServiceSettings> services = {};  // by the provider's name
+  std::map<std::string, ServiceSettings> services = {};  // by provider name
 
   ServiceSettings service(std::string_view name) const {
     const auto it = services.find(std::string(name));
@@ -147,19 +147,19 @@ struct ProviderOptions {
   }
 };
 
-// A form of offers that is not our own.
+// A format of offers other than our own.
 struct OfferFormat {
   std::string name;     // in fleet.offers_format and in plans: "vast"
   std::string meaning;  // for the run file's reference: "the reply to a search of vast.ai"
-  // Whether a text that begins like this is one.
+  // Whether a text that begins with `head` is in this format.
   std::function<bool(std::string_view head)> recognises;
-  // `name` stands for the text in messages. Errors as those of parse_offers().
+  // Messages name the text `name`. Errors as those of parse_offers().
   std::function<Result<std::vector<Offer>>(std::string_view text, std::string_view name, const OfferReading& reading)>
       read;
 };
 
 struct MarketQuestion {
-  const PlanRequest& request;               // what it would refuse need not be found
+  const PlanRequest& request;               // offers that it would refuse can be left out
   const std::atomic<bool>* stop = nullptr;  // true: the answer is not needed any more
 };
 
@@ -168,7 +168,7 @@ struct MarketAnswer {
   std::vector<Offer> offers;
 };
 
-// Charges of the service for one instance on one day (UTC), so far.
+// The service's charge for one instance on one day (UTC), so far.
 struct Charge {
   InstanceId instance;
   double day_unix_s = 0;
@@ -191,7 +191,7 @@ struct MappedPort {
 // The instance that this process runs on.
 struct OwnInstance {
   std::string id;
-  std::function<Status()> end;  // waits until the service has ended it, or says why it does not
+  std::function<Status()> end;  // waits until the service has ended it; an error otherwise
 };
 
 // Members after `make` are optional; a provider leaves empty the abilities that it lacks.

@@ -1,4 +1,4 @@
-// Regions of a run: which machines stand where, by the place that they or their offers state, and the ways between.
+// The regions of a run, by the places that machines or offers state, and the links between regions.
 #pragma once
 #include <optional>
 #include <string>
@@ -9,22 +9,22 @@
 
 namespace echoline::provisioner {
 
-// Whether a place, such as "Sweden, SE" or "eu-west-1b", contains these whole words: "SE" and "eu-west" are in them,
-// "DE" and "west-1" are not. Case does not count.
+// Whether a place, such as "Sweden, SE" or "eu-west-1b", contains `part` as whole words: "SE" and "eu-west" but not
+// "DE" or "west-1". Ignores case.
 bool contains_place(std::string_view place, std::string_view part);
 
 struct Region {
   std::string name;
-  std::vector<std::string> places;  // who states a place that contains one of these words stands there
+  std::vector<std::string> places;  // a machine whose place contains one of these words is in the region
 };
 
 struct RegionMap {
-  std::vector<Region> regions;  // empty: all stand in one place
-  chains::Regions ways;         // by their order
+  std::vector<Region> regions;  // empty: all machines are in one region
+  chains::Regions ways;         // by index
 
-  // The first region that has the place.
+  // The first region with a matching place.
   std::optional<std::uint32_t> find(std::string_view place) const;
-  // The learner's where none has it, or none is stated.
+  // Like find(), but the learner's region if none matches.
   std::uint32_t of(std::string_view place) const { return find(place).value_or(ways.learner); }
 };
 

@@ -32,7 +32,7 @@ Result<RenewedPlan> renew_plan(const Plan& planned, std::span<const Offer> offer
     const double before = *row->cost.usd_per_hour(), after = *cost_of(request, now, copies).usd_per_hour();
     if (after > before * (1 + tolerance)) {
       gone(fmt::format("costs ${:.4f}/h, planned were ${:.4f}/h", after, before));
-      // What has become too dear is not to come back as the cheapest of what is left.
+      // An offer that became too dear must not return as the cheapest of the rest.
       std::erase_if(pool, [&](const Offer& o) { return o.id == now.id; });
       continue;
     }
@@ -47,7 +47,7 @@ Result<RenewedPlan> renew_plan(const Plan& planned, std::span<const Offer> offer
     for (std::size_t i = 0; i < std::min(kNamed, renewed.changes.size()); ++i) what += "; " + renewed.changes[i];
     if (renewed.changes.size() > kNamed) what += fmt::format("; and {} more", renewed.changes.size() - kNamed);
     return fail(Code::kInfeasible, "renew plan",
-                "planned were ${:.4f}/h and today the fleet comes to ${:.4f}/h, {:.1f} % more{}: allow that "
+                "planned were ${:.4f}/h and today the fleet costs ${:.4f}/h, {:.1f} % more{}: allow that "
                 "(--price-tolerance), or make a new plan",
                 before, after, 100 * (after / before - 1), what);
   }

@@ -1,5 +1,4 @@
-// A plan made earlier against the offers of today: what is left of it stays, what has gone or become dearer is planned
-// again.
+// Updates an earlier plan with today's offers: keeps available machines and plans the rest again.
 #pragma once
 #include <span>
 #include <string>
@@ -12,12 +11,12 @@ namespace echoline::provisioner {
 
 struct RenewedPlan {
   Plan plan;
-  std::vector<std::string> changes;  // "a17 is not offered any more"; empty: the plan stands as it was
+  std::vector<std::string> changes;  // "a17 is not offered any more"; empty: the plan is unchanged
 };
 
-// Keeps every rented offer that is still to be had for at most (1 + tolerance) times its planned price, at its price of
-// today, and plans the rest anew with the request of the plan. kInfeasible where no fleet with them meets the target,
-// or the whole costs more than (1 + tolerance) times what was planned.
+// Keeps every rented offer that is still available for at most (1 + tolerance) times its planned price, at today's
+// price. Plans the rest again with the plan's request. kInfeasible if no fleet with these offers meets the target, or
+// the total exceeds (1 + tolerance) times the planned cost.
 Result<RenewedPlan> renew_plan(const Plan& planned, std::span<const Offer> offers, double tolerance);
 
 }  // namespace echoline::provisioner

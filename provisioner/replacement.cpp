@@ -29,7 +29,7 @@ Replacing expected_replacing(const PlanRequest& request, std::span<const PlanRow
   Replacing out;
   if (!request.run_time) return out;
   const double hours = seconds(*request.run_time) / 3600, boot_hours = seconds(request.fleet.join_timeout) / 3600;
-  double joining = 0, booting = 0;  // of all losses; booting at boot_max each
+  double joining = 0, booting = 0;  // over all losses; booting with boot_max each
   for (const PlanRow& row : rows) {
     if (!row.chosen || !row.losses_per_hour) continue;
     const double losses = *row.losses_per_hour * hours;
@@ -38,7 +38,7 @@ Replacing expected_replacing(const PlanRequest& request, std::span<const PlanRow
     booting += losses * boot_hours * *row.cost.usd_per_hour();
   }
   if (out.losses <= 0) return out;
-  // Of a number of rare and independent events, two standard deviations either way.
+  // The number of rare independent events, two standard deviations either way.
   const double spread = 2 * std::sqrt(out.losses);
   const auto times = [&](double losses, double boot) { return losses / out.losses * (joining + boot * booting); };
   out.usd = {times(std::max(0.0, out.losses - spread), 0), times(out.losses, 0.5), times(out.losses + spread, 1)};

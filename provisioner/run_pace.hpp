@@ -1,5 +1,5 @@
-// How fast the learner and its broadcasts turn out to be, as planned until enough was measured; what its waiting and
-// its traffic come to. Private to provisioner/. Pure.
+// Measures the learner's and the broadcasts' speed, with planned values until enough was measured, and the share of
+// time that the learner waits. Private to provisioner/. Pure.
 #pragma once
 #include <algorithm>
 #include <deque>
@@ -11,7 +11,7 @@
 
 namespace echoline::provisioner {
 
-// The median of the last kSamplesMax measurements, from kSamplesMin on.
+// The median of the last kSamplesMax measurements, available from kSamplesMin on.
 template <class T>
 class LateMedian {
  public:
@@ -34,7 +34,7 @@ class LateMedian {
   std::optional<T> median_;
 };
 
-// The share of its time that the learner waits for batches.
+// Measures the share of time that the learner waits for batches.
 class IdleMeter {
  public:
   void waits(bool now_waits, TimePoint now) {
@@ -46,7 +46,7 @@ class IdleMeter {
     while (stretches_.size() > 1 && now - stretches_.front().to > kWindowMax) stretches_.pop_front();
     if (stretches_.size() > kStretchesMax) stretches_.pop_front();
   }
-  // Within the last `window`; a learner that has just begun counts as one that has run for `seen_min`.
+  // Within the last `window`. A shorter history counts as `seen_min` long.
   double idle(Duration window, Duration seen_min, TimePoint now) const {
     if (stretches_.empty()) return 0;
     window = std::min<Duration>(window, kWindowMax);

@@ -12,20 +12,21 @@ namespace {
 void read_assume(ConfigSection s, Assumptions& c) {
   const Limits<double> usd{.min = 0.0, .max = 1e6};
   const Limits<BitRate> link{.min = BitRate{1000}, .max = BitRate{1e12}};
-  const char* kLeftOut = "such offers are left out";
+  const char* kLeftOut = "such offers are not considered";
   s.read("storage_usd_per_hour", c.storage_usd_per_hour, usd, {"price of the disk", kLeftOut});
-  s.read("upload_usd_per_gb", c.upload_usd_per_gb, usd, {"price of what a worker sends; 1 GB is 10^9 bytes", kLeftOut});
-  s.read("download_usd_per_gb", c.download_usd_per_gb, usd, {"price of what it receives", kLeftOut});
+  s.read("upload_usd_per_gb", c.upload_usd_per_gb, usd,
+         {"price of a worker's outgoing traffic; 1 GB is 10^9 bytes", kLeftOut});
+  s.read("download_usd_per_gb", c.download_usd_per_gb, usd, {"price of its incoming traffic", kLeftOut});
   s.read("up", c.up, link, {"uplink", kLeftOut});
   s.read("down", c.down, link, {"downlink", kLeftOut});
   s.read("vram_gb", c.vram_gb, {.min = 0.0, .max = 1e5}, {"memory of one GPU", kLeftOut});
   s.read("reliability", c.reliability, {.min = 0.0, .max = 1.0},
-         {"share of the time it is up", "such offers are left out where fleet.reliability_min is given"});
+         {"share of the time that it is up", "such offers are not considered if fleet.reliability_min is set"});
   s.read("duration", c.duration, {.min = Duration(0), .max = std::chrono::hours(24 * 3650)},
-         {"longest rental", "such offers are left out where fleet.duration_min is given"});
+         {"longest rental", "such offers are not considered if fleet.duration_min is set"});
 }
 
-// The meaning of every fleet.provider, and of every fleet.offers_format.
+// The meanings of all values of fleet.provider and of fleet.offers_format.
 std::string provider_meanings() {
   std::string text;
   for (const ProviderKind* kind : provider_kinds()) text += fmt::format("{} ({}), ", kind->meaning, kind->name);
@@ -36,11 +37,11 @@ std::string format_meanings() {
   for (const ProviderKind* kind : provider_kinds())
     if (kind->offers) texts.push_back(fmt::format("{} ({})", kind->offers->meaning, kind->offers->name));
   texts.back() = "or " + texts.back();
-  return fmt::format("what the file is: recognised by what stands in it (auto), our own JSON or YAML (own), {}",
+  return fmt::format("the file's format: recognised by its content (auto), our own JSON or YAML (own), {}",
                      fmt::join(texts, ", "));
 }
 
-// Regions by name, and the ways between them, each good for both directions.
+// Reads regions by name and the links between them, each valid in both directions.
 void read_regions(ConfigSection& s, RegionMap& map) {
   const auto named = [&](ConfigSection& section, const char* key,
                          const std::string& name) -> std::optional<std::uint32_t> {
@@ -53,18 +54,16 @@ void read_regions(ConfigSection& s, RegionMap& map) {
                     fmt::format("no region '{}' in network.regions{}", printable(name, 60), did_you_mean(name, names)));
     return std::nullopt;
   };
-  for (ConfigSection region :
-       s.sections("regions",
-                  "who stands where; without any, all stand in one place. Between regions trees send "
-                  "a policy once, to a relay that passes it on")) {
+  for (ConfigSection region : s.sections("regions",
+                                         "regions of machines; without any, all machines are in one place. Trees send "
+                                         "a policy between regions once, to a relay that forwards it")) {
     Region r;
     region.require("name", r.name, "of your own");
     r.places = {r.name};
-    region.read(
-        "places", r.places,
-        {"machines stand there whose offer states a place that contains one of these words, or that say so themselves "
-         "(`echoline worker --place`); who is nowhere else stands with the learner",
-         "its name"});
+    region.read("places", r.places,
+                {"a machine is in this region if the place of its offer, or of `echoline worker --place`, contains one "
+                 "of these words; all other machines are in the learner's region",
+                 "its name"});
     map.regions.push_back(std::move(r));
     if (map.regions.size() > chains::kRegionsMax) {
       region.error("name", fmt::format("more than {} regions", chains::kRegionsMax));
@@ -72,20 +71,21 @@ void read_regions(ConfigSection& s, RegionMap& map) {
     }
   }
   std::string learner;
-  s.read("region", learner, {"where the learner stands, of network.regions", "the first of them"});
+  s.read("region", learner, {"the learner's region, of network.regions", "the first of them"});
   const std::size_t n = map.regions.size();
   if (n > 0) map.ways.ways.assign(n, std::vector<chains::RegionWay>(n));
   if (const auto region = named(s, "region", learner)) map.ways.learner = *region;
-  for (ConfigSection way : s.sections("ways", "between two regions, in both directions; of others nothing is known")) {
+  for (ConfigSection way :
+       s.sections("ways", "properties of the links between two regions, in both directions; other links are unknown")) {
     std::string from, to;
     std::optional<Duration> delay;
     std::optional<BitRate> rate;
     way.require("from", from, "a region");
     way.require("to", to, "another, or the same");
     way.read("delay", delay, {.min = Duration(0), .max = std::chrono::seconds(60)},
-             {"one way: half of what ping says", "network.delay_expected, or what is measured"});
+             {"one way: half of a ping's round-trip time", "network.delay_expected, or the measured delay"});
     way.read("rate", rate, {.min = BitRate{1000}, .max = BitRate{1e15}},
-             {"of all that crosses together, each direction", "unlimited"});
+             {"of all traffic between the regions together, each direction", "unlimited"});
     const auto a = named(way, "from", from), b = named(way, "to", to);
     if (!a || !b) continue;
     if (*a == *b && rate) way.error("rate", "within a region only the machines' own links count");
@@ -104,7 +104,7 @@ void read(ConfigSection s, PathSettings& c) {
   s.read("worker_rate", c.worker_rate, {.min = BitRate{1000}, .max = BitRate{1e12}},
          {"b: the most that a worker sends, and the most that it receives", "the links of its offer"});
   s.read("delay_expected", c.delay_expected, {.min = Duration(0), .max = std::chrono::seconds(60)},
-         "one way between two machines, for planning only; network.ways says it by regions");
+         "one way between two machines, for planning only; network.ways states it by region");
   read_regions(s, c.regions);
 }
 
@@ -112,82 +112,82 @@ void read(ConfigSection s, FleetSettings& c, bool simulated) {
   std::optional<std::filesystem::path> offers;
   s.read("offers", offers,
          {"file of the machines that can be rented; see configs/offers/README.md", "fleet.search is needed"});
-  s.read("search", c.search,
-         "ask vast.ai (fleet.vast.url) what can be rented, instead of reading a file; this needs no key");
+  s.read("search", c.search, "ask vast.ai (fleet.vast.url) for offers instead of reading a file; this needs no key");
   s.read("search_every", c.search_every, {.min = std::chrono::seconds(10), .max = std::chrono::hours(24)},
-         "how often vast.ai is asked again while the run goes on; a file is read again when it has changed");
+         "interval of market searches during the run; a file is read again when it has changed");
   if (simulated ? c.search : offers.has_value() == c.search)
     s.error(offers || simulated ? "search" : "",
             simulated
-                ? "a simulated market is not searched: name a file of offers, or make some up under simulation.market"
+                ? "a simulated market is not searched: name a file of offers, or generate some with simulation.market"
                 : "expected exactly one of 'offers' (a file) and 'search: true'");
   c.offers = offers.value_or(std::filesystem::path{});
   static const std::string formats = format_meanings(), providers = provider_meanings();
   s.read_choice("offers_format", c.offers_format, offer_format_names(), formats.c_str());
   s.read("catalogue_copies", c.catalogue_copies, {.min = 1, .max = 4096},
-         "a catalogue lists kinds of machines: how many of each can be rented");
+         "number of machines of each kind in a catalogue that can be rented");
   s.read("profile", c.profile,
          {"tokens per second by GPU and size of the model, for offers that do not state their throughput, such as "
           "profiles/gpus.yaml",
-          "such offers are left out"});
+          "such offers are not considered"});
   s.read("response_tokens_expected", c.response_tokens_expected, {.min = 1, .max = 1'000'000},
-         {"tokens of a rollout on the average, to predict throughput by", "rollout.response_tokens_max"});
+         {"average tokens of a rollout, to predict throughput", "rollout.response_tokens_max"});
   std::vector<std::string> names = provider_names();
   names.emplace_back("none");
   s.read_choice("provider", c.provider, names, providers.c_str());
   s.read("provider_file", c.provider_file,
          {"the hosts of ssh, the commands of exec; see configs/providers/README.md", "none; ssh and exec need one"});
-  s.read("image", c.image,
-         {"the container image that a rented host runs; it holds the program, unless fleet.bundle is given",
-          "none; vast needs one"});
+  s.read(
+      "image", c.image,
+      {"the container image of rented hosts; it holds the program unless fleet.bundle is set", "none; vast needs one"});
   s.read("bundle", c.bundle,
-         {"what `echoline bundle` has made, best as .tar.gz, which every machine can unpack: rented hosts fetch it "
-          "from the learner, on the port on which they join, and run the program in it",
-          "the host has the program: in its image, or brought by ssh"});
+         {"the output of `echoline bundle`, best as .tar.gz, which every machine can unpack: rented hosts fetch it "
+          "from the learner, on the port on which they join, and run its program",
+          "the host has the program: in its image, or copied by ssh"});
   s.read("disk", c.disk, {.min = Bytes{1'000'000'000}, .max = Bytes{1ull << 50}}, "of a rented host");
   for (const ProviderKind* kind : provider_kinds())
     if (kind->read_settings) kind->read_settings(s.section(kind->name, kind->settings_meaning), c.services[kind->name]);
   s.read("headroom", c.headroom, {.min = 0.0, .max = 10.0},
-         "delta: (1 + delta) times the capacity that keeps the learner busy is rented, and again when half of it is "
-         "used up");
+         "delta: (1 + delta) times the capacity that keeps the learner busy is rented, and more once half of the "
+         "reserve is used up");
   s.require("step_time_expected", c.step_time_expected,
             {.min = std::chrono::microseconds(1), .max = std::chrono::hours(1000)},
-            "T, the time of a learner step, until it has been measured");
+            "T, the time of a learner step, until it is measured");
   s.read("delta_ratio_expected", c.delta_ratio_expected, {.min = 0.5, .max = 1e6},
-         "bytes of the whole policy per byte of a delta, until they have been measured");
+         "bytes of the whole policy per byte of a delta, until they are measured");
   s.read("install_time_expected", c.install_time_expected, {.min = Duration(0), .max = std::chrono::hours(1)},
-         "the part of T_b that is not transfer: finishing a batch, applying the delta");
+         "the part of T_b without transfer: finishing a batch, applying the delta");
   s.read("usd_per_hour_max", c.usd_per_hour_max, {.min = 0.0, .max = 1e9},
-         {"US dollars that the fleet may cost; without it a learner that turns out faster than step_time_expected is "
-          "given no more machines than were planned",
-          "what the plan costs"});
+         {"US dollars that the fleet may cost; without it a learner faster than step_time_expected gets no more "
+          "machines than planned",
+          "the cost of the plan"});
   s.read("usd_max", c.usd_max, {.min = 0.0, .max = 1e9},
-         {"US dollars that the whole run may cost, the learner's own machine included where its price is given; the "
-          "fleet is given back before more is spent",
+         {"US dollars that the whole run may cost, including the learner's own machine if its price is stated; the "
+          "fleet is returned before more is spent",
           "unlimited"});
   s.read_choice("pricing", c.pricing, {{"on_demand", Pricing::kOnDemand}, {"bid", Pricing::kBid}},
-                "rent at the price on demand, or bid: cheaper, but whoever bids more takes the machine away");
+                "rent at the on-demand price, or bid: cheaper, but a higher bid takes the machine away");
   s.read("bid_over_min", c.bid_over_min, {.min = 0.0, .max = 100.0},
-         "a bid is so much above the least that would rent the offer; 0.1 is a tenth");
+         "share by which a bid exceeds the least that would rent the offer; 0.1 is a tenth");
   s.read("per_host_max", c.per_host_max, {.min = 1, .max = 4096},
-         {"offers of one host that are rented at the same time; where an offer does not say whose it is, of one "
+         {"offers of one owner that are rented at the same time; if an offer does not state its owner, offers of one "
           "machine",
           "unlimited"});
   s.read("places", c.places, {"an offer's place must contain one of these words, such as [SE, US]", "any"});
   s.read("up_min", c.up_min, {.min = BitRate{0}, .max = BitRate{1e12}}, {"uplink of an offer", "any"});
-  read_assume(s.section("assume", "What to take for what an offer does not state. It is never taken for 0."), c.assume);
+  read_assume(s.section("assume", "Values for what an offer does not state. Nothing unstated counts as 0."), c.assume);
   s.read("reliability_min", c.reliability_min, {.min = 0.0, .max = 1.0},
-         {"of an offer, which must then state its own", "any"});
+         {"of an offer; offers that do not state theirs are not considered", "any"});
   s.read("duration_min", c.duration_min, {.min = Duration(0), .max = std::chrono::hours(24 * 3650)},
-         {"an offer must be there for so long, and must say so", "any"});
+         {"how long an offer must be rentable; offers that do not state it are not considered", "any"});
   s.read("workers_max", c.workers_max,
          {.min = 1, .max = simulated ? static_cast<std::uint32_t>(chains::kChainWorkersMax) : 4096},
          "rented at the same time");
   s.read("join_timeout", c.join_timeout, {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)},
-         "a rented worker that has not joined by then is returned, and another rented in its place");
-  s.read("away_max", c.away_max, {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)},
-         "how long machine and place of a worker that is away are kept, and how long a worker tries to come back");
-  s.read("replace_lost", c.replace_lost, "rent another where a worker was lost");
+         "a rented worker that has not joined by then is returned, and another is rented in its place");
+  s.read(
+      "away_max", c.away_max, {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)},
+      "how long the fleet keeps the machine and place of an absent worker, and how long a worker tries to reconnect");
+  s.read("replace_lost", c.replace_lost, "rent another machine when a worker is lost");
 }
 
 }  // namespace echoline::provisioner

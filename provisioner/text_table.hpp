@@ -1,4 +1,4 @@
-// Text for people: tables and lines that fit a screen. Private to provisioner/.
+// Formats tables and lines of text to a screen's width. Private to provisioner/.
 #pragma once
 #include <fmt/format.h>
 
@@ -15,10 +15,10 @@ namespace echoline::provisioner {
 struct Column {
   std::string title;
   bool right = false;
-  int drop = 0;  // where there is no room for all: the highest first; 0: never
+  int drop = 0;  // columns are dropped in descending order if the screen is too narrow; 0: never
 };
 
-// Rows of cells, each column as wide as its widest cell; numbers to the right.
+// A table with columns as wide as their widest cell; numbers are right-aligned.
 class Table {
  public:
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)), rows_(1) {
@@ -56,7 +56,7 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-// Broken between words, what follows indented; as it is where nobody says how wide the screen is.
+// Breaks lines between words and indents the rest; unchanged if the screen's width is unknown.
 inline std::string folded(std::string_view text, std::optional<std::size_t> screen) {
   if (!screen) return std::string(text);
   std::size_t columns = std::max<std::size_t>(*screen, 40);

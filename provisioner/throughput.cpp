@@ -13,11 +13,11 @@ namespace echoline::provisioner {
 namespace {
 
 constexpr std::size_t kProfileBytesMax = 1 << 20;
-// A measurement is believed within these bounds of the prediction: beyond them one of the two is not of this workload.
+// Measurements outside these bounds of the prediction are ignored: one of the two is of another workload.
 constexpr double kRatioMin = 0.05, kRatioMax = 4;
-constexpr std::size_t kHostsForGpu = 3;   // so many say something about a GPU
+constexpr std::size_t kHostsForGpu = 3;   // minimum for a statement about the GPU
 constexpr std::size_t kSourceMax = 200;   // bytes
-constexpr double kOwnUncertainty = 0.10;  // of a host that was measured, for another run
+constexpr double kOwnUncertainty = 0.10;  // of a host that was measured, in another run
 constexpr double kUncertaintyMax = 0.50;
 
 double median(std::vector<double> values) {
@@ -102,7 +102,7 @@ std::optional<TokenRate> ThroughputProfile::of_gpu(std::string_view gpu, double 
   const auto rate = [&](double tokens_per_s, double uncertainty, const Point& point) {
     return TokenRate{tokens_per_s, uncertainty, sources_.at(point.source)};
   };
-  constexpr double kAsMeasured = 1.25;  // a model this much smaller or larger counts as measured
+  constexpr double kAsMeasured = 1.25;  // a model size within this factor of a measured one counts as measured
   const auto& [least, most] = std::pair(c.front(), c.back());
   if (parameters <= least.parameters)
     return rate(least.tokens_per_s, parameters * kAsMeasured < least.parameters ? uncertainty_beyond_ : uncertainty_,
@@ -151,13 +151,14 @@ void predict_throughput(std::span<Offer> offers, const Workload& workload, const
     const double middle = median(ratios);
     std::vector<double> apart;
     for (const double ratio : ratios) apart.push_back(std::abs(ratio / middle - 1));
-    // What one more of them will do: half of those that are known are within the median distance, nearly all within
-    // three.
+    // The spread of one more host: half of the known ones are within the median distance, nearly all within three
+    // times.
     by_gpu[gpu] = {middle, std::clamp(3 * median(apart), kOwnUncertainty, kUncertaintyMax),
-                   fmt::format("what {} hosts with this GPU did in earlier runs", ratios.size())};
+                   fmt::format("the results of {} hosts with this GPU in earlier runs", ratios.size())};
   }
 
-  std::map<std::string, std::optional<TokenRate>, std::less<>> tokens_of;  // offers of one GPU are many
+  // Cached, because many offers have the same GPU.
+  std::map<std::string, std::optional<TokenRate>, std::less<>> tokens_of;
   for (Offer& o : offers) {
     if (!(o.rollouts_per_s > 0) && profile && workload.tokens_per_rollout > 0) {
       auto it = tokens_of.find(o.gpu);
@@ -183,7 +184,7 @@ void predict_throughput(std::span<Offer> offers, const Workload& workload, const
     if (!o.host.empty() && host != of_host.end()) {
       o.rollouts_per_s *= host->second.ratio;
       o.rollouts_uncertainty = kOwnUncertainty;
-      o.rollouts_from = fmt::format("what this host did in the run {}", host->second.run);
+      o.rollouts_from = fmt::format("the result of this host in the run {}", host->second.run);
     } else if (others != by_gpu.end()) {
       o.rollouts_per_s *= others->second.tokens_per_s;
       o.rollouts_uncertainty = others->second.uncertainty;

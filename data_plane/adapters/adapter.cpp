@@ -43,7 +43,7 @@ Result<std::unique_ptr<Episode>> Adapter::begin(const Problem& problem, std::uin
 }
 
 Error cannot_ask_aside() {
-  return fail(Code::kInvalid, "task", "the policy also plays another player, which only the workers of a run can do");
+  return fail(Code::kInvalid, "task", "the policy also plays the opponent, which only the workers of a run can do");
 }
 
 Result<Step> step_and_wait(Episode& episode, std::string response, const std::atomic<bool>* stop) {

@@ -23,9 +23,8 @@ void AsideServerOptions::read(ConfigSection s) {
   s.read_choice("api", chat, {{"chat", true}, {"completions", false}},
                 "messages in the server's own chat template, or a text to continue");
   s.read("tokens_max", tokens_max, {.min = 1, .max = 1 << 20}, "tokens of an answer");
-  s.read("temperature", temperature, {.min = 0.0, .max = 10.0}, "that it draws with");
-  s.read("deadline", deadline, {.min = std::chrono::milliseconds(1), .max = std::chrono::hours(1)},
-         "its sampling temperature");
+  s.read("temperature", temperature, {.min = 0.0, .max = 10.0}, "its sampling temperature");
+  s.read("deadline", deadline, {.min = std::chrono::milliseconds(1), .max = std::chrono::hours(1)}, "for an answer");
   s.read("tries", tries, {.min = 1, .max = 100},
          "attempts at an answer, with growing pauses; then the worker returns the rollout");
 }

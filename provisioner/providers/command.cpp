@@ -140,7 +140,7 @@ void Commands::poll(TimePoint now) {
                    : WIFEXITED(status) ? WEXITSTATUS(status)
                                        : 128 + WTERMSIG(status),
                    content(r.out), content(r.err)};
-    if (r.kill_at && now >= *r.kill_at) end.err += "\nit took too long and was killed";
+    if (r.kill_at && now >= *r.kill_at) end.err += "\nit exceeded the time limit and was killed";
     ::close(r.out);
     ::close(r.err);
     ended.emplace_back(std::move(end), std::move(r.done));
@@ -152,7 +152,7 @@ void Commands::poll(TimePoint now) {
 void read_times(ConfigSection& section, CommandTimes& times) {
   section.read("limit", times.limit, {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)}, "of one command");
   section.read("watch_every", times.watch_every, {.min = std::chrono::milliseconds(100), .max = std::chrono::hours(1)},
-               "how often instances are looked at");
+               "interval between listings of the instances");
 }
 
 Result<std::unique_ptr<Provider>> made_of_file(

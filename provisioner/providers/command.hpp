@@ -1,4 +1,5 @@
-// Programs that providers run: beside each other, without waiting, with their output caught. Private to provisioner/.
+// Runs external programs of providers concurrently, without blocking, and captures their output. Private to
+// provisioner/.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -17,10 +18,10 @@
 namespace echoline::provisioner {
 
 struct CommandEnd {
-  int status = 0;  // exit status; 128 + signal; -1: it could not be run
+  int status = 0;  // exit status; 128 + signal; -1: could not be run
   std::string out, err;
   bool good() const { return status == 0; }
-  // The status and the last line of what it said, for messages.
+  // The status and the last output line, for messages.
   std::string words() const;
 };
 
@@ -28,14 +29,14 @@ class Commands {
  public:
   using Done = std::function<void(const CommandEnd&)>;
   Commands() = default;
-  ~Commands();  // what still runs goes on by itself
+  ~Commands();  // running programs continue
   Commands(const Commands&) = delete;
   Commands& operator=(const Commands&) = delete;
 
-  // argv[0] is looked up in PATH. `input` is its stdin, where secrets belong: argv can be seen by everybody. Killed
-  // after `limit`, counted from the next poll(). `done` is called by poll().
+  // argv[0] is looked up in PATH. `input` is its stdin; secrets belong there, because all users can see argv. The
+  // program is killed after `limit`, counted from the next poll(). poll() calls `done`.
   void run(const std::vector<std::string>& argv, std::string_view input, Duration limit, Done done);
-  // The same with a file as stdin.
+  // As above, with a file as stdin.
   void run_file(const std::vector<std::string>& argv, const std::string& input_file, Duration limit, Done done);
   void poll(TimePoint now);
 
@@ -53,28 +54,27 @@ struct Commands::Running {
   Done done;
 };
 
-// What providers of commands read alike: how long one may take, and how often what runs is looked at.
+// Settings common to providers that run commands: the time limit of a command, and the interval between listings.
 struct CommandTimes {
   Duration limit, watch_every;
 };
 void read_times(ConfigSection& section, CommandTimes& times);
 
-// What `make` reads from fleet.provider_file; kInvalid where none is named.
+// Calls `make` with fleet.provider_file; kInvalid if none is set.
 Result<std::unique_ptr<Provider>> made_of_file(
     std::string_view provider, const std::filesystem::path& file,
     Result<std::unique_ptr<Provider>> (*make)(const std::filesystem::path& file));
 
-// The name under which commands know an instance, or the beginning of such names for a label prefix.
+// The name of an instance in commands; for a label prefix, the prefix of such names.
 std::string exec_name(std::string_view label);
 
-// The rest of an instance's name, "" where it does not begin with the provider's prefix.
+// The part of an instance id after the provider's prefix; "" for any other id.
 std::string name_after(std::string_view prefix, const InstanceId& instance);
 
-// A word as sh reads it back.
+// Quotes a word for sh.
 std::string shell_quoted(std::string_view word);
 
-// A script for sh that becomes `argv` with `env`: read from stdin, it shows none of it in a list of processes until
-// then.
+// A shell script that executes `argv` with `env`. Passed by stdin, it hides both from process lists until then.
 std::string shell_script(const std::vector<std::string>& argv,
                          const std::vector<std::pair<std::string, std::string>>& env);
 

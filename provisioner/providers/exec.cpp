@@ -1,4 +1,4 @@
-// Instances through commands that the user names: schedulers and clouds that have a command line.
+// The provider "exec": instances through user-defined commands, for schedulers and clouds with a command line.
 #include <algorithm>
 #include <cctype>
 #include <cmath>
@@ -19,7 +19,7 @@ constexpr std::string_view kIdPrefix = "exec:";
 constexpr std::size_t kIdMax = 200, kLinesMax = 100'000;
 using Words = std::map<std::string, std::string>;
 
-// `text` with {name} replaced where the name is known; other braces are left alone: they are the commands' own.
+// Replaces each known {name} in `text`. Other braces stay, because they may belong to the command.
 std::string filled(const std::string& text, const Words& words) {
   std::string out;
   for (std::size_t at = 0; at < text.size();) {
@@ -57,10 +57,10 @@ struct Seen {
   std::string id, name, state;
 };
 
-// Reads the commands from YAML (configs/providers/README.md). An instance's name is made of its label, in small
-// letters, digits and '-', at most 63 of them; the listing has to show it. A start that fails is looked for by that
-// name and stopped before it is reported; a stop that fails counts when a complete listing lacks the instance. An
-// instance that two listings in a row lack, or whose state is among `ended`, has ended.
+// Reads the commands from YAML (configs/providers/README.md). An instance's name is its label in lower case, with
+// digits and '-', at most 63 characters; the listing must show it. After a failed start it looks for that name and
+// stops it before it reports the failure. A failed stop counts as done when a complete listing lacks the instance. An
+// instance has ended when two consecutive listings lack it, or when its state is among `ended`.
 struct ExecProvider final : Provider {
   struct Rented {
     std::string label;
@@ -111,7 +111,7 @@ struct ExecProvider final : Provider {
         {"disk_gb", std::to_string(static_cast<long>(std::ceil(static_cast<double>(spec.disk.count) / 1e9)))},
         {"script", script},
         {"script_json", nlohmann::json(script).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace)}};
-    Words outside = words;  // of what can be seen in a list of processes
+    Words outside = words;  // visible in process lists
     outside.erase("script");
     outside.erase("script_json");
     commands.run(filled(to_start, outside), filled(input, words), times.limit,
@@ -131,7 +131,7 @@ struct ExecProvider final : Provider {
     events.push_back(Started{ticket, {std::string(kIdPrefix) + id}, std::nullopt});
   }
 
-  // It may have come to be all the same: it is looked for and stopped.
+  // The instance may exist in spite of the failure, so it is searched and stopped.
   void not_started(Ticket ticket, const std::string& label, const Error& error) {
     look([this, ticket, label, error](const std::vector<Seen>& seen, const std::optional<Error>& unknown) {
       const auto it = std::find_if(seen.begin(), seen.end(), [&](const Seen& s) { return s.name == exec_name(label); });
@@ -219,11 +219,11 @@ Result<std::unique_ptr<Provider>> make(const std::filesystem::path& file) {
   ECHO_ASSIGN(ConfigFile config, ConfigFile::load(file));
   auto made = std::make_unique<ExecProvider>();
   ConfigSection root = config.root();
-  root.require("start", made->to_start, "starts an instance; the last word that it prints is the instance's id");
-  root.read("stdin", made->input, "what `start` reads");
-  root.require("stop", made->to_stop, "ends {instance}; no error where it has ended already");
+  root.require("start", made->to_start, "starts an instance; the last word of its output is the instance's id");
+  root.read("stdin", made->input, "the input of `start`");
+  root.require("stop", made->to_stop, "ends {instance}; must succeed if it has ended already");
   root.require("list", made->to_list, "prints a line 'id name state' for every instance");
-  root.read("ended", made->ended, "states of instances that do nothing any more");
+  root.read("ended", made->ended, "states of instances that have ended");
   read_times(root, made->times);
   for (const auto& [key, words] :
        {std::pair{"start", &made->to_start}, {"stop", &made->to_stop}, {"list", &made->to_list}})

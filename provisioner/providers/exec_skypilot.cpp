@@ -1,5 +1,5 @@
-// Catalogues of SkyPilot (vms.csv): kinds of machines with their prices by region. They state neither links nor what
-// disk and traffic cost.
+// Reads SkyPilot's catalogues (vms.csv): kinds of machines with prices by region. They state neither links nor the
+// prices of disk and traffic.
 #include <charconv>
 #include <cmath>
 #include <map>
@@ -12,12 +12,12 @@ namespace {
 constexpr std::size_t kFieldMax = 64 * 1024;
 constexpr std::size_t kColumnsMax = 256;
 
-// RFC 4180: fields in quotes may hold commas, line breaks and doubled quotes.
+// A reader of RFC 4180: quoted fields may hold commas, line breaks and doubled quotes.
 class Csv {
  public:
   explicit Csv(std::string_view text) : text_(text) {}
 
-  // The next record; absent at the end. `problem` says what is wrong with it.
+  // The next record; absent at the end. `problem` is set if the record is malformed.
   std::optional<std::vector<std::string>> next(std::string& problem) {
     if (at_ >= text_.size()) return std::nullopt;
     line_ = next_line_;
@@ -118,7 +118,7 @@ class Reader {
       if (!column_.contains(needed))
         return fail(Code::kInvalid, "read offers", "{}:1: the column '{}' is missing", name_, needed);
     while (auto record = csv_.next(problem)) {
-      if (!problem.empty()) {  // where the next record begins is not known any more
+      if (!problem.empty()) {  // the start of the next record is unknown
         problems_.add(fmt::format("line {}", csv_.line()), problem);
         break;
       }
@@ -164,7 +164,7 @@ class Reader {
             where, fmt::format("{}: expected at most {} bytes, found {}", column, kOfferTextMax, text(column).size()));
       }
     if (!good) return;
-    if (!count || *count < 1 || *count != std::floor(*count)) return;  // shares of a GPU do not run a worker
+    if (!count || *count < 1 || *count != std::floor(*count)) return;  // a share of a GPU cannot run a worker
     Offer o;
     o.provider = "exec";
     o.gpu = gpu;

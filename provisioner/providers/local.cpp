@@ -1,4 +1,4 @@
-// Offers as processes on this machine, none of which outlives the program.
+// The provider "local": offers as processes on this machine, which end with this program.
 #include <fcntl.h>
 #include <linux/close_range.h>
 #include <signal.h>
@@ -33,8 +33,8 @@ constexpr std::string_view kLabelVariable = "ECHOLINE_INSTANCE";
 constexpr std::uint64_t kEnvironMax = 4 << 20;
 constexpr Duration kReapInterval = std::chrono::milliseconds(5);
 
-// When a process started, in clock ticks since boot; absent when it is gone. With the pid it names a process for good.
-// `zombies`: one that has ended and that its parent has not looked at yet is there.
+// The start time of a process in clock ticks since boot; absent if it is gone. Together with the pid it identifies a
+// process uniquely. `zombies`: include a process that has ended but was not reaped.
 std::optional<std::uint64_t> start_ticks(pid_t pid, bool zombies = false) {
   std::ifstream file(fmt::format("/proc/{}/stat", pid));
   std::string stat;
@@ -51,7 +51,6 @@ std::optional<std::uint64_t> start_ticks(pid_t pid, bool zombies = false) {
   return ticks;
 }
 
-// "local:<pid>:<start ticks>"
 InstanceId id_of(pid_t pid, std::uint64_t ticks) { return {fmt::format("local:{}:{}", pid, ticks)}; }
 
 Result<std::pair<pid_t, std::uint64_t>> parse_id(const InstanceId& id) {
@@ -68,8 +67,8 @@ Result<std::pair<pid_t, std::uint64_t>> parse_id(const InstanceId& id) {
   return fail(Code::kInvalid, kOperation, "expected an instance id like local:1234:567890, found '{}'", id.text);
 }
 
-// A thread that makes the processes: the kernel's parent-death signal fires when the thread that forked ends, so
-// that must be one that lives as long as the provider.
+// The thread that forks all processes. The kernel sends the parent-death signal when the forking thread ends, so that
+// thread must live as long as the provider.
 class Spawner {
  public:
   Spawner() : thread_([this] { loop(); }) {}
@@ -81,7 +80,7 @@ class Spawner {
     wake_.notify_all();
     thread_.join();
   }
-  // Runs `job` on the thread and returns when it is done.
+  // Runs `job` on the thread and waits for it.
   void run(const std::function<void()>& job) {
     std::unique_lock lock(mutex_);
     job_ = &job;
@@ -91,7 +90,7 @@ class Spawner {
 
  private:
   void loop() {
-    sigset_t all;  // the program's signals are for its other threads; a child starts with none blocked
+    sigset_t all;  // signals are handled by other threads; a child starts with none blocked
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, nullptr);
     std::unique_lock lock(mutex_);
@@ -110,19 +109,19 @@ class Spawner {
   std::thread thread_;
 };
 
-// Everything the child needs, prepared before the fork: between fork and exec only async-signal-safe calls are allowed.
+// Prepared before the fork, because only async-signal-safe calls are allowed between fork and exec.
 struct Launch {
   std::vector<char*> argv;
   std::vector<char*> envp;
   int null_fd = -1;
   int log_fd = -1;
-  int error_fd = -1;  // errno goes here when the program cannot be run; closes by itself when it can
+  int error_fd = -1;  // receives errno if exec fails; exec closes it
   pid_t parent = 0;
 };
 
 [[noreturn]] void become(const Launch& launch) {
   setpgid(0, 0);
-  if (prctl(PR_SET_PDEATHSIG, SIGKILL) == 0 && getppid() == launch.parent) {  // else the parent died in between
+  if (prctl(PR_SET_PDEATHSIG, SIGKILL) == 0 && getppid() == launch.parent) {  // otherwise the parent died meanwhile
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, nullptr);
@@ -153,7 +152,7 @@ class Fd {
   int fd_;
 };
 
-// The environment of this process with `extra` and the label over it, as NAME=value.
+// This process's environment, overridden by `extra` and the label, as NAME=value.
 std::vector<std::string> merged_environment(const std::vector<std::pair<std::string, std::string>>& extra,
                                             const std::string& label) {
   std::map<std::string, std::string> merged;
@@ -162,7 +161,7 @@ std::vector<std::string> merged_environment(const std::vector<std::pair<std::str
     if (const auto equals = text.find('='); equals != std::string_view::npos)
       merged[std::string(text.substr(0, equals))] = text.substr(equals + 1);
   }
-  for (const ProviderKind* kind : provider_kinds())  // of no use to a worker
+  for (const ProviderKind* kind : provider_kinds())  // secrets, which a worker does not need
     for (const std::string& secret : kind->secrets) merged.erase(secret);
   for (const auto& [name, value] : extra) merged[name] = value;
   merged[std::string(kLabelVariable)] = label;
@@ -193,8 +192,7 @@ Status check(const LaunchSpec& request) {
   return ok();
 }
 
-// The label in the environment of a process that is leader of its group and not a zombie; "" where it has none or it
-// cannot be read.
+// The label in the environment of a live process that leads its group; "" if there is none or it cannot be read.
 std::string label_of(pid_t pid) {
   if (getpgid(pid) != pid) return "";
   const auto environment = read_file(fmt::format("/proc/{}/environ", pid), kEnvironMax);
@@ -209,20 +207,20 @@ std::string label_of(pid_t pid) {
   return "";
 }
 
-// Each instance is one process, leader of its own process group, with stdin from /dev/null and stdout and stderr
-// appended to <log_dir>/<label>.log ('/' in the label becomes '.'). stop() sends SIGTERM to the group, and SIGKILL when
-// the grace is over, which is counted from the next poll(); when a leader exits, what is left of its group is killed.
-// The kernel kills a process when this program dies, however it dies. An instance id holds pid and start time, so a
-// recycled pid is never signalled. A process knows its label (ECHOLINE_INSTANCE), by which list() finds those of other
+// Each instance is a process that leads its own process group. Its stdin is /dev/null; stdout and stderr are appended
+// to <log_dir>/<label>.log ('/' in the label becomes '.'). stop() sends SIGTERM to the group, and SIGKILL after the
+// grace, counted from the next poll(). When the leader exits, the rest of its group is killed. The kernel kills the
+// process when this program dies in any way. An instance id holds pid and start time, so a recycled pid is never
+// signalled. The environment variable ECHOLINE_INSTANCE holds the label; list() uses it to find processes of other
 // programs.
 struct LocalProvider final : Provider {
   struct Process {
     pid_t pid = 0;
     std::uint64_t ticks = 0;
     std::string label;
-    bool child = true;  // false: of another program run
+    bool child = true;  // false: of an earlier program run
     std::vector<Ticket> stops;
-    std::optional<Duration> grace;  // asked to stop, not polled since
+    std::optional<Duration> grace;  // stop() was called; the grace starts at the next poll()
     std::optional<TimePoint> kill_at;
   };
 
@@ -231,11 +229,11 @@ struct LocalProvider final : Provider {
   std::vector<ProviderEvent> events;
   Spawner spawner;
 
-  // `dir`: where instances write what they say.
+  // `dir`: for the instances' logs.
   explicit LocalProvider(std::filesystem::path dir) : log_dir(std::move(dir)) {}
 
-  // Signals the process and its group. Our own child is not reaped yet, so its pid is still its own; of another
-  // process the start time is looked at first.
+  // Signals the process and its group. The pid of an unreaped child cannot be recycled; of any other process the start
+  // time is checked first.
   static void send(const Process& p, int signal) {
     if (!p.child && start_ticks(p.pid) != p.ticks) return;
     if (getpgid(p.pid) == p.pid)
@@ -244,7 +242,7 @@ struct LocalProvider final : Provider {
       kill(p.pid, signal);
   }
 
-  // How a process ended, once; absent while it lives.
+  // How a process ended, reported once; absent while it lives.
   static std::optional<std::string> reap(const Process& p) {
     if (!p.child) {
       if (start_ticks(p.pid) == p.ticks) return std::nullopt;
@@ -253,7 +251,7 @@ struct LocalProvider final : Provider {
     siginfo_t info{};
     if (waitid(P_PID, static_cast<id_t>(p.pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0) {
       if (info.si_pid == 0) return std::nullopt;
-      // The leader is a zombie: its pid, which names the group, cannot be given to anybody else yet.
+      // The leader is a zombie, so its pid, which names the group, cannot be reused yet.
       kill(-p.pid, SIGKILL);
       int status = 0;
       if (waitpid(p.pid, &status, 0) == p.pid) {
@@ -264,7 +262,7 @@ struct LocalProvider final : Provider {
     return "gone";
   }
 
-  // Stops everything: SIGTERM, up to 2 s, SIGKILL; returns when all are reaped.
+  // Stops everything: SIGTERM, up to 2 s, SIGKILL. Returns when all are reaped.
   ~LocalProvider() override {
     for (const auto& [id, process] : processes) send(process, SIGTERM);
     const auto deadline = std::chrono::steady_clock::now() + kDestructorGrace;
@@ -280,8 +278,8 @@ struct LocalProvider final : Provider {
     }
   }
 
-  // argv[0] is a path (it is not looked up in PATH). The environment of this process is passed on, with spec.env over
-  // it. Fails with kInvalid for a bad argv or label; kIo with the system's reason when the program cannot be started.
+  // argv[0] is a path, not looked up in PATH. The process inherits this environment, overridden by spec.env. kInvalid
+  // for a bad argv or label; kIo with the system's reason if the program cannot be started.
   void start(Ticket ticket, const LaunchSpec& spec) override {
     if (auto id = begin(spec))
       events.push_back(Started{ticket, *id, std::nullopt});
@@ -327,7 +325,7 @@ struct LocalProvider final : Provider {
       return fail(Code::kIo, kOperation, "start {}: {}: {}", request.label, request.argv.front(),
                   std::strerror(exec_errno));
     }
-    const std::optional<std::uint64_t> ticks = start_ticks(pid, true);  // a child that is not reaped has an entry
+    const std::optional<std::uint64_t> ticks = start_ticks(pid, true);  // an unreaped child has an entry
     ECHO_CHECK(ticks.has_value(), "/proc/{}/stat cannot be read", pid);
     const InstanceId id = id_of(pid, *ticks);
     processes[id] = {pid, *ticks, request.label, true, {}, std::nullopt, std::nullopt};
@@ -354,7 +352,7 @@ struct LocalProvider final : Provider {
     return told;
   }
 
-  // Also accepts ids of another program run (orphans of the ledger).
+  // Also accepts ids of earlier program runs (the ledger's orphans).
   void stop(Ticket ticket, const InstanceId& instance, Duration grace) override {
     auto it = processes.find(instance);
     if (it == processes.end()) {

@@ -70,7 +70,7 @@ std::optional<MappedPort> mapped_port(std::uint16_t port, const Environment& env
 
 std::optional<OwnInstance> own_instance() {
   std::optional<OwnInstance> found;
-  for (const ProviderKind* kind : kinds())  // each, since each takes its secret out of the environment
+  for (const ProviderKind* kind : kinds())  // all kinds, because each removes its secret from the environment
     if (kind->own_instance)
       if (auto own = kind->own_instance(); own && !found) found = std::move(own);
   return found;

@@ -10,20 +10,20 @@
 
 namespace echoline::provisioner {
 
-// Each is defined beside its provider.
+// Defined beside each provider.
 const ProviderKind& local_kind();
 const ProviderKind& vast_kind();
 const ProviderKind& ssh_kind();
 const ProviderKind& exec_kind();
 
-// In the order in which texts for people name them.
+// In display order.
 const std::vector<const ProviderKind*>& provider_kinds();
 std::vector<std::string> provider_names();
 // Null for an unknown name.
 const ProviderKind* provider_kind(std::string_view name);
 
-// Adds a kind to the list, and removes it in the destructor: for programs that bring a provider of their own. No other
-// thread may use the list meanwhile.
+// Adds a kind to the list and removes it in the destructor, for programs with their own provider. No other thread may
+// use the list meanwhile.
 class AddedProvider {
  public:
   explicit AddedProvider(ProviderKind kind);
@@ -35,7 +35,7 @@ class AddedProvider {
   const ProviderKind kind_;
 };
 
-// kInvalid for an unknown name, and if something is missing that the provider needs, such as a key.
+// kInvalid for an unknown name, or if the provider lacks something, such as a key.
 Result<std::unique_ptr<Provider>> make_provider(const std::string& name, const ProviderOptions& options);
 
 // ProviderKind::here; false for an unknown name.
@@ -43,11 +43,11 @@ bool is_here(std::string_view provider);
 
 // "auto", "own" and the formats of all providers.
 std::vector<std::string> offer_format_names();
-// "a, b or c", for messages about names.
+// "a, b or c", for messages.
 std::string one_of(const std::vector<std::string>& names);
 
-// Searches the market of `provider`; if it has none, the market of the first provider that has one. Waits. Errors as
-// those of ProviderKind::search and of parse_offers().
+// Searches the market of `provider`, or of the first provider that has one if it has none. Blocks. Errors as those of
+// ProviderKind::search and of parse_offers().
 Result<MarketAnswer> search_market(std::string_view provider, const ProviderOptions& options,
                                    const MarketQuestion& question);
 
@@ -55,7 +55,7 @@ Result<MarketAnswer> search_market(std::string_view provider, const ProviderOpti
 std::optional<MappedPort> mapped_port(std::uint16_t port, const Environment& environment);
 std::optional<OwnInstance> own_instance();
 
-// ProviderKind::end_own_instance for a host of `provider`. The lines of all providers if this one has none: commands
+// ProviderKind::end_own_instance for a host of `provider`. If it has none, the lines of all providers, because commands
 // may rent a host from any service.
 std::string end_own_instance_script(std::string_view provider);
 

@@ -1,4 +1,4 @@
-// Hosts that are there, reached by the system's ssh.
+// The provider "ssh": existing hosts, reached by the system's ssh.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -22,7 +22,7 @@ namespace {
 constexpr std::string_view kOperation = "ssh";
 constexpr std::string_view kIdPrefix = "ssh:";
 constexpr int kTriesMax = 4;
-constexpr Duration kPauseFirst = std::chrono::seconds(2);  // and then twice as long each time
+constexpr Duration kPauseFirst = std::chrono::seconds(2);  // doubles each time
 
 struct Host {
   std::string name, address, identity, folder = ".echoline";
@@ -35,7 +35,6 @@ bool plain(std::string_view text) {
                      [](unsigned char c) { return std::isalnum(c) || c == '.' || c == '_' || c == '-' || c == '/'; });
 }
 
-// A label as the name of a file.
 std::string file_of(std::string label) {
   std::replace(label.begin(), label.end(), '/', '+');
   return label;
@@ -46,26 +45,26 @@ std::string label_of(std::string file) {
   return file;
 }
 
-// ssh itself has failed, and not what it ran: the connection.
+// Whether ssh itself failed, not the command: the connection.
 bool no_connection(const CommandEnd& end) { return end.status == 255; }
 
-// Neither waiting nor asking again helps: a person has to look at keys.
+// Whether ssh needs a person to fix keys, so that retries are useless.
 bool is_refused(const CommandEnd& end) {
   return no_connection(end) && (end.err.find("Permission denied") != std::string::npos ||
                                 end.err.find("Host key verification failed") != std::string::npos);
 }
 
-// Functions of every script: `alive PID TICKS` says whether the process that was started then is still there.
+// Functions for every script: `alive PID TICKS` tells whether the process with that start time still runs.
 constexpr const char* kTools = R"sh(
 ticks() { sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | awk '$1 != "Z" { print $20 }'; }
 alive() { [ -n "$2" ] && [ "$(ticks "$1")" = "$2" ]; }
 )sh";
 
-// Reads the hosts from YAML (configs/providers/README.md); an offer's `host` names one. start() brings the program,
-// argv[0], to the host unless it is there, and runs it in a session of its own, which outlives the connection; the
-// command, its environment and so the join token travel by stdin. What runs is noted in a file per instance on the
-// host, from which list() and the watch read; a listing is complete when every host has answered. An instance that its
-// host says has ended is told; a host that does not answer tells nothing.
+// Reads the hosts from YAML (configs/providers/README.md); an offer's `host` names one. start() copies the program,
+// argv[0], to the host if necessary and runs it in its own session, which outlives the connection. The command and its
+// environment, with the join token, are passed by stdin. A file per instance on the host records it for list() and the
+// watch. A listing is complete when every host has answered. An instance is reported as ended only when its host says
+// so; an unreachable host reports nothing.
 struct SshProvider final : Provider {
   struct Rented {
     std::string label;
@@ -76,7 +75,7 @@ struct SshProvider final : Provider {
   std::vector<std::string> options;
   CommandTimes times{std::chrono::minutes(10), std::chrono::seconds(15)};
   Commands commands;
-  std::map<std::string, Rented> rented;  // by id, without its prefix
+  std::map<std::string, Rented> rented;  // by id without prefix
   std::vector<ProviderEvent> events;
   TimePoint now{}, watch_due{};
   std::size_t watching = 0;
@@ -97,7 +96,7 @@ struct SshProvider final : Provider {
     return argv;
   }
 
-  // What a connection that was not to be had, or broke, left undone is asked for again; it must do no harm twice.
+  // Repeats a command whose connection failed or broke; the command must tolerate that.
   void ask(const std::function<void(Commands::Done)>& run, const Commands::Done& done, int tries = 1) {
     run([=, this](const CommandEnd& end) {
       if (!no_connection(end) || is_refused(end) || tries == kTriesMax) return done(end);
@@ -109,7 +108,7 @@ struct SshProvider final : Provider {
     later.emplace_back(now + kPauseFirst * (1 << (tries - 1)), std::move(work));
   }
 
-  // The script goes in by stdin, so what is in it is in no list of processes.
+  // Passes the script by stdin, so that process lists do not show it.
   void on_host(const Host& host, const std::string& script, Commands::Done done) {
     commands.run(ssh(host, "sh -s"),
                  fmt::format("{}\nmkdir -p {}/run && cd {} || exit 1\n{}", kTools, shell_quoted(host.folder),
@@ -119,7 +118,7 @@ struct SshProvider final : Provider {
 
   Error error_of(const Host& host, const std::string& what, const CommandEnd& end) const {
     if (is_refused(end))
-      return fail(Code::kInvalid, kOperation, "{}: {}: {}; `ssh {}{}{} true` has to work without a question first",
+      return fail(Code::kInvalid, kOperation, "{}: {}: {}; `ssh {}{}{} true` must work without a prompt first",
                   host.name, what, end.words(), host.port ? fmt::format("-p {} ", *host.port) : "",
                   host.identity.empty() ? "" : fmt::format("-i {} ", host.identity), host.address);
     return fail(Code::kUnavailable, kOperation, "{}: {}: {}", host.name, what, end.words());
@@ -133,7 +132,7 @@ struct SshProvider final : Provider {
                          spec.offer.id, spec.offer.host));
     if (!plain(spec.label)) return refuse(fail(Code::kInvalid, kOperation, "'{}' cannot be a label", spec.label));
     if (spec.found_there) return run(ticket, *host, spec, spec.argv.at(0));
-    // A bare name is this very program: what the host needs is what runs here.
+    // A bare name means this program itself.
     const std::string source = spec.argv.empty() || spec.argv[0].find('/') != std::string::npos
                                    ? (spec.argv.empty() ? "" : spec.argv[0])
                                    : "/proc/self/exe";
@@ -141,7 +140,7 @@ struct SshProvider final : Provider {
     if (source.empty() || ::stat(source.c_str(), &info) != 0 || !S_ISREG(info.st_mode))
       return refuse(
           fail(Code::kInvalid, kOperation, "the program '{}' is not a file", spec.argv.empty() ? "" : spec.argv[0]));
-    // A build has its size and time.
+    // Size and time identify a build.
     const std::string program =
         fmt::format("program-{}-{}.{}", info.st_size, info.st_mtim.tv_sec, info.st_mtim.tv_nsec);
     const auto look_for_it = [=, this](Commands::Done then) {
@@ -153,7 +152,7 @@ struct SshProvider final : Provider {
       } else if (end.out.find("have") != std::string::npos) {
         run(ticket, *host, spec, program);
       } else {
-        // The program last: a host that has it has its module too.
+        // Copies the program last: a host that has it then also has its module.
         std::vector<std::pair<std::string, std::string>> files;
         std::error_code ec;
         const std::filesystem::path own = std::filesystem::read_symlink(source, ec);
@@ -165,7 +164,7 @@ struct SshProvider final : Provider {
     });
   }
 
-  // Copies `files` (here, there) one after the other, then runs the program.
+  // Copies `files` (local path, remote name) one after the other, then runs the program.
   void bring(Ticket ticket, const Host& host, const LaunchSpec& spec, const std::string& program,
              std::vector<std::pair<std::string, std::string>> files) {
     if (files.empty()) return run(ticket, host, spec, program);
@@ -181,7 +180,7 @@ struct SshProvider final : Provider {
     });
   }
 
-  // The instance notes itself before it becomes the program, so no moment is between both.
+  // The script records the instance before it becomes the program, so there is no gap between the two.
   void run(Ticket ticket, const Host& host, const LaunchSpec& spec, const std::string& program, int tries = 1) {
     std::vector<std::string> argv = spec.argv;
     argv[0] = spec.found_there ? program : "./" + program;
@@ -213,8 +212,7 @@ struct SshProvider final : Provider {
     events.push_back(Started{ticket, {std::string(kIdPrefix) + id}, std::nullopt});
   }
 
-  // The connection may have gone after it had started. Where it certainly has not, `again_if_none` may start it once
-  // more.
+  // After a broken connection the instance may run. If it certainly does not, `again_if_none` may start it again.
   void settle(Ticket ticket, const Host& host, const std::string& label, const Error& error, bool retryable,
               std::function<bool()> again_if_none) {
     look(host, true, [=, this, &host](const Seen& seen, const std::optional<Error>& unknown) {
@@ -228,7 +226,7 @@ struct SshProvider final : Provider {
     });
   }
 
-  // What runs on a host: labels by id.
+  // The instances on a host: labels by id.
   using Seen = std::map<std::string, std::string>;
   void look(const Host& host, bool patient, const std::function<void(const Seen&, const std::optional<Error>&)>& done) {
     const auto list = [this, &host](Commands::Done then) {
@@ -306,7 +304,7 @@ struct SshProvider final : Provider {
     std::set<const Host*> used;
     for (const auto& [id, known] : rented) used.insert(known.host);
     watching = used.size();
-    std::set<std::string> before;  // what starts meanwhile is not in the answer
+    std::set<std::string> before;  // instances started meanwhile are not in the answer
     for (const auto& [id, known] : rented) before.insert(id);
     for (const Host* host : used)
       look(*host, false, [this, host, before](const Seen& seen, const std::optional<Error>& unknown) {
@@ -344,11 +342,11 @@ Result<std::unique_ptr<Provider>> make(const std::filesystem::path& file) {
   std::set<std::string> names;
   for (ConfigSection s : root.sections("hosts", "the hosts")) {
     Host host;
-    s.require("name", host.name, "what offers name as their host");
+    s.require("name", host.name, "the host's name in offers");
     s.require("address", host.address, "as ssh takes it");
     s.read("port", host.port, {.min = 1u, .max = 65535u}, "of sshd");
     s.read("identity", host.identity, "file of the key");
-    s.read("folder", host.folder, "where the program, logs and the list of what runs are kept");
+    s.read("folder", host.folder, "folder of the program, logs and records of running instances");
     if (host.identity.starts_with("~/"))
       if (const char* home = std::getenv("HOME")) host.identity = home + host.identity.substr(1);
     if (!host.identity.empty() && ::access(host.identity.c_str(), R_OK) != 0)
@@ -358,7 +356,7 @@ Result<std::unique_ptr<Provider>> make(const std::filesystem::path& file) {
       s.error("name", "expected a name without ':' that no other host has");
     made->hosts.push_back(std::move(host));
   }
-  root.read("options", made->options, "more options of ssh, each as after -o");
+  root.read("options", made->options, "more options of ssh, each passed after -o");
   read_times(root, made->times);
   if (made->hosts.empty()) root.error("hosts", "expected at least one host");
   ECHO_TRY(config.finish());

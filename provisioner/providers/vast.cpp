@@ -29,14 +29,14 @@ constexpr Duration kBackoffFirst = std::chrono::seconds(2), kBackoffMax = std::c
 constexpr Duration kEndPatience = std::chrono::minutes(5);
 constexpr double kUsdPerHourMax = 1e6;
 constexpr double kDiskGbMin = 10;
-constexpr double kBidOver = 1.05;  // what is bid of the least that would do, so that the next cent does not undo it
-constexpr Duration kResumeMax = std::chrono::minutes(2);  // from a higher bid until the instance runs again
+constexpr double kBidOver = 1.05;  // margin over the least bid, so that a small rise does not outbid it
+constexpr Duration kResumeMax = std::chrono::minutes(2);  // from a raised bid until the instance runs again
 
 enum Endpoint { kCreate, kDestroy, kShow, kList, kBid, kEndpoints };
-// What the service allows at most, per endpoint and key.
+// The service's minimum interval per endpoint and key.
 constexpr std::array<Duration, kEndpoints> kIntervals{milliseconds(4500), milliseconds(3000), milliseconds(2000),
                                                       milliseconds(1000), milliseconds(5500)};
-// When a create that may have rented is looked for; what is created shows in a listing late.
+// Delays before listings that look for a create with an unclear result; new instances appear late.
 constexpr std::array<Duration, 3> kLookAfter{std::chrono::seconds(2), std::chrono::seconds(5),
                                              std::chrono::seconds(15)};
 
@@ -55,7 +55,7 @@ Result<std::int64_t> contract_of(const InstanceId& id) {
   return fail(Code::kInvalid, kOperation, "expected an instance id like vast:1234, found '{}'", id.text);
 }
 
-// Fields of an answer, none of which need be there or of the type that it should have.
+// A field of an answer; null if it is missing.
 const json& field(const json& object, const char* name) {
   static const json kNull;
   if (!object.is_object()) return kNull;
@@ -165,7 +165,7 @@ struct VastProvider::Impl {
     TimePoint due{};
   };
   struct Listing {
-    Listed found;  // of everything: label_prefix is applied at the end
+    Listed found;  // all instances; label_prefix is applied at the end
     std::vector<Instance> instances;
     std::set<std::int64_t> seen;
     std::set<std::string> tokens;
@@ -174,23 +174,23 @@ struct VastProvider::Impl {
   struct Rented {
     std::string label;
     std::optional<double> usd_per_hour;
-    bool ended = false;   // Exited was told
-    bool ending = false;  // so was Ending
+    bool ended = false;   // Exited was reported
+    bool ending = false;  // Ending was reported
     double bid = 0, bid_max = 0;
-    TimePoint resumes_until{};  // a bid is being raised, or was
+    TimePoint resumes_until{};  // while a bid is being raised
   };
 
   VastOptions options;
   HttpClient http;
   std::array<Line, kEndpoints> lines;
-  std::map<std::int64_t, Rented> rented;  // that this object knows of and is not destroying
-  std::map<std::string, double> bids;     // of what is being created, by label
+  std::map<std::int64_t, Rented> rented;  // known and not being destroyed
+  std::map<std::string, double> bids;     // of pending creates, by label
   std::map<std::int64_t, std::vector<Destroyed>> destroying;
   std::vector<std::pair<TimePoint, std::function<void()>>> later;
   std::vector<ProviderEvent> events;
   TimePoint now{}, watch_due{};
   bool watching = false;
-  bool troubled = false;  // the last answer was none, and that was told
+  bool troubled = false;  // the last request failed, and that was logged
 
   explicit Impl(VastOptions o) : options(std::move(o)), http(options.key, options.timeout) {
     options.url = service_url(options.url);
@@ -201,7 +201,7 @@ struct VastProvider::Impl {
     lines[endpoint].waiting.push_back({{method, options.url + path, body}, repeatable, std::move(done), {}, 0});
   }
 
-  // What the service says is the matter, short and without the key.
+  // The service's error message, short and without the key.
   std::string words_of(const HttpAnswer& answer) const {
     if (answer.status == 0) return fmt::format("{}: {}", options.url, answer.trouble);
     const json object = json::parse(answer.body, nullptr, false);
@@ -237,7 +237,7 @@ struct VastProvider::Impl {
       return refuse(fail(Code::kInvalid, kOperation, "expected the number of an ask as the offer's id, found '{}'",
                          spec.offer.id));
     LaunchSpec whole = spec;
-    if (options.url != kVastUrl) whole.env.emplace_back(kVastUrlVariable, options.url);  // to end itself at
+    if (options.url != kVastUrl) whole.env.emplace_back(kVastUrlVariable, options.url);  // for ending itself
     auto body = body_of(whole);
     if (!body) return refuse(std::move(body).error());
     if (spec.bid_usd_per_hour) bids[spec.label] = *spec.bid_usd_per_hour;
@@ -252,13 +252,13 @@ struct VastProvider::Impl {
     const bool good =
         answer.status == 200 && field(object, "success") != json(false) && field(object, "error").is_null();
     if (contract && good) return started(ticket, *contract, label, std::nullopt);
-    if (contract) {  // such as a bid that is too low: it exists, stopped, and its disk costs
+    if (contract) {  // for example after a bid that is too low: it exists, stopped, and its disk costs
       destroy(*contract, [this, ticket, error = error_of(answer, "create")](const Status& destroyed, bool) {
         events.push_back(StartFailed{ticket, error, false, !destroyed});
       });
       return;
     }
-    // 429 after all tries, and what never left this machine, rented nothing.
+    // 429 after all tries, and requests that were never sent, rented nothing.
     const bool said_no = answer.status == 200 && field(object, "success") == json(false);
     const bool refused = said_no || (answer.status >= 400 && answer.status < 500 && answer.status != 408);
     if (refused || (answer.status == 0 && !answer.sent)) {
@@ -355,7 +355,7 @@ struct VastProvider::Impl {
       watching = false;
       watch_due = now + options.watch_every;
       for (const Instance& instance : listing.instances) look_at(instance);
-      if (!listing.found.complete) return;  // what it lacks may be on the page that failed
+      if (!listing.found.complete) return;  // a missing instance may be on the failed page
       for (const auto& [contract, known] : rented)
         if (listing.seen.count(contract) == 0) ask_for(contract);
     });
@@ -382,7 +382,7 @@ struct VastProvider::Impl {
     events.push_back(Exited{instance.info.instance, it->second.label, why, instance.outbid, true});
   }
 
-  // Others bid more, or are about to have it: it is worth more to us as well, up to a point.
+  // Other bids are higher, or about to win: raises ours up to its limit.
   void raise_bid(const Instance& instance, Rented& known) {
     if (!instance.is_bid || !instance.min_bid || known.bid <= 0 || now < known.resumes_until) return;
     const bool topped = instance.outbid || instance.ending || *instance.min_bid > known.bid;
@@ -397,7 +397,7 @@ struct VastProvider::Impl {
            const json object = json::parse(answer.body, nullptr, false);
            if (answer.status != 200 || field(object, "success") == json(false)) {
              it->second.resumes_until = {};
-             it->second.bid_max = 0;  // once is enough
+             it->second.bid_max = 0;  // report only once
              return log::warn("{}: {}", kOperation,
                               error_of(answer, fmt::format("raise the bid for {}", contract)).detail);
            }
@@ -407,11 +407,11 @@ struct VastProvider::Impl {
            it->second.resumes_until = now + kResumeMax;
            if (!stopped) return;
            call(kBid, "PUT", fmt::format("/api/v0/instances/{}/", contract), R"({"state":"running"})", true,
-                [](const HttpAnswer&) {});  // what comes of it is seen
+                [](const HttpAnswer&) {});  // the next listing shows the result
          });
   }
 
-  // An instance that a listing lacks; only a clear answer about it counts.
+  // Queries an instance that a listing lacks; only a definite answer counts.
   void ask_for(std::int64_t contract) {
     call(kShow, "GET", fmt::format("/api/v0/instances/{}/", contract), "", true,
          [this, contract](const HttpAnswer& answer) {
@@ -428,12 +428,12 @@ struct VastProvider::Impl {
          });
   }
 
-  // Whether a call is to be made again, and then no sooner than after a while.
+  // Whether to repeat a call; if so, delays it.
   bool again(Call& call, const HttpAnswer& answer) {
     const bool hasty = answer.status == 429, unsent = answer.status == 0 && !answer.sent;
     const bool broken = call.repeatable && (answer.status == 0 || answer.status >= 500);
     if (!(hasty || unsent || broken) || ++call.tries >= kTriesMax) return false;
-    if (!hasty && !std::exchange(troubled, true)) log::warn("{}: {}; it is asked again", kOperation, words_of(answer));
+    if (!hasty && !std::exchange(troubled, true)) log::warn("{}: {}; retrying", kOperation, words_of(answer));
     Duration wait = kBackoffFirst;
     for (int i = 1; i < call.tries; ++i) wait *= 2;
     call.not_before = now + std::min(wait, kBackoffMax);

@@ -37,7 +37,7 @@ Result<json> get(HttpClient& client, const VastBillQuestion& q, const std::strin
   return fail(Code::kUnavailable, kOperation, "{}: {}", url.substr(0, url.find('?')), why);
 }
 
-// Amounts come as numbers, and as text.
+// Amounts are numbers or texts.
 std::optional<double> amount_of(const json& object) {
   const auto it = object.find("amount");
   if (it == object.end()) return std::nullopt;
@@ -66,7 +66,7 @@ Result<std::string> read_vast_charges(const std::string& body, std::vector<Charg
     const json source = row.value("source", json());
     if (!source.is_string()) return wrong("a 'source' of every row");
     const std::string name = source.get<std::string>();
-    if (!name.starts_with(kSource)) continue;  // a volume, or what else the account is charged for
+    if (!name.starts_with(kSource)) continue;  // a volume or another charge of the account
     Charge charge;
     const auto amount = amount_of(row);
     const json start = row.value("start", json());

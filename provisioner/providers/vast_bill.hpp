@@ -1,4 +1,4 @@
-// What vast.ai itself says that it charged, and what is left on the account.
+// Reads vast.ai's own charges and the account's credit.
 #pragma once
 #include <chrono>
 #include <string>
@@ -13,17 +13,17 @@ namespace echoline::provisioner {
 struct VastBillQuestion {
   std::string url = kVastUrl;
   std::string key;
-  double from_unix_s = 0, to_unix_s = 0;  // whole days (UTC) are asked for
+  double from_unix_s = 0, to_unix_s = 0;  // extended to whole days (UTC)
   Duration timeout = std::chrono::seconds(30);
-  Duration pause = std::chrono::seconds(2);  // between requests; where it fails twice as long each time
-  int tries = 5;                             // of each request
+  Duration pause = std::chrono::seconds(2);  // between requests; doubles after a failure
+  int tries = 5;                             // per request
 };
 
-// Waits. kUnavailable with the service's words; kCorrupt where what it says cannot be added up: a page that fails or is
-// cut makes all of it worthless, since a sum would be too small.
+// Blocks. kUnavailable with the service's words; kCorrupt if the charges cannot be summed. A failed or truncated page
+// makes the whole bill an error, because a partial sum would be too small.
 Result<Bill> ask_vast_bill(const VastBillQuestion& question);
 
-// One page of charges, as it came: appends what is of instances and returns the token of the next page, "" for none.
+// Parses one page of charges: appends those of instances and returns the next page's token, "" at the end.
 Result<std::string> read_vast_charges(const std::string& body, std::vector<Charge>& charges);
 
 }  // namespace echoline::provisioner

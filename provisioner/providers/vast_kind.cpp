@@ -1,4 +1,4 @@
-// What vast.ai can do, put together for the registry.
+// The ProviderKind of vast.ai.
 #include <arpa/inet.h>
 
 #include <charconv>
@@ -13,7 +13,7 @@
 namespace echoline::provisioner {
 namespace {
 
-// What the service tells a container: its number, and a key that can do no more than end it.
+// Environment variables that the service sets in a container: its number, and a key that can only end it.
 constexpr const char* kIdVariable = "CONTAINER_ID";
 constexpr const char* kKeyVariable = "CONTAINER_API_KEY";
 
@@ -35,11 +35,10 @@ Result<std::unique_ptr<Provider>> make(const ProviderOptions& options) {
 }
 
 void read_settings(ConfigSection s, ServiceSettings& c) {
-  s.read("url", c.url, {"where the service is", kVastUrl});
+  s.read("url", c.url, {"URL of the service", kVastUrl});
   s.read("key_file", c.key_file, {"a file of mode 600 that holds the key", kVastKeyVariable});
   s.read("bid_raise_max", c.bid_raise_max, {.min = 0.0, .max = 10.0},
-         "a bid that others top while its machine runs is raised, to at most (1 + this) times what it was at first; "
-         "0: never");
+         "a topped bid of a running machine is raised, to at most (1 + this) times the first bid; 0: never");
 }
 
 Result<MarketAnswer> search(const ProviderOptions& options, const MarketQuestion& question) {
@@ -95,7 +94,7 @@ const ProviderKind& vast_kind() {
       .meaning = "hosts of vast.ai",
       .make = make,
       .secrets = {kVastKeyVariable},
-      .settings_meaning = "vast.ai. The key comes from VAST_API_KEY or a file, and is given to nobody else.",
+      .settings_meaning = "vast.ai. The key comes from VAST_API_KEY or a file, and is sent to vast.ai only.",
       .read_settings = read_settings,
       .offers = OfferFormat{kVastName, "the reply to a search of vast.ai", is_vast_reply, read_vast},
       .search = search,

@@ -1,5 +1,5 @@
-// Replies to searches of vast.ai. They list some eighty fields an offer, any of which may be null; the ones that matter
-// are taken as they stream by.
+// Parses replies to searches of vast.ai. An offer has about eighty fields, each possibly null; the parser keeps only
+// the needed ones as they stream by.
 #include <array>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -74,7 +74,7 @@ Offer offer_of(const Raw& raw, const OfferReading& reading) {
   o.gpu_ids = raw.gpu_ids;
   if (raw[Field::kGpuMemoryMb]) o.vram_gb = *raw[Field::kGpuMemoryMb] / 1000;
   o.place = raw.place;
-  // A link of 0 is one that was never measured.
+  // A link of 0 was never measured.
   if (const auto up = raw[Field::kUp]; up && *up > 0) o.up = BitRate::from_mbit_per_s(*up);
   if (const auto down = raw[Field::kDown]; down && *down > 0) o.down = BitRate::from_mbit_per_s(*down);
   o.reliability = raw[Field::kReliability2] ? raw[Field::kReliability2] : raw[Field::kReliability];
@@ -95,7 +95,7 @@ Offer offer_of(const Raw& raw, const OfferReading& reading) {
   return o;
 }
 
-// Depths of nesting: 1 is the root, where the offers are its elements; or its "offers" are, and they stand one deeper.
+// Nesting depths: 1 is the root. The offers are its elements, or those of its "offers", which are one level deeper.
 class Handler : public nlohmann::json_sax<nlohmann::json> {
  public:
   Handler(std::string_view name, const OfferReading& reading) : problems_(name), reading_(reading) {}
@@ -168,11 +168,11 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
   bool parse_error(std::size_t position, const std::string&, const nlohmann::detail::exception& e) override {
-    // Some exceptions quote the text; the place and the kind are enough.
+    // Some exceptions quote the text; position and kind suffice.
     const std::string_view what = e.what();
     problems_.add(fmt::format("byte {}", position), what.find("out_of_range") != std::string_view::npos
-                                                        ? "a number that no computer holds"
-                                                        : "it is not JSON here, or ends too early");
+                                                        ? "a number out of range"
+                                                        : "invalid JSON here, or the text ends too early");
     return false;
   }
 
@@ -180,7 +180,7 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
     if (!problems_.none()) return problems_.error();
     if (too_many_) return fail(Code::kInvalid, "read offers", "{}: expected at most {} offers", name, kOffersMax);
     if (refused_ || (!found_list_ && !said_.empty()))
-      return fail(Code::kInvalid, "read offers", "{}: it is an error that the market answered, not offers: {}", name,
+      return fail(Code::kInvalid, "read offers", "{}: the market's answer is an error, not offers: {}", name,
                   said_.empty() ? "no reason is given" : said_);
     if (!found_list_) return fail(Code::kInvalid, "read offers", "{}: expected a list of offers, found none", name);
     return std::move(offers_);
@@ -214,7 +214,7 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
 
-  // Of a field that is used; the type of others does not matter.
+  // Reports a wrong type of a field that is used; other fields may have any type.
   void wrong_type(const std::string& found) {
     for (const Number& n : kNumbers)
       if (key_ == n.name) problem(fmt::format("{}: expected a number, found '{}'", key_, found));
@@ -236,7 +236,7 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
     if (const auto gpus = raw_[Field::kGpus]; gpus && *gpus != std::floor(*gpus))
       problem(fmt::format("num_gpus: expected a whole number, found {}", *gpus));
     if (problem_count_ == problems_before_) {
-      if (!ids_.insert(raw_.id).second) problem("id: another offer has it as well");
+      if (!ids_.insert(raw_.id).second) problem("id: another offer has the same id");
       if (offers_.size() < kOffersMax)
         offers_.push_back(offer_of(raw_, reading_));
       else

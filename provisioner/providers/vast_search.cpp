@@ -17,7 +17,7 @@ bool nobody_waits(const VastSearch& search) { return search.stop != nullptr && *
 HttpAnswer asked_once(const std::string& url, const std::string& body, const VastSearch& search) {
   HttpClient client("", search.timeout);
   client.send({"POST", url, body});
-  while (!nobody_waits(search)) {  // the client's time-out ends it
+  while (!nobody_waits(search)) {  // the client's time-out ends the loop
     std::vector<HttpAnswer> answers = client.poll();
     if (!answers.empty()) return std::move(answers.front());
     std::this_thread::sleep_for(kLook);

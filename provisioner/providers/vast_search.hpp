@@ -1,4 +1,4 @@
-// Asks vast.ai what can be rented. Needs no key.
+// Searches vast.ai's market. Needs no key.
 #pragma once
 #include <atomic>
 #include <string>
@@ -10,18 +10,18 @@ namespace echoline::provisioner {
 
 struct VastSearch {
   std::string url = kVastUrl;
-  Bytes disk{};  // that a worker will rent: prices are stated for it
+  Bytes disk{};  // a worker's disk: prices include it
   std::size_t offers_max = 2000;
   Duration timeout = std::chrono::seconds(30);
-  Duration pause = std::chrono::seconds(6);  // before it is asked again: ten searches a minute are allowed
+  Duration pause = std::chrono::seconds(6);  // between tries: ten searches a minute are allowed
   int tries = 3;
-  const std::atomic<bool>* stop = nullptr;  // nobody waits for the reply any more
+  const std::atomic<bool>* stop = nullptr;  // set when the reply is not needed any more
 };
 
-// What is asked for: what the request would refuse is left out by the market already.
+// The body of the search; it excludes offers that the request would refuse.
 std::string vast_search_body(const VastSearch& search, const PlanRequest& request);
 
-// The reply, to be read with parse_offers(). Waits for it. kUnavailable when none came, or none but errors.
+// The reply, for parse_offers(). Blocks. kUnavailable if all tries failed.
 Result<std::string> search_vast(const VastSearch& search, const PlanRequest& request);
 
 }  // namespace echoline::provisioner

@@ -423,7 +423,7 @@ TEST(MainJob, WhoIsKilledAndWhoIsPreemptedAreReplaced) {
       usd += row.prices[i].usd_per_hour * (to - row.prices[i].from_unix_s) / 3600;
     }
     const std::string why = row.offer == machines[0].first   ? "killed by signal 9"
-                            : row.offer == machines[1].first ? "told to end"
+                            : row.offer == machines[1].first ? "told to stop"
                                                              : "";
     EXPECT_NE(row.note.find(why), std::string::npos) << row.offer << ": " << row.note;
   }

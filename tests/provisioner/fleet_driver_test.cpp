@@ -179,7 +179,7 @@ TEST_F(DriverOfFleet, DrainsWhatIsAboutToEndAndReplacesItAtOnce) {
   FleetOptions o = options({offer("a"), offer("b"), offer("c")});
   std::atomic<std::uint64_t> drains = 0;
   o.drain = [&](WorkerId worker, const std::string& why) {
-    EXPECT_THAT(why, HasSubstr("told to end"));
+    EXPECT_THAT(why, HasSubstr("told to stop"));
     drains = worker.value;
   };
   auto started = FleetDriver::start(std::move(o));
@@ -198,7 +198,7 @@ TEST_F(DriverOfFleet, DrainsWhatIsAboutToEndAndReplacesItAtOnce) {
   fleet.stop();
   const auto ledger = Ledger::open(ledger_file(), "r");
   ASSERT_TRUE(ledger);
-  EXPECT_THAT(ledger->rows()->front().note, HasSubstr("told to end"));
+  EXPECT_THAT(ledger->rows()->front().note, HasSubstr("told to stop"));
 }
 
 // The market is looked at on a thread of its own while the run goes on; what is rented next is of it.

@@ -98,9 +98,9 @@ TEST(VastReply, WhatIsWrongIsSaidOfEveryOffer) {
 
 TEST(VastReply, NumbersThatAreNoneLongTextsAndErrorsAreRefused) {
   EXPECT_THAT(problems(R"({"offers": [{"id": 1, "machine_id": 1, "gpu_name": "L4", "dph_base": NaN}]})"),
-              HasSubstr("not JSON"));
+              HasSubstr("invalid JSON"));
   EXPECT_THAT(problems(R"({"offers": [{"id": 1, "machine_id": 1, "gpu_name": "L4", "dph_base": 1e999}]})"),
-              HasSubstr("no computer"));
+              HasSubstr("out of range"));
   const std::string long_name(10'000'000, 'x');
   EXPECT_THAT(problems(R"({"offers": [{"id": 1, "machine_id": 1, "gpu_name": ")" + long_name + R"("}]})"),
               HasSubstr("at most 512 bytes, found 10000000"));
@@ -108,9 +108,9 @@ TEST(VastReply, NumbersThatAreNoneLongTextsAndErrorsAreRefused) {
   EXPECT_THAT(problems(R"({"success": false, "error": "invalid_args", "msg": "no such\nfield"})"),
               HasSubstr("invalid_args: no such\\nfield"));
   EXPECT_THAT(problems(R"({"success": true})"), HasSubstr("found none"));
-  EXPECT_THAT(problems(R"({"machine_id": 3, "offers": [)"), HasSubstr("not JSON"));
+  EXPECT_THAT(problems(R"({"machine_id": 3, "offers": [)"), HasSubstr("invalid JSON"));
   EXPECT_THAT(problems(R"({"machine_id": 3, "offers": )" + std::string(100'000, '[')), HasSubstr("byte"));
-  EXPECT_THAT(problems("not json", {.format = "vast"}), HasSubstr("not JSON"));
+  EXPECT_THAT(problems("not json", {.format = "vast"}), HasSubstr("invalid JSON"));
   std::string many = R"({"machine_id":1,"offers":[)";
   for (int i = 0; i < 5000; ++i) many += fmt::format("{}{{\"id\":{},\"dph_base\":-1}}", i ? "," : "", i);
   EXPECT_THAT(problems(many + "]}"), HasSubstr("and 9980 more"));

@@ -210,7 +210,7 @@ TEST(MakePlan, WhatIsMissingIsUnknownAndLeftOutOrAssumedButNeverZero) {
   const std::pair<const char*, const char*> unknown[] = {
       {"o0", "disk price not stated"}, {"o1", "upload price not stated"}, {"o2", "download price not stated"},
       {"o3", "uplink not stated"},     {"o4", "downlink not stated"},     {"o5", "price is not stated"},
-      {"o6", "throughput not known"}};
+      {"o6", "throughput unknown"}};
   for (const auto& [id, why] : unknown) {
     EXPECT_EQ(row(plan, id).rank, 0) << id;
     EXPECT_THAT(row(plan, id).reason, HasSubstr(why));
@@ -392,7 +392,7 @@ TEST(MakePlan, KeepsWhatItIsToldToKeep) {
   EXPECT_TRUE(row(plan, "o8").chosen);
   EXPECT_THAT(row(plan, "o8").reason, HasSubstr("kept"));
   r.keep = {"nobody"};
-  EXPECT_THAT(refusal(r, offers, Code::kInvalid), HasSubstr("not to be had"));
+  EXPECT_THAT(refusal(r, offers, Code::kInvalid), HasSubstr("not available"));
 }
 
 TEST(MakePlan, OffersThatAreTakenOrElsewhereAreNotConsidered) {
@@ -407,7 +407,7 @@ TEST(MakePlan, OffersThatAreTakenOrElsewhereAreNotConsidered) {
   const Plan plan = planned(r, offers);
   EXPECT_EQ(row(plan, "o0").reason, "somebody else has it");
   EXPECT_EQ(row(plan, "o1").reason, "in Ohio, US, not in fleet.places");
-  EXPECT_EQ(row(plan, "o2").reason, "place not stated, fleet.places asks for one");
+  EXPECT_EQ(row(plan, "o2").reason, "place not stated, but fleet.places requires one");
   EXPECT_GT(row(plan, "o3").rank, 0);
 }
 
@@ -660,8 +660,9 @@ TEST(MakePlan, SetsThatAlternateAreReportedAndStillMeetTheirTarget) {
     EXPECT_LE(plan->staleness_worst, r.staleness_budget);
     EXPECT_LE(*plan->exact_usd_per_hour, plan->greedy_usd_per_hour + 1e-9);
     EXPECT_GE(plan->set_usd_per_hour, plan->lp_bound_usd_per_hour - 1e-9);
-    EXPECT_EQ(plan->settled, std::none_of(plan->notes.begin(), plan->notes.end(),
-                                          [](const auto& n) { return n.find("did not settle") != std::string::npos; }));
+    EXPECT_EQ(plan->settled, std::none_of(plan->notes.begin(), plan->notes.end(), [](const auto& n) {
+                return n.find("did not converge") != std::string::npos;
+              }));
   }
   EXPECT_GT(given, 100);
   EXPECT_GT(unsettled, 0);
@@ -825,7 +826,7 @@ TEST(Output, AChangedPlanIsRefusedWithThePlaceOfTheMistake) {
   EXPECT_THAT(problem("/header/headroom", -1), HasSubstr("header.headroom: expected a number of 0"));
   EXPECT_THAT(problem("/header/publish_every", 1.5), HasSubstr("header.publish_every"));
   EXPECT_THAT(problem("/offers/0/gpu_usd_per_hour", "1"), HasSubstr("offers[0].gpu_usd_per_hour"));
-  EXPECT_THAT(problem("/offers/0/gpu_usd_per_hour", nullptr), HasSubstr("without a known throughput and price"));
+  EXPECT_THAT(problem("/offers/0/gpu_usd_per_hour", nullptr), HasSubstr("its throughput or price is unknown"));
   EXPECT_THAT(problem("/offers/0/worker", 7000000), HasSubstr("offers[0].worker"));
   EXPECT_THAT(problem("/offers/1/worker", 1), HasSubstr("expected worker 2"));
   EXPECT_THAT(problem("/offers/0/offer", std::string(10'000'000, 'x')), HasSubstr("at most 4096 bytes"));

@@ -233,7 +233,7 @@ class Grading {
           kLineMax, current ? std::max(Duration::zero(), deadline_ - now()) + options_.test_time : Duration(kStart));
       if (!line && current) {
         grade_.late = grade_.late || line.error().code == Code::kStale;
-        trouble_at(*current, "the program's answers exceed the test's limit");
+        trouble_at(*current, "the test ended or hung on the program's answers");
         return *current + 1;
       }
       if (!line)
@@ -277,7 +277,7 @@ class Grading {
       }
       if (!taken && current) {  // the examiner hangs on the program's answer
         grade_.late = grade_.late || taken.error().code == Code::kStale;
-        trouble_at(*current, "the program's answers exceed the test's limit");
+        trouble_at(*current, "the test ended or hung on the program's answers");
         return *current + 1;
       }
     }

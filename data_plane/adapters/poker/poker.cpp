@@ -123,7 +123,8 @@ class PokerEpisode final : public QuickEpisode {
     Step step{.score = scored(0, 0, own && !answered ? 1 : 0), .done = false, .observation = std::exchange(told_, {})};
     if (asks_) step.score.components["opponent_faults"] = !own && !answered ? 1 : 0;
     if (own && !answered && !options_.terse)
-      step.observation.text += fmt::format("That is not a legal choice: you {}.\n", legal.owed > 0 ? "fold" : "check");
+      step.observation.text +=
+          fmt::format("That is none of your choices: you {}.\n", legal.owed > 0 ? "fold" : "check");
     while (!step.done && !step.aside) {
       ECHO_TRY(let_opponent_act());
       if (asked_) {
