@@ -1,5 +1,5 @@
 // The delta codec beside the published encodings, on the same pairs of versions, in one run: sizes against the dense
-// weights and the entropy bound, speeds against memcpy. What the columns mean is in docs/delta.md.
+// weights and the entropy bound, speeds against memcpy. docs/how-to/measure-the-codec.md describes the columns.
 //
 //   delta_bench                                  the standard pairs
 //   delta_bench --regime=pure --density=1.44     one of them
