@@ -133,10 +133,10 @@ class Descent {
     if (!options_.absent_is_gone && !present_) {
       const std::optional<Listed> account = list(kAccount, "");
       if (!account || !account->complete || account->instances.empty()) {
-        problem(
-            fmt::format("the service knows none of the {} instances that the ledger has as running, and no others: is "
-                        "the key of the account that rented them? If they are gone, add --gone",
-                        absent.size()));
+        problem(fmt::format(
+            "the service knows none of the {} instances that the ledger has as running, and no others: is this "
+            "the key of the account that rented them? If they are gone, add --gone",
+            absent.size()));
         return ok();
       }
     }

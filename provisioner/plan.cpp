@@ -401,8 +401,9 @@ class Planner {
 
   void add_notes(const Solution& s, Plan& plan) const {
     if (!plan.settled)
-      plan.notes.push_back(fmt::format("the set and its broadcast time did not converge: planned for T_b = {}, the ",
-                                       to_text(plan.broadcast_time), to_text(s.broadcast_time)));
+      plan.notes.push_back(
+          fmt::format("the set and its broadcast time did not converge: planned for T_b = {}, the fleet has {}",
+                      to_text(plan.broadcast_time), to_text(s.broadcast_time)));
     std::map<std::string, std::string> assumed;
     for (const PlanRow* row : plan.chosen())
       for (const std::string& key : row->assumed) {
@@ -448,10 +449,12 @@ class Planner {
   Status check_limits(const Plan& plan) const {
     const bool on_policy = request_.staleness_budget < request_.pace.publish_every;  // intended, so the learner waits
     if (plan.staleness_needed > request_.staleness_budget && !on_policy)
-      return fail(Code::kInfeasible, kOperation,
-                  "rollouts get {} steps old before newer ones arrive (kappa = {}, T_b = {}, T = {}) and the budget ",
-                  plan.staleness_needed, request_.pace.publish_every, to_text(plan.broadcast_time),
-                  to_text(request_.pace.step_time), request_.staleness_budget, plan.staleness_needed);
+      return fail(
+          Code::kInfeasible, kOperation,
+          "rollouts get {} steps old before newer ones arrive (kappa = {}, T_b = {}, T = {}) and the budget is S = {}: "
+          "allow S = {}, publish more often, or shorten the broadcast",
+          plan.staleness_needed, request_.pace.publish_every, to_text(plan.broadcast_time),
+          to_text(request_.pace.step_time), request_.staleness_budget, plan.staleness_needed);
     if (request_.fleet.usd_per_hour_max && plan.usd_per_hour.expected > *request_.fleet.usd_per_hour_max)
       return fail(Code::kInfeasible, kOperation,
                   "the cheapest fleet found costs ${:.4f}/h and the budget is ${:.4f}/h: raise it to that, lower R, or "

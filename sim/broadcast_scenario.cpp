@@ -14,9 +14,9 @@ namespace {
 
 constexpr Duration kJoinEvery = std::chrono::microseconds(500);
 constexpr Duration kJoinMax = std::chrono::seconds(60);
-constexpr Duration kLook = std::chrono::milliseconds(10);  // how often it is asked whether a broadcast is done
+constexpr Duration kLook = std::chrono::milliseconds(10);  // how often the scenario checks whether a broadcast is done
 
-// The whole cast of one scenario.
+// Runs one scenario.
 class Stage final : public FleetObserver {
  public:
   explicit Stage(const BroadcastScenario& s)
@@ -51,7 +51,7 @@ class Stage final : public FleetObserver {
   Fleet fleet_;
   chains::Topology planned_;  // at the first publication
   std::vector<TimePoint> published_at_;
-  std::map<std::size_t, Malicious*> poisoners_;  // by worker; the world owns them
+  std::map<std::size_t, Malicious*> poisoners_;  // by worker; owned by the world
   std::string wrong_;
   BroadcastResult result_;
 };
@@ -110,7 +110,7 @@ void Stage::on_delivered(std::size_t worker, const act::Deliver& delivery) {
   const Publication& p = delivery.publication;
   result_.chunks_delivered += p.payload.pieces().size();
   if (!fleet_.truth().holds({p.version, p.base}, p.policy_digest, p.payload.pieces()))
-    wrong_ = fmt::format("worker {} was given other bytes for version {}", worker, p.version);
+    wrong_ = fmt::format("worker {} received other bytes for version {}", worker, p.version);
 }
 
 bool Stage::settled() const {
@@ -125,7 +125,7 @@ bool Stage::everybody_has(Version v) const {
   return true;
 }
 
-// One of those that forward, whichever.
+// Replaces a random forwarding worker.
 void Stage::replace_one() {
   if (published_at_.size() >= s_.publications) return;
   world_.at(world_.now() + *s_.replace_every, [this] { replace_one(); });
@@ -140,7 +140,7 @@ void Stage::replace_one() {
   add_worker();
 }
 
-// Those with most behind them, of one chain after the other.
+// Chooses the workers with the most descendants, one chain after the other.
 void Stage::poison() {
   const chains::Topology topology = fleet_.learner()->topology();
   for (std::size_t place = 0; poisoners_.size() < s_.poisoners && place + 1 < topology.size(); ++place)
@@ -166,7 +166,7 @@ Status Stage::check() const {
                 s_.chunk.count);
   for (const WorkerKill& kill : s_.kills)
     if (kill.worker >= s_.workers + s_.late_joins.size())
-      return fail(Code::kInvalid, op, "worker {} is to be killed, there are {}", kill.worker,
+      return fail(Code::kInvalid, op, "worker {} should be killed, but there are only {}", kill.worker,
                   s_.workers + s_.late_joins.size());
   return ok();
 }
@@ -174,7 +174,7 @@ Status Stage::check() const {
 Result<BroadcastResult> Stage::run() {
   ECHO_TRY(check());
   fleet_.start_learner();
-  // Everybody joins, a few at a time, and settles before the first publication.
+  // The workers join at intervals and settle before the first publication.
   for (std::size_t i = 0; i < s_.workers; ++i)
     world_.at(world_.now() + kJoinEvery * static_cast<std::int64_t>(i), [this] { add_worker(); });
   world_.run(world_.now() + kJoinEvery * static_cast<std::int64_t>(s_.workers));
@@ -221,7 +221,7 @@ Result<BroadcastResult> Stage::run() {
     if (!wrong_.empty() || !fleet_.wrong().empty()) return true;
     if (scripted > 0 || !everybody_has(last)) return false;
     if (!all_at) all_at = world_.now();
-    // There is no T_b where those that it was to be measured by have died.
+    // There is no T_b if the workers that should report it have died.
     const bool reported = !fleet_.reports().empty() && fleet_.reports().back().version >= last;
     return reported || world_.now() > *all_at + std::chrono::seconds(1);
   };

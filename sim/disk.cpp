@@ -11,13 +11,13 @@ using namespace overlay;
 
 namespace {
 
-// Before each record of a log: its length, that of the data beside it, and where in the payload that lies.
+// Header of a log record: its length, the length of its data, and the data's offset in the payload.
 constexpr std::size_t kRecordHeadBytes = 16;
 
 std::byte* bytes_of(std::string& text) { return reinterpret_cast<std::byte*>(text.data()); }
 const std::byte* bytes_of(const std::string& text) { return reinterpret_cast<const std::byte*>(text.data()); }
 
-// A frame from the bytes of its record and, for a chunk, its data. Nothing when they do not make one.
+// Decodes a frame from its record and, for a chunk, its data. Nothing if they are invalid.
 std::optional<Frame> frame_of(std::span<const std::byte> record, const Slice& data) {
   FrameDecoder decoder;
   decoder.admit();
@@ -82,7 +82,8 @@ Status Disk::write(act::Spool& spool, TimePoint now) {
   Spool& file = spools_[spool.publication];
   if (spool.chunk) {
     const auto there = file.payload.find(spool.offset);
-    if (there != file.payload.end() && there->second.data.data() == spool.data.data()) return ok();  // read from here
+    // it was read from this file
+    if (there != file.payload.end() && there->second.data.data() == spool.data.data()) return ok();
     if (options_.capacity_bytes && bytes_ + spool.data.size() > *options_.capacity_bytes)
       return fail(Code::kIo, op, "no space left on device");
     if (there != file.payload.end()) bytes_ -= there->second.data.size();
@@ -111,8 +112,6 @@ Result<Slice> Disk::read(const act::Unspool& unspool) {
   return piece->second.data.part(0, unspool.length);
 }
 
-// ---- crashes ----
-
 void Disk::finish(TimePoint now) {
   while (!queue_.empty()) complete(now);
   free_at_ = now;
@@ -120,7 +119,7 @@ void Disk::finish(TimePoint now) {
 }
 
 void Disk::on_crash(TimePoint now) {
-  // Writes were handed over in order; the system carries out those that it got.
+  // The system completes a random prefix of the operations, in order.
   for (std::uint64_t done = queue_.empty() ? 0 : random_.below(queue_.size() + 1); done > 0; --done) complete(now);
   queue_.clear();
   free_at_ = now;
@@ -149,7 +148,7 @@ void Disk::damage(Spool& spool, TimePoint now) {
     const std::size_t cut = safe + random_.below(spool.log.size() - safe + 1);
     const std::size_t rest = spool.log.size() - cut;
     spool.log.resize(cut);
-    if (random_.below(3) == 0) spool.log += garbage(rest);  // blocks that were allocated and never written
+    if (random_.below(3) == 0) spool.log += garbage(rest);  // allocated blocks that were never written
     spool.log_writes.emplace_back(spool.log.size(), now);
   }
   for (auto it = spool.payload.begin(); it != spool.payload.end();) {
@@ -160,7 +159,7 @@ void Disk::damage(Spool& spool, TimePoint now) {
       it = spool.payload.erase(it);
       continue;
     }
-    if (fate == 2) {  // torn: zeros from somewhere on
+    if (fate == 2) {  // torn: zeros from a random place on
       std::vector<std::byte> torn(data.bytes().begin(), data.bytes().end());
       const std::size_t from = random_.below(torn.size());
       std::fill(torn.begin() + static_cast<std::ptrdiff_t>(from), torn.end(), std::byte{0});
@@ -198,8 +197,6 @@ std::size_t Disk::rot(std::size_t pieces) {
   }
   return done;
 }
-
-// ---- reading at the start ----
 
 std::vector<Frame> Disk::read_spool(const PublicationId& id) const {
   std::vector<Frame> frames;

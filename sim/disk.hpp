@@ -1,5 +1,5 @@
-// A host's simulated disk: the state file and the spools of publications, with delays, errors, a full disk, and what a
-// crash leaves of writes that were under way. Pure: the world asks it and calls the core.
+// A host's simulated disk: the state file and the publications' spools, with delays, errors, a full disk, and the
+// remains of writes after a crash. Pure: the world calls it and the core.
 #pragma once
 #include <algorithm>
 #include <map>
@@ -17,7 +17,7 @@ namespace echoline::sim {
 struct DiskOptions {
   Duration write_delay = std::chrono::milliseconds(1), read_delay = std::chrono::milliseconds(1);
   Duration save_delay = std::chrono::milliseconds(5);  // of the state file, which is synced
-  Duration sync_delay = std::chrono::seconds(1);       // until a power loss cannot take a spooled write any more
+  Duration sync_delay = std::chrono::seconds(1);       // until a spooled write survives a power loss
   std::optional<std::uint64_t> capacity_bytes;
   double read_error_share = 0, write_error_share = 0;
 };
@@ -29,7 +29,7 @@ class Disk {
   void configure(const DiskOptions& options) { options_ = options; }
   const DiskOptions& options() const { return options_; }
 
-  // What a call of the core follows once the disk has done something; std::monostate: nothing to tell.
+  // The call to make into the core after an operation; std::monostate: none.
   struct Saved {
     Status status;
   };
@@ -45,41 +45,40 @@ class Disk {
   };
   using Answer = std::variant<std::monostate, Saved, Spooled, Unspooled>;
 
-  // Takes act::SaveState, act::Spool, act::Unspool or act::DropSpool; returns when complete() may be called for it.
+  // Takes act::SaveState, act::Spool, act::Unspool or act::DropSpool. Returns when to call complete() for it.
   TimePoint submit(overlay::Action&& action, TimePoint now);
-  // The operation submitted first is through.
+  // Completes the oldest operation.
   Answer complete(TimePoint now);
 
-  // The process ends in good order: everything handed over is carried out.
+  // The process ends normally: completes all operations.
   void finish(TimePoint now);
-  // The process died: what it had handed over may have been written up to any point.
+  // The process died: a random prefix of its operations is completed.
   void on_crash(TimePoint now);
-  // The machine died: of what was not synced, an end is missing, cut in the middle, or garbage.
+  // The machine died: the end of the unsynced data is missing, truncated or garbage.
   void on_power_loss(TimePoint now);
   void wipe();
-  // Bits of so many pieces of payload turn over, whichever; what is read later has them. Returns how many there were.
+  // Flips bits in this many random pieces of payload; later reads return them. Returns how many pieces there were.
   std::size_t rot(std::size_t pieces);
-  // They have, of what is there or was.
+  // Whether rot() ever flipped bits.
   bool rotten() const { return rotten_; }
 
-  // ---- what a driver reads at its start ----
+  // ---- reading by a driver at its start ----
 
   const std::optional<std::string>& state() const { return state_; }
-  // The frames of a spool in order, as far as they can be read. Chunks whose data is not there are left out.
+  // The readable frames of a spool, in order, without chunks whose data is missing.
   std::vector<overlay::Frame> read_spool(const overlay::PublicationId& id) const;
   std::vector<overlay::PublicationId> spools() const;
-  // As a driver does after reading a spool: cuts its payload there, or removes all of it.
+  // Cuts a spool's payload, or removes the whole spool, as a driver does after reading it.
   void trim_spool(const overlay::PublicationId& id, std::optional<std::uint64_t> payload_end);
-  // The payload of a spool as act::Deliver means it; kNotFound when there is a gap.
+  // The payload of a spool for act::Deliver; kNotFound if there is a gap.
   Result<overlay::Payload> open(const overlay::PublicationId& id, std::uint64_t bytes) const;
-  // A write has failed since the last crash or start.
+  // Whether a write has failed since the last crash or start.
   bool write_failed() const { return write_failed_; }
-  // All payload bytes of all spools.
+  // Payload bytes of all spools.
   std::uint64_t bytes() const { return bytes_; }
-  // Of these at least, those that somebody knows of: without what a power loss has left of chunks whose records it
-  // took.
+  // The part of bytes() that has records: excludes chunks whose records a power loss removed.
   std::uint64_t known_bytes() const { return bytes_ - std::min(bytes_, remains_); }
-  // Data pieces of a spool by offset, in order.
+  // Data pieces of a spool, by offset.
   std::vector<overlay::Slice> pieces(const overlay::PublicationId& id) const;
 
  private:
@@ -88,8 +87,8 @@ class Disk {
     TimePoint written;
   };
   struct Spool {
-    std::string log;                                            // records one after another
-    std::vector<std::pair<std::size_t, TimePoint>> log_writes;  // end of each record, and when it was written
+    std::string log;                                            // consecutive records
+    std::vector<std::pair<std::size_t, TimePoint>> log_writes;  // end and write time of each record
     std::map<std::uint64_t, Piece> payload;                     // by offset
   };
   Answer perform(overlay::Action& action, TimePoint now);

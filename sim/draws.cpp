@@ -10,17 +10,17 @@ namespace {
 
 constexpr double kLn2 = 0.693147180559945309417232121458;
 constexpr double kSqrtHalf = 0.707106781186547524400844362105;
-constexpr double kZ95 = 1.6448536269514722;  // standard deviations above which 5 of 100 lie
+constexpr double kZ95 = 1.6448536269514722;  // the standard normal's 95th percentile
 
 }  // namespace
 
-// frexp, ldexp, floor and sqrt are exact or correctly rounded everywhere.
+// frexp, ldexp, floor and sqrt are exact or correctly rounded on all machines.
 double exact_log(double x) {
   ECHO_CHECK(x > 0 && std::isfinite(x), "the logarithm of {}", x);
   int exponent = 0;
   double m = std::frexp(x, &exponent);
   if (m < kSqrtHalf) m *= 2, --exponent;
-  const double s = (m - 1) / (m + 1), s2 = s * s;  // |s| <= 0.1716: 14 terms are more than a double holds
+  const double s = (m - 1) / (m + 1), s2 = s * s;  // |s| <= 0.1716: 14 terms exceed a double's precision
   double sum = 0;
   for (int k = 13; k >= 0; --k) sum = sum * s2 + 1.0 / (2 * k + 1);
   return exponent * kLn2 + 2 * s * sum;

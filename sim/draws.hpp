@@ -1,5 +1,4 @@
-// Numbers drawn from distributions. Nothing here calls the mathematics library, whose last bits differ from machine to
-// machine.
+// Draws numbers from distributions. Does not use the mathematics library, whose last bits differ between machines.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -8,10 +7,10 @@
 
 namespace echoline::sim {
 
-double exact_log(double x);  // of a positive, finite x
-double exact_exp(double x);  // of -700 to 700
+double exact_log(double x);  // positive, finite x
+double exact_exp(double x);  // -700 to 700
 
-// Most of the time near `median`, at most `p95` 95 times of 100; p95 = median: always that.
+// Median and 95th percentile; p95 = median: constant.
 struct Lognormal {
   double median = 0;
   double p95 = 0;
@@ -19,10 +18,10 @@ struct Lognormal {
   double mean() const;
 };
 
-// A value for each bin, and how often it comes.
+// Values with their weights.
 struct Histogram {
   std::vector<double> values;
-  std::vector<double> until;  // cumulative weights; the last one is the sum of all
+  std::vector<double> until;  // cumulative weights; the last is their sum
   void add(double value, double weight) {
     values.push_back(value);
     until.push_back((until.empty() ? 0 : until.back()) + weight);
@@ -37,7 +36,7 @@ class Draws {
   bool chance(double p) { return p > 0 && random_.uniform() < p; }
   double exponential(double mean);
   double normal();
-  // Within three standard deviations.
+  // Limited to three standard deviations.
   double lognormal(const Lognormal& of);
   double of(const Histogram& histogram);
 

@@ -1,4 +1,4 @@
-// What happens when in a simulated world: small plain events in order of time, then of being pushed.
+// The events of a simulated world, ordered by time, then by insertion.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace echoline::sim {
 
-// `kind` says what `host`, `a` and `b` mean; the queue only orders.
+// `kind` determines the meaning of `host`, `a` and `b`; the queue ignores them.
 struct Event {
   TimePoint at;
   std::uint64_t sequence = 0;
@@ -30,7 +30,7 @@ class EventQueue {
     heap_[i] = event;
   }
 
-  // The first event; there must be one.
+  // Removes the first event. Requires that there is one.
   Event pop() {
     const Event first = heap_.front(), last = heap_.back();
     heap_.pop_back();
@@ -48,7 +48,8 @@ class EventQueue {
   }
 
  private:
-  static constexpr std::size_t kWidth = 4;  // children of a heap node: shallower than two, and side by side in memory
+  // Children per heap node: a shallower heap than with two, and siblings are adjacent in memory.
+  static constexpr std::size_t kWidth = 4;
   static bool before(const Event& a, const Event& b) { return a.at != b.at ? a.at < b.at : a.sequence < b.sequence; }
 
   std::vector<Event> heap_;

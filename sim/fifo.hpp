@@ -1,4 +1,4 @@
-// A queue in one block of memory, for the many queues of a world that are nearly always short.
+// A queue in one block of memory, for a world's many short queues.
 #pragma once
 #include <cstddef>
 #include <utility>

@@ -1,4 +1,4 @@
-// The learner's application; workers are in fleet_workers.cpp.
+// The learner's application. fleet_workers.cpp has the workers'.
 #include "sim/fleet.hpp"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ constexpr Duration kSnapshotRetry = std::chrono::milliseconds(500);
 
 }  // namespace
 
-// A publication that is being made.
+// A publication in progress.
 struct Fleet::Making {
   PublishSpec spec;
   std::optional<Sealer> sealer;
@@ -79,7 +79,7 @@ void Fleet::calm() {
   faults_->calm = true;
 }
 
-// ---- the learner's process ----
+// ---- learner process ----
 
 LearnerCore* Fleet::learner() {
   auto* process = dynamic_cast<LearnerProcess*>(world_.process(learner_host_));
@@ -108,12 +108,12 @@ void Fleet::start_learner(std::uint64_t versions_lost) {
     else
       wrong_ = "the learner's state file cannot be read: " + state.error().message();
   }
-  if (!config.state) {  // ids of workers that are members from the start, and of the intruder, are not given again
+  if (!config.state) {  // ids of the initial members and of the intruder are not reused
     config.state.emplace();
     config.state->run_id = kRunId;
     config.state->next_worker = config.state->next_serial = 1'000'000;
   }
-  // What was closed and is not on disk is lost: the learner makes that version again.
+  // Complete versions that are not on disk are lost, so the learner publishes them again.
   if (o.durable) {
     policies_.clear();
     if (config.state)
@@ -152,7 +152,7 @@ void Fleet::on_learner(Action&& action) {
   } else if (const auto* away = std::get_if<act::WorkerAway>(&action)) {
     if (observer_) observer_->on_away(away->worker, away->reason);
   } else if (const auto* lost = std::get_if<act::Lost>(&action)) {
-    // Its certificate is worth nothing any more, and a new machine takes its place.
+    // Its certificate is revoked, and a new machine replaces it.
     const auto who = worker_of(lost->worker);
     lost_.insert(lost->worker);
     if (who && for_what_it_says(lost->reason)) workers_[*who]->expelled = true;
@@ -178,8 +178,6 @@ void Fleet::end() {
   if (learner()) world_.call(learner_host_, [&](TimePoint now) { learner()->leave(now); });
   world_.stop(learner_host_);
 }
-
-// ---- publishing ----
 
 void Fleet::publish(const PublishSpec& spec) {
   if (!learner() || publishing_ > 0) return;
@@ -212,7 +210,7 @@ void Fleet::publish(const PublishSpec& spec) {
   encode(making);
 }
 
-// The next piece; after the last the publication is closed.
+// Adds the next piece; closes the publication after the last one.
 void Fleet::encode(const std::shared_ptr<Making>& making) {
   Making& m = *making;
   if (!learner() || learner_processes_ != m.process) return;
@@ -231,7 +229,7 @@ void Fleet::encode(const std::shared_ptr<Making>& making) {
     if (chunks.empty()) return;
     world_.call(learner_host_, [&](TimePoint now) {
       const Status added = learner()->add(id, std::move(chunks), now);
-      const bool dropped = !added && (added.error().code == Code::kNotFound || m.catch_up);  // for lack of room
+      const bool dropped = !added && (added.error().code == Code::kNotFound || m.catch_up);  // no room
       if (!added && !dropped) wrong_ = added.error().message();
     });
   };
@@ -261,7 +259,7 @@ void Fleet::encode(const std::shared_ptr<Making>& making) {
   });
 }
 
-// A fold has the bytes of the deltas in it.
+// A fold is as large as its deltas together.
 std::uint64_t Fleet::catch_up_bytes(const act::NeedCatchUp& need) const {
   if (!need.from) return options_.learner.snapshot_bytes;
   std::uint64_t sum = 0;
@@ -296,7 +294,7 @@ void Fleet::provide_catch_up(const act::NeedCatchUp& need, std::uint64_t process
     if (begun) truth_.begin(making->sealer->id(), a);
   }
   if (begun) return encode(making);
-  if (begun.error().code == Code::kStale) return;  // it is there already
+  if (begun.error().code == Code::kStale) return;  // already there
   world_.at(world_.now() + kSnapshotRetry, [this, need, process] { provide_catch_up(need, process); });
 }
 

@@ -1,6 +1,6 @@
-// A learner and its workers in a simulated world: the drivers and applications around the real protocol cores. The
-// learner's application publishes policies and provides snapshots; a worker's application enrols, installs what it is
-// given, and starts again when its process has ended.
+// A learner and its workers in a simulated world: drivers and applications around the real protocol cores. The
+// learner's application publishes policies and provides snapshots. A worker's application enrols, installs policies,
+// and restarts after its process has ended.
 #pragma once
 #include <deque>
 #include <map>
@@ -20,23 +20,23 @@ namespace echoline::sim {
 struct LearnerOptions : overlay::LearnerRules {
   LearnerOptions() {
     policy = chains::TopologyPolicy::kEcho2;
-    network.silence_min = {};  // a simulated machine is never late by itself
+    network.silence_min = {};  // a simulated machine is never late on its own
   }
   AccessLink link;
-  overlay::LinkLimits limits;  // held by the core
+  overlay::LinkLimits limits;  // enforced by the core
   Duration clock_skew{};
   Bytes store{1ull << 30};
   std::uint32_t chunk_bytes = 64 * 1024;
-  bool durable = true;  // its state is on its disk
+  bool durable = true;  // its state is on disk
   Duration publication_lifetime = std::chrono::hours(1);
   Duration snapshot_encode_time = std::chrono::milliseconds(50);
-  std::uint64_t snapshot_bytes = 200'000;  // of snapshots provided on demand
+  std::uint64_t snapshot_bytes = 200'000;  // provided on demand
   std::size_t folded_max = 0;              // stored deltas that are folded into one on demand
 };
 
 struct WorkerOptions {
   AccessLink link;
-  overlay::LinkLimits limits;  // held by the core
+  overlay::LinkLimits limits;  // enforced by the core
   Duration clock_skew{};
   bool nat = false, disk = false, enrol = true;
   DiskOptions disk_options;
@@ -44,35 +44,35 @@ struct WorkerOptions {
   MaliceOptions malice;
   Duration install_time = std::chrono::milliseconds(1);
   double install_failure_share = 0;
-  Duration restart_after = std::chrono::seconds(1);  // when its process has ended by itself
-  std::optional<std::size_t> files;                  // that its process can open
+  Duration restart_after = std::chrono::seconds(1);  // after its process has ended by itself
+  std::optional<std::size_t> files;                  // connections that its process can open
   std::uint32_t region = 0;
 };
 
 struct FleetOptions {
   std::uint64_t seed = 1;
   LearnerOptions learner;
-  Duration certificate_lifetime = std::chrono::hours(1);  // of identities that are made with the run
-  std::optional<Duration> message_every;                  // workers send the learner messages, and are answered
-  bool fault_points = false;  // rare but legal courses of events inside the cores, as the seed has it
+  Duration certificate_lifetime = std::chrono::hours(1);  // of identities made with the run
+  std::optional<Duration> message_every;  // interval of workers' messages to the learner, which it answers
+  bool fault_points = false;              // triggers rare but legal event orders inside the cores, by the seed
 };
 
-// One publication as the learner's application makes it.
+// A publication by the learner's application.
 struct PublishSpec {
   std::optional<Version> base;  // absent: a full snapshot
   std::uint64_t bytes = 0;
-  Duration encode_time{};  // it is encoded in `pieces` over this time
+  Duration encode_time{};  // duration of encoding in `pieces` pieces
   std::size_t pieces = 1;
-  std::optional<std::size_t> abandon_after;  // so many pieces: the trainer gives it up
+  std::optional<std::size_t> abandon_after;  // the trainer gives up after this many pieces
 };
 
-// What the fleet's applications see. Changes nothing.
+// Receives the events of the fleet's applications. Must not change anything.
 class FleetObserver {
  public:
   virtual ~FleetObserver() = default;
   virtual void on_delivered(std::size_t /*worker*/, const overlay::act::Deliver&) {}
   virtual void on_activated(std::size_t /*worker*/, const overlay::Installed&) {}
-  virtual void on_identity(std::size_t /*worker*/, WorkerId) {}  // a new one
+  virtual void on_identity(std::size_t /*worker*/, WorkerId) {}  // a new identity
   virtual void on_topology(const chains::Topology&) {}
   virtual void on_joined(WorkerId) {}
   virtual void on_away(WorkerId, const std::string& /*reason*/) {}
@@ -82,67 +82,67 @@ class FleetObserver {
 class Fleet {
  public:
   static constexpr const char* kRunId = "simulation";
-  // Whether a worker was lost for what it said.
+  // Whether a worker was expelled for its messages.
   static bool for_what_it_says(const std::string& reason);
 
   Fleet(World& world, const FleetOptions& options);
   ~Fleet();
 
-  // ---- the learner ----
+  // ---- learner ----
 
-  // Starts it, or starts it again from what its disk holds; its trainer's checkpoint lacks the last `versions_lost`.
+  // Starts it, or restarts it from its disk; its trainer's checkpoint lacks the last `versions_lost`.
   void start_learner(std::uint64_t versions_lost = 0);
-  // The next version: one more than the last that was finished. Nothing while the learner is down.
+  // Publishes the version after the last finished one. Nothing happens while the learner is down.
   void publish(const PublishSpec& spec);
   void expel(std::size_t worker);
-  void end();  // the run is over: the learner says goodbye, and nobody starts again
+  void end();  // ends the run: the learner says goodbye and no process restarts
   const LearnerOptions& learner_options() const { return options_.learner; }
   std::uint32_t chunk_bytes() const { return options_.learner.chunk_bytes; }
   std::uint64_t learner_processes() const { return learner_processes_; }
   HostId learner_host() const { return learner_host_; }
-  overlay::LearnerCore* learner();                       // absent while it is down
-  std::vector<WorkerId> parents_of(std::size_t worker);  // that are workers, as the learner has it
-  // The newest version that was closed; what everybody should reach.
+  overlay::LearnerCore* learner();                       // null while it is down
+  std::vector<WorkerId> parents_of(std::size_t worker);  // by the learner's topology; only workers
+  // The newest complete version, which all workers should reach.
   std::optional<Version> newest() const { return newest_; }
   bool publishing() const { return publishing_ > 0; }
   const std::vector<overlay::BroadcastReport>& reports() const { return reports_; }
   std::uint64_t snapshots_asked() const { return snapshots_asked_; }
-  std::uint64_t deltas_asked() const { return deltas_asked_; }  // to catch up with
+  std::uint64_t deltas_asked() const { return deltas_asked_; }  // for catching up
 
   // ---- workers ----
 
   std::size_t add_worker(const WorkerOptions& options);
-  // Starts its process, or starts it again with what its disk holds; it enrols when that is nothing.
+  // Starts its process, or restarts it from its disk. It enrols if the disk is empty.
   void start_worker(std::size_t worker);
   void kill_worker(std::size_t worker, Death death);
-  void drain_worker(std::size_t worker);   // it leaves and does not come back
-  void retire_worker(std::size_t worker);  // its machine is given back: it does not come back
+  void drain_worker(std::size_t worker);   // the worker leaves for good
+  void retire_worker(std::size_t worker);  // its machine is returned: the worker does not come back
   std::size_t workers() const { return workers_.size(); }
 
   struct Worker {
     WorkerOptions options;
     HostId host;
     std::optional<overlay::trust::SigningKey> key;
-    std::optional<overlay::WorkerState> state;  // of the present process
-    bool wanted = true;                         // false: nobody starts it again
-    bool expelled = false;                      // its identity is worth nothing any more
-    int replaced = 0;                           // so often another machine has taken its place
-    bool joined = false;                        // welcomed by the learner, and not away
+    std::optional<overlay::WorkerState> state;  // of the current process
+    bool wanted = true;                         // false: it is not restarted
+    bool expelled = false;                      // its identity is revoked
+    int replaced = 0;                           // number of replacements of its machine
+    bool joined = false;                        // welcomed by the learner and not away
     std::uint64_t processes = 0, enrolments = 0;
-    std::optional<overlay::Installed> installed, active;  // of the present process
-    std::optional<Version> given;                         // delivered last
-    bool dropping = false;                                // an installation failed: waits for a full snapshot
-    std::map<Version, TimePoint> installed_at;            // by any process of it
+    std::optional<overlay::Installed> installed, active;  // of the current process
+    std::optional<Version> given;                         // last delivered version
+    bool dropping = false;                                // an installation failed, so it waits for a full snapshot
+    std::map<Version, TimePoint> installed_at;            // by all its processes
     std::string last_end;
-    std::uint64_t messages = 0, answers = 0;  // sent by the present process, and the last answered
+    std::uint64_t messages = 0, answers = 0;  // sent by the current process, and the last answered
     WorkerId id() const { return state ? state->worker : WorkerId{}; }
   };
   const Worker& worker(std::size_t i) const { return *workers_[i]; }
-  overlay::MemberCore* member(std::size_t i);  // absent while it is down or enrols
+  overlay::MemberCore* member(std::size_t i);  // null while it is down or enrols
   std::optional<std::size_t> worker_on(HostId host) const;
   std::optional<std::size_t> worker_of(WorkerId id) const;
 
-  // ---- a machine with a certificate that nobody sends anywhere ----
+  // ---- a machine with a valid certificate that no learner sends to peers ----
 
   void add_intruder(Duration every);
   HostId intruder_host() const { return intruder_host_.value_or(HostId{~std::uint64_t{0}}); }
@@ -152,13 +152,13 @@ class Fleet {
   const overlay::Checker& checker() const { return *checker_; }
   const overlay::trust::Authority& authority() const { return *authority_; }
   void set_observer(FleetObserver* observer) { observer_ = observer; }
-  // No more messages of the application.
+  // Stops the applications' messages.
   void hush() { hushed_ = true; }
-  // Nobody starts meanwhile.
+  // While set, no process starts.
   void set_asleep(bool on) { asleep_ = on; }
-  // No more of the random troubles of applications and cores.
+  // Stops the random faults of applications and cores.
   void calm();
-  // What should never happen in an application's dealings with its core; empty when all is well.
+  // Describes a violation in an application's exchange with its core; empty: none.
   const std::string& wrong() const { return wrong_; }
 
  private:
@@ -201,22 +201,22 @@ class Fleet {
   std::string wrong_;
 
   HostId learner_host_;
-  double learner_origin_unix_s_ = 0;  // of its present process
+  double learner_origin_unix_s_ = 0;  // of its current process
   std::optional<HostId> intruder_host_;
   std::shared_ptr<Loot> loot_ = std::make_shared<Loot>();
   std::uint64_t learner_processes_ = 0;
-  std::optional<overlay::LearnerState> learner_state_;  // of a learner without a disk: what it began with
-  std::map<Version, overlay::Digest> policies_;         // that were closed
+  std::optional<overlay::LearnerState> learner_state_;  // initial state of a learner without a disk
+  std::map<Version, overlay::Digest> policies_;         // complete ones
   std::optional<Version> newest_;
   std::size_t publishing_ = 0;
   std::vector<overlay::BroadcastReport> reports_;
   std::uint64_t snapshots_asked_ = 0, deltas_asked_ = 0;
-  std::deque<std::pair<Version, std::uint64_t>> made_;  // by the present process: versions, and their bytes
-  std::set<WorkerId> lost_;                             // by any process of the learner
+  std::deque<std::pair<Version, std::uint64_t>> made_;  // versions of the current process, with their bytes
+  std::set<WorkerId> lost_;                             // to any process of the learner
   std::map<WorkerId, std::pair<std::uint64_t, std::uint64_t>> heard_;  // process and number of the last message
 
   std::vector<std::unique_ptr<Worker>> workers_;
-  std::uint64_t next_id_ = 1;  // of workers that do not enrol
+  std::uint64_t next_id_ = 1;  // for workers that do not enrol
   std::map<std::uint64_t, std::size_t> by_host_;
   std::map<WorkerId, std::size_t> by_id_;
 };

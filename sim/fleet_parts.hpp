@@ -1,11 +1,11 @@
-// The processes of a fleet's hosts. Internal to fleet*.cpp.
+// The processes of a fleet's hosts. Private to fleet*.cpp.
 #pragma once
 #include "sim/fleet.hpp"
 
 namespace echoline::sim {
 
-// Rare but legal courses of events: of all sites in the cores a quarter is active under a seed, and fires a quarter of
-// the time.
+// Triggers rare but legal event orders: the seed activates a quarter of the sites in the cores, and an active site
+// fires a quarter of the time.
 class Fleet::FaultSites final : public overlay::FaultPoints {
  public:
   explicit FaultSites(std::uint64_t seed) : seed_(seed), random_(seed, 4) {}

@@ -1,4 +1,4 @@
-// Workers of a simulated fleet: their machines, enrolment, installation of policies, and coming back.
+// Workers of a simulated fleet: machines, enrolment, installation of policies, restarts.
 #include <algorithm>
 #include <cstdio>
 
@@ -64,7 +64,7 @@ MemberCore* Fleet::member(std::size_t i) {
   return process ? &process->core() : nullptr;
 }
 
-// ---- the intruder ----
+// ---- intruder ----
 
 void Fleet::add_intruder(Duration every) {
   const WorkerId id{next_id_++};
@@ -81,7 +81,7 @@ void Fleet::add_intruder(Duration every) {
   intruder_host_ = world_.add_host({});
   const auto now_ms = static_cast<std::uint64_t>(learner_unix_s() * 1e3);
   Grant grant{kRunId, id, now_ms - 7'200'000, now_ms - 3'600'000, 1, {}, {}, false};
-  // By ids that those who are there from the start have, and by those that the learner gives to newcomers.
+  // Uses the ids of the initial workers, and ids that the learner gives to newcomers.
   for (std::uint64_t i = 0; i < 12; ++i)
     grant.from.push_back({WorkerId{i}, 1}), grant.from.push_back({WorkerId{1'000'000 + i}, 1});
   Grant elsewhere = grant;
@@ -121,8 +121,6 @@ const Intruder* Fleet::intruder() const {
   auto* process = dynamic_cast<IntruderProcess*>(world_.process(*intruder_host_));
   return process ? &process->core() : nullptr;
 }
-
-// ---- processes ----
 
 void Fleet::start_worker(std::size_t i) {
   Worker& w = *workers_[i];
@@ -213,7 +211,7 @@ void Fleet::join(std::size_t i, WorkerState state) {
   world_.start(w.host, std::move(process));
   if (w.options.disk)
     for (const PublicationId& id : world_.disk(w.host).spools()) {
-      std::optional<std::uint64_t> end;  // of the payload that is of use
+      std::optional<std::uint64_t> end;  // of the usable payload
       for (Frame& frame : world_.disk(w.host).read_spool(id)) {
         const std::uint64_t to =
             frame.type == FrameType::kChunk ? frame.chunk.index * chunk_bytes() + frame.body.size() : 0;
@@ -242,7 +240,7 @@ void Fleet::retire_worker(std::size_t i) {
   kill_worker(i, Death::kPowerLoss);
 }
 
-// The process has ended by itself; whoever runs the machine starts it again after a while.
+// The process has ended by itself; the operator restarts it after a while.
 void Fleet::ended(std::size_t i, const std::string& reason) {
   Worker& w = *workers_[i];
   w.last_end = reason;
@@ -250,18 +248,16 @@ void Fleet::ended(std::size_t i, const std::string& reason) {
   world_.note(fmt::format("worker {} ends: {}", i, reason));
   world_.stop(w.host);
   if (reason.find("has revoked") != std::string::npos && !lost_.contains(w.id()))
-    wrong_ = fmt::format("worker {} takes itself for revoked, and the learner has lost nobody of its name", i);
+    wrong_ = fmt::format("worker {} considers itself revoked, but the learner has expelled no worker of its name", i);
   const bool forgotten = reason.find("a join token is needed") != std::string::npos;
   if (std::exchange(w.expelled, false) || forgotten) {
-    world_.disk(w.host).wipe();  // a new machine takes its place; nobody rents evil ones for ever
+    world_.disk(w.host).wipe();  // a new machine replaces it; a malicious worker is replaced only kReplacements times
     if (++w.replaced > kReplacements && w.options.malice.any()) w.wanted = false;
   }
   world_.at(world_.now() + w.options.restart_after, [this, i, process = w.processes] {
     if (workers_[i]->wanted && workers_[i]->processes == process) start_worker(i);
   });
 }
-
-// ---- applications ----
 
 void Fleet::on_member(std::size_t i, Action&& action, TimePoint) {
   Worker& w = *workers_[i];
@@ -280,7 +276,7 @@ void Fleet::on_member(std::size_t i, Action&& action, TimePoint) {
   }
 }
 
-// Messages are numbered; between a worker and the learner they come whole, once and in order, or not at all.
+// Messages are numbered. Between a worker and the learner they arrive complete, once and in order, or not at all.
 void Fleet::chat(std::size_t i) {
   Worker& w = *workers_[i];
   world_.at(world_.now() + *options_.message_every, [this, i] { chat(i); });
@@ -298,7 +294,7 @@ void Fleet::on_message(WorkerId from, const std::string& text) {
   const std::pair<std::uint64_t, std::uint64_t> now{process, number};
   const auto worker = worker_of(from);
   if (worker && workers_[*worker]->options.malice.any()) return;
-  if (!read || now <= last) wrong_ = fmt::format("a message of worker {} came out of order", from);
+  if (!read || now <= last) wrong_ = fmt::format("a message of worker {} arrived out of order", from);
   last = now;
   world_.post([this, from, text] {
     if (!learner()) return;
@@ -311,7 +307,7 @@ void Fleet::on_answer(std::size_t i, const std::string& text) {
   unsigned long long process = 0, number = 0;
   const bool read = std::sscanf(text.c_str(), "%llu %llu", &process, &number) == 2;
   if (!read || (process == w.processes && number <= w.answers) || process > w.processes)
-    wrong_ = fmt::format("an answer to worker {} came out of order", i);
+    wrong_ = fmt::format("an answer to worker {} arrived out of order", i);
   if (process == w.processes) w.answers = number;
 }
 
@@ -322,11 +318,11 @@ void Fleet::deliver(std::size_t i, act::Deliver delivery) {
   if (w.dropping && p.base) return;
   w.dropping = false;
   if (p.base && p.base != w.given)
-    wrong_ = fmt::format("worker {} was given version {} on {}, but has {}", i, p.version, *p.base,
+    wrong_ = fmt::format("worker {} received version {} on {}, but has {}", i, p.version, *p.base,
                          w.given ? fmt::format("version {}", *w.given) : "nothing");
   w.given = p.version;
   Publication installed{p.id, p.version, p.base, p.policy_digest, {}, p.activate};
-  // What it makes of the payload does not have the digest that was announced, where that was damaged on its own disk.
+  // If the payload was damaged on the worker's own disk, the result does not have the announced digest.
   bool sound = true;
   if (delivery.spooled && world_.disk(w.host).rotten()) {
     const std::vector<Slice> pieces = world_.disk(w.host).pieces(*delivery.spooled);

@@ -1,5 +1,5 @@
-// A certified machine that nobody has sent: it goes from parent to parent and asks for publications without a grant,
-// with one that has ended or is for another parent, with one that it signed itself, and with those of its accomplices.
+// A machine with a valid certificate but no grant. It goes from parent to parent and requests publications without a
+// grant, with an expired grant, with one for another parent, with a self-signed one, and with its accomplices' grants.
 #pragma once
 #include <functional>
 #include <map>
@@ -18,17 +18,17 @@ struct IntruderConfig {
   std::uint64_t seed = 1;
   overlay::trust::SigningKey key;
   std::vector<std::byte> certificate, authority;
-  overlay::SignedGrant ended, elsewhere;  // its own: one whose time is over, one for a parent that is not there
+  overlay::SignedGrant ended, elsewhere;  // its own grants: an expired one, and one for an absent parent
   std::shared_ptr<const Loot> loot;
   Duration every{};
   std::shared_ptr<const overlay::Checker> checker;
-  std::function<std::vector<WorkerId>()> parents;  // those that there are
+  std::function<std::vector<WorkerId>()> parents;  // the existing parents
   std::function<std::optional<overlay::Endpoint>(WorkerId)> endpoint;
 };
 
 class Intruder final : public overlay::Core {
  public:
-  static constexpr Duration kStay = std::chrono::seconds(3);  // at one parent
+  static constexpr Duration kStay = std::chrono::seconds(3);  // per parent
   explicit Intruder(IntruderConfig config) : Core(config.core), config_(std::move(config)), random_(config_.seed, 77) {}
   void start(TimePoint now);
   std::uint64_t asked() const { return asked_; }

@@ -8,17 +8,18 @@ using namespace overlay;
 
 namespace {
 
-// Chunks that may be in memory beyond the budget: those that were read back, or had come when reading was stopped.
+// Chunks that memory may hold beyond the budget: read back, or received before reading stopped.
 constexpr std::uint64_t kSlackChunks = 40;
 constexpr std::uint64_t kStepsPerLook = 256;
-// What an edge may carry twice when it is opened or changed: two windows of what was on its way.
+// Bytes that an edge may carry twice when it opens or changes: two windows of data in flight.
 constexpr std::uint64_t kEdgeChangeBytes = 2 * Uplink::kWindowBytes + 2 * kChunkBytesMax;
 constexpr double kWasteShare = 0.02;
-// So many bad chunks must part a child from whoever sent them: two will do, and a complaint may cross a new assignment.
+// Bad chunks after which a child must have left its parent. Two would suffice, but a complaint may cross a new
+// assignment.
 constexpr std::uint64_t kBadChunksNoticed = 8;
-// A child may list so many, and as many may have left the store since.
+// Items that a child may list, plus as many that have left the store since.
 constexpr std::size_t kKnownMax = 2 * kHaveItemsMax;
-// Beyond a flood's end: what is not counted where it was not taken.
+// Tolerated after a flood's end: the learner does not count messages that it did not take.
 constexpr std::uint64_t kTooManyHeard = 512;
 
 }  // namespace
@@ -34,8 +35,6 @@ bool Invariants::honest(HostId host) const {
   const auto worker = fleet_.worker_on(host);
   return !worker || !fleet_.worker(*worker).options.malice.any();
 }
-
-// ---- what travels ----
 
 void Invariants::on_frame(HostId from, HostId to, std::optional<WorkerId> as, const Frame& frame) {
   const HostId learner = fleet_.learner_host();
@@ -56,7 +55,7 @@ void Invariants::on_frame(HostId from, HostId to, std::optional<WorkerId> as, co
   if (!message) return;
   if (to_intruder &&
       (std::holds_alternative<SignedAnnouncement>(*message) || std::holds_alternative<SignedManifest>(*message)))
-    violated(kGranted, fmt::format("host {} took a machine that the learner never sent there for its child", from));
+    violated(kGranted, fmt::format("host {} accepted as its child a machine that the learner never sent there", from));
   if (const auto worker = fleet_.worker_on(from); worker && to == learner)
     on_message_to_learner(*worker, as.value_or(fleet_.worker(*worker).id()), *message);
 }
@@ -67,12 +66,12 @@ void Invariants::on_bad_chunk(HostId from, HostId to, const Frame& frame) {
              fmt::format("host {} sent host {} a chunk {} that the learner never made", from, to, frame.chunk.index));
   const auto parent = fleet_.worker_on(from), child = fleet_.worker_on(to);
   if (!peace_ || !parent || !child || !honest(to) || !fleet_.worker(*child).joined) return;
-  if (world_.paused(fleet_.learner_host())) return;  // it hears of it later, and nobody else parts them
+  if (world_.paused(fleet_.learner_host())) return;  // it learns of the chunk later, and only it can separate the two
   const MemberCore* member = fleet_.member(*child);
   if (member) suspected_ = {*child, fleet_.worker(*parent).id(), member->stats().chunks_corrupt};
 }
 
-// The child has looked at it: was it one that it lacked?
+// Called after the child has checked the chunk: was it one that the child lacked?
 void Invariants::judge_bad_chunk(std::size_t child, const WorkerStats& stats) {
   if (!suspected_ || suspected_->child != child) return;
   if (stats.chunks_corrupt > suspected_->corrupt_before) ++bad_chunks_[{suspected_->parent, fleet_.worker(child).id()}];
@@ -86,13 +85,14 @@ void Invariants::on_chunk_of_learner(std::size_t worker, const Frame& frame) {
   const Truth::Publication* p = fleet_.truth().find(frame.chunk.publication);
   ChunkSet& has = child.has[frame.chunk.publication];
   const bool passed = p && child.position && p->key.version <= *child.position &&
-                      !(child.helped_to && p->key.version <= *child.helped_to);  // of which parents are told otherwise
+                      // of which the learner tells parents separately
+                      !(child.helped_to && p->key.version <= *child.helped_to);
   if (has.contains(frame.chunk.index) || passed) counts_.learner_wasted_bytes += bytes;
   has.insert(frame.chunk.index);
 }
 
-// It is expelled with the first message that is too much, and what it says then is not heard any more: neither over the
-// connection that it has nor over the next.
+// The learner expels the worker at the first message beyond the budget. From then on it takes no message of the worker,
+// over this connection or the next.
 void Invariants::on_flood(WorkerId from, const ControlMessage& message) {
   const auto kind = MessageBudget::kind_of(message);
   if (!kind) return;
@@ -104,7 +104,7 @@ void Invariants::on_flood(WorkerId from, const ControlMessage& message) {
   counts_.floods += ++flood.too_many == 1;
   if (flood.too_many == kTooManyHeard)
     violated(kFlood,
-             fmt::format("worker {} has said {} messages more than it may, and is still heard", from, flood.too_many));
+             fmt::format("the learner still takes messages of worker {}, {} beyond its budget", from, flood.too_many));
 }
 
 void Invariants::on_message_to_learner(std::size_t worker, WorkerId as, const ControlMessage& message) {
@@ -137,8 +137,6 @@ void Invariants::take_have(std::size_t worker, const Have& have, bool anew) {
   }
 }
 
-// ---- nodes ----
-
 void Invariants::on_step(HostId host) {
   if (const LearnerCore* learner = fleet_.learner()) learner->check();
   if (const auto worker = fleet_.worker_on(host))
@@ -158,15 +156,16 @@ void Invariants::on_step(HostId host) {
 void Invariants::check_budget(std::size_t worker, const StoreLimits& limits, std::uint64_t memory, std::uint64_t disk,
                               bool disk_failed) {
   const std::uint64_t slack = limits.disk ? kSlackChunks * fleet_.chunk_bytes() : 0;
-  // Budgets count what chunks hold; on a disk each lies with its head and proof.
+  // Budgets count the content of chunks; on disk each has a header and a proof.
   const std::uint64_t heads = (limits.disk_max.count / fleet_.chunk_bytes() + 1) * kChunkHeadBytesMax;
-  // What the disk did not take has to be in memory, together with the rest of its publication.
+  // Data that the disk refused must be in memory, with the rest of its publication.
   const std::uint64_t memory_max = limits.memory_max.count + (limits.disk && disk_failed ? limits.disk_max.count : 0);
   if (memory > memory_max + slack)
-    violated(kBudget, fmt::format("worker {} holds {} bytes in memory, allowed are {}", worker, memory, memory_max));
-  if (disk > limits.disk_max.count + slack + heads)
     violated(kBudget,
-             fmt::format("worker {} holds {} bytes on disk, allowed are {}", worker, disk, limits.disk_max.count));
+             fmt::format("worker {} holds {} bytes in memory, at most {} are allowed", worker, memory, memory_max));
+  if (disk > limits.disk_max.count + slack + heads)
+    violated(kBudget, fmt::format("worker {} holds {} bytes on disk, at most {} are allowed", worker, disk,
+                                  limits.disk_max.count));
 }
 
 void Invariants::on_delivered(std::size_t worker, const act::Deliver& delivery) {
@@ -174,7 +173,7 @@ void Invariants::on_delivered(std::size_t worker, const act::Deliver& delivery) 
   const Publication& p = delivery.publication;
   const PublicationKey key{p.version, p.base};
   std::vector<Slice> pieces = p.payload.pieces();
-  if (delivery.spooled && world_.disk(fleet_.worker(worker).host).rotten()) return;  // its application finds out
+  if (delivery.spooled && world_.disk(fleet_.worker(worker).host).rotten()) return;  // its application detects that
   if (delivery.spooled) pieces = world_.disk(fleet_.worker(worker).host).pieces(*delivery.spooled);
   if (fleet_.truth().holds(key, p.policy_digest, pieces)) return;
   std::uint64_t found = 0;
@@ -185,7 +184,7 @@ void Invariants::on_delivered(std::size_t worker, const act::Deliver& delivery) 
 
 void Invariants::on_activated(std::size_t worker, const Installed& active) {
   ++counts_.activations;
-  // A policy that a learner resumed from belongs to several epochs: any of them will do.
+  // A policy from which a learner resumed belongs to several epochs; any of them is valid.
   const std::set<std::uint64_t> epochs = fleet_.truth().epochs_of(active.policy_digest);
   std::optional<std::pair<std::uint64_t, Version>>& last = active_[fleet_.worker(worker).id()];
   for (const std::uint64_t epoch : epochs)
@@ -198,8 +197,6 @@ void Invariants::on_activated(std::size_t worker, const Installed& active) {
                                    last ? last->first : 0));
 }
 
-// ---- the learner ----
-
 void Invariants::on_identity(std::size_t worker, WorkerId) {
   slanderers_ += fleet_.worker(worker).options.malice.slander;
 }
@@ -210,9 +207,9 @@ void Invariants::on_topology(const chains::Topology& topology) {
     std::set<WorkerId> seen;
     for (const auto& chain : topology.stripe(s))
       for (const WorkerId id : chain)
-        if (!seen.insert(id).second) violated(kTree, fmt::format("worker {} stands in two places", id));
+        if (!seen.insert(id).second) violated(kTree, fmt::format("worker {} is in the topology twice", id));
   }
-  // Trees: several children, and for a moment those of a worker that is gone.
+  // Trees: several children, and for a moment those of a worker that has left.
   check_parents(topology.parents(), topology.policy == chains::TopologyPolicy::kTrees ? topology.size() : 1);
 }
 
@@ -223,40 +220,40 @@ void Invariants::check_parents(const std::map<WorkerId, std::vector<WorkerId>>& 
     for (const auto& [id, of] : parents) {
       if (of.size() != stripes) return violated(kTree, fmt::format("worker {} has {} parents", id, of.size()));
       if (++children[of[s]] > children_max && of[s] != kLearnerId)
-        violated(kTree, fmt::format("worker {} has {} children, allowed are {}", of[s], children[of[s]], children_max));
+        violated(kTree, fmt::format("worker {} has {} children, at most {} are allowed", of[s], children[of[s]],
+                                    children_max));
       WorkerId at = id;
       std::size_t hops = 0;
       for (; at != kLearnerId && hops <= parents.size(); ++hops) {
         const auto it = parents.find(at);
-        if (it == parents.end()) return violated(kTree, fmt::format("worker {} hangs on {}, who is not there", id, at));
+        if (it == parents.end())
+          return violated(kTree, fmt::format("the parent of worker {}, {}, is not in the topology", id, at));
         at = it->second[s];
       }
-      if (at != kLearnerId) return violated(kTree, fmt::format("worker {} hangs in a circle", id));
+      if (at != kLearnerId) return violated(kTree, fmt::format("worker {} is in a cycle", id));
     }
   }
 }
 
-// ---- presence ----
-
 Invariants::Presence& Invariants::presence(WorkerId id) {
-  if (learner_process_ != fleet_.learner_processes()) presence_.clear();  // a new process knows nobody
+  if (learner_process_ != fleet_.learner_processes()) presence_.clear();  // a new process knows no worker
   learner_process_ = fleet_.learner_processes();
   return presence_[id];
 }
 
 void Invariants::on_joined(WorkerId id) {
   Presence& p = presence(id);
-  if (p.there) violated(kPresence, fmt::format("worker {} joins and was there", id));
+  if (p.there) violated(kPresence, fmt::format("worker {} joins, but was present", id));
   counts_.back += p.away_since != TimePoint{};
   p = {true, {}, world_.now()};
 }
 
 void Invariants::on_away(WorkerId id, const std::string& reason) {
   Presence& p = presence(id);
-  if (!p.there) violated(kPresence, fmt::format("worker {} is away and was not there", id));
+  if (!p.there) violated(kPresence, fmt::format("worker {} is away, but was not present", id));
   const Duration silence = world_.now() - p.heard, agreed = fleet_.learner_options().network.heartbeat_timeout;
   if (reason.starts_with("no heartbeat") && silence < agreed)
-    violated(kPresence, fmt::format("worker {} is away after {} of silence, {} were agreed on", id,
+    violated(kPresence, fmt::format("worker {} is reported away after {} of silence, not {}", id,
                                     echoline::to_text(silence), echoline::to_text(agreed)));
   ++counts_.away;
   p.there = false;
@@ -268,15 +265,15 @@ void Invariants::on_lost(WorkerId id, const std::string& reason) {
   presence_.erase(id);
   const auto worker = fleet_.worker_of(id);
   if (worker && !fleet_.worker(*worker).options.malice.any() && Fleet::for_what_it_says(reason))
-    return violated(kBlame, fmt::format("worker {} is expelled, though it is honest: {}", *worker, reason));
+    return violated(kBlame, fmt::format("worker {} is expelled although it is honest: {}", *worker, reason));
   const bool may_go = reason.starts_with("it left") || reason.starts_with("expelled");
   if (!worker || fleet_.worker(*worker).options.malice.any() || may_go) return;
   ++counts_.gone;
   const Duration away = world_.now() - p.away_since, kept = fleet_.learner_options().away_max;
-  if (p.there) violated(kPresence, fmt::format("worker {} is gone without having been away: {}", id, reason));
+  if (p.there) violated(kPresence, fmt::format("worker {} is gone, but was not away before: {}", id, reason));
   if (!p.there && away < kept)
-    violated(kPresence, fmt::format("worker {} is gone after {}, its place is kept for {}", id, echoline::to_text(away),
-                                    echoline::to_text(kept)));
+    violated(kPresence, fmt::format("worker {} is gone after {}, but its place is kept for {}", id,
+                                    echoline::to_text(away), echoline::to_text(kept)));
 }
 
 std::string Invariants::without_place() const {
@@ -289,7 +286,7 @@ std::string Invariants::without_place() const {
     const auto view = std::find_if(stats.workers.begin(), stats.workers.end(),
                                    [&](const WorkerView& v) { return v.info.id == w.id(); });
     if (view == stats.workers.end() || view->silent || !stats.topology.contains(w.id()))
-      return fmt::format("worker {} is a member and has no place: {}", w.id(),
+      return fmt::format("worker {} is a member but has no place: {}", w.id(),
                          view == stats.workers.end() ? "the learner does not know it"
                          : view->silent              ? "it is silent"
                                                      : "it is not in the topology");
@@ -297,8 +294,8 @@ std::string Invariants::without_place() const {
   return "";
 }
 
-// Several that send what their children cannot take, and no more honest workers than they are: of each of them an
-// honest one may be the only one to speak, and then it passes for the liar.
+// Whether corrupting senders are at least as many as honest workers. Then a corrupting sender may have only one honest
+// accuser, who counts as the liar.
 bool Invariants::honest_are_outnumbered() const {
   std::size_t corrupt = 0, honest = 0;
   for (std::size_t i = 0; i < fleet_.workers(); ++i) {
@@ -322,10 +319,10 @@ void Invariants::check_learner() {
   for (const WorkerView& view : stats.workers) {
     const auto worker = fleet_.worker_of(view.info.id);
     if (view.quarantined && !stats.topology.children_of(view.info.id).empty())
-      violated(kBlame, fmt::format("worker {} is quarantined and has children", view.info.id));
+      violated(kBlame, fmt::format("worker {} is quarantined but has children", view.info.id));
     if (view.quarantined && worker && slanderers_ < 2 && !fleet_.worker(*worker).options.malice.any() &&
         !honest_are_outnumbered())
-      violated(kBlame, fmt::format("worker {} is quarantined, though it is honest", *worker));
+      violated(kBlame, fmt::format("worker {} is quarantined although it is honest", *worker));
   }
   const auto allowed =
       static_cast<std::uint64_t>(kWasteShare * static_cast<double>(counts_.learner_chunk_bytes)) + allowed_waste_;
@@ -336,14 +333,14 @@ void Invariants::check_learner() {
 
 void Invariants::check_liveness() {
   if (const std::string who = without_place(); peace_ && !who.empty()) violated(kPresence, who);
-  std::set<WorkerId> quarantined;  // their children are told to leave them, which may take its time to arrive
+  std::set<WorkerId> quarantined;  // the command to leave them may still be on its way to their children
   if (const LearnerCore* learner = fleet_.learner())
     for (const WorkerView& view : learner->stats().workers)
       if (view.quarantined) quarantined.insert(view.info.id);
   if (peace_)
     for (const auto& [pair, bad] : bad_chunks_)
       if (bad >= kBadChunksNoticed && !quarantined.contains(pair.first) && !honest_are_outnumbered())
-        violated(kBlame, fmt::format("worker {} forwarded {} bad chunks to worker {}, and they were not parted",
+        violated(kBlame, fmt::format("worker {} forwarded {} bad chunks to worker {}, but they were not separated",
                                      pair.first, bad, pair.second));
   const auto newest = fleet_.newest();
   if (!newest) return;

@@ -1,4 +1,4 @@
-// What must hold in a simulated fleet at every step, whatever goes wrong around it.
+// The invariants of a simulated fleet, checked at every step under all faults.
 #pragma once
 #include <set>
 #include <string>
@@ -10,25 +10,28 @@ namespace echoline::sim {
 
 struct Violation {
   TimePoint at;
-  std::string rule;  // one of the names below
+  std::string rule;  // a constant below
   std::string text;
 };
 
-// Register it with both the world and the fleet; both must outlive it.
+// Register it with both the world and the fleet, which must outlive it.
 class Invariants final : public Observer, public FleetObserver {
  public:
-  static constexpr const char* kBytes = "bytes";            // nobody honest forwards or installs a foreign byte
-  static constexpr const char* kNoWayBack = "no way back";  // the active version of a worker never decreases
+  static constexpr const char* kBytes = "bytes";            // no honest worker forwards or installs a wrong byte
+  static constexpr const char* kNoWayBack = "no way back";  // a worker's active version never decreases
   static constexpr const char* kBudget = "budget";          // memory and disk stay within their limits
-  static constexpr const char* kTree = "tree";              // one parent per worker and stripe, no cycle
-  static constexpr const char* kFrugal = "frugal";          // the learner sends no chunk that its child has
-  static constexpr const char* kBlame = "blame";        // nobody honest is quarantined or expelled; bad chunks part two
-  static constexpr const char* kSound = "sound";        // what cores and applications tell each other makes sense
-  static constexpr const char* kPresence = "presence";  // who is silent is away in time, and not gone before that
-  static constexpr const char* kLiveness = "liveness";  // at last everybody has the newest version
-  static constexpr const char* kGranted = "granted";    // nobody honest serves who was not sent there
-  static constexpr const char* kFlood = "flood";        // who says too much is out, however often it connects
-  static constexpr const char* kTimely = "timely";      // in peace a publication takes about as long as planned
+  static constexpr const char* kTree = "tree";      // each worker has one parent per stripe, and there is no cycle
+  static constexpr const char* kFrugal = "frugal";  // the learner sends a child no chunk that the child has
+  // No honest worker is quarantined or expelled; bad chunks separate parent and child.
+  static constexpr const char* kBlame = "blame";
+  static constexpr const char* kSound = "sound";  // the messages between cores and applications are consistent
+  // a silent worker is reported away in time, and gone only after that.
+  static constexpr const char* kPresence = "presence";
+  static constexpr const char* kLiveness = "liveness";  // in the end every worker has the newest version
+  static constexpr const char* kGranted = "granted";    // no honest worker serves a peer that the learner did not send
+  // a worker that sends too much is expelled, however often it reconnects.
+  static constexpr const char* kFlood = "flood";
+  static constexpr const char* kTimely = "timely";  // without faults a publication takes about the planned time
 
   Invariants(World& world, Fleet& fleet);
 
@@ -42,18 +45,19 @@ class Invariants final : public Observer, public FleetObserver {
   void on_away(WorkerId id, const std::string& reason) override;
   void on_lost(WorkerId id, const std::string& reason) override;
 
-  // Every worker and its parents, one for each stripe: all hang on the learner, nobody but it has two children.
+  // Checks the parents of each worker, one per stripe: all paths lead to the learner, and no worker exceeds
+  // `children_max`.
   void check_parents(const std::map<WorkerId, std::vector<WorkerId>>& parents, std::size_t children_max);
-  // `disk_failed`: a write has failed, so that some of what belongs on disk is in memory.
+  // `disk_failed`: a write has failed, so memory holds some of the disk's data.
   void check_budget(std::size_t worker, const overlay::StoreLimits& limits, std::uint64_t memory, std::uint64_t disk,
                     bool disk_failed);
-  // Looked at now and then, and once at the end.
+  // Called now and then, and once at the end.
   void check_learner();
-  // Somebody who takes itself for a member and has no place with the learner, and why; empty: nobody.
+  // Describes a worker that is a member by its own state but has no place with the learner; empty: none.
   std::string without_place() const;
-  // Faults are over: every worker that runs and can reach the learner has reached the newest version.
+  // Without faults: every running worker that can reach the learner has the newest version.
   void check_liveness();
-  // From now on nothing hinders honest words from reaching the learner.
+  // From now on nothing prevents honest messages from reaching the learner.
   void faults_are_over() { peace_ = true; }
 
   void violated(const char* rule, std::string text);
@@ -70,7 +74,7 @@ class Invariants final : public Observer, public FleetObserver {
  private:
   bool honest_are_outnumbered() const;
 
-  // What one child of the learner has, as far as the learner can know.
+  // The state of one of the learner's children, as far as the learner can know it.
   struct Child {
     std::uint64_t process = 0;
     std::optional<Version> position, helped_to;
@@ -81,7 +85,7 @@ class Invariants final : public Observer, public FleetObserver {
   void judge_bad_chunk(std::size_t child, const overlay::WorkerStats& stats);
   void on_chunk_of_learner(std::size_t worker, const overlay::Frame& frame);
   void on_message_to_learner(std::size_t worker, WorkerId as, const overlay::ControlMessage& message);
-  // A worker as the application of the present learner process sees it.
+  // A worker as the current learner process's application sees it.
   struct Presence {
     bool there = false;
     TimePoint away_since{}, heard{};
@@ -96,26 +100,26 @@ class Invariants final : public Observer, public FleetObserver {
   Counts counts_;
   std::map<WorkerId, std::optional<std::pair<std::uint64_t, Version>>> active_;  // highest (epoch, version)
   std::map<std::size_t, Child> children_;
-  // By sender and honest receiver, since faults are over.
+  // By sender and honest receiver, since the faults ended.
   std::map<std::pair<WorkerId, WorkerId>, std::uint64_t> bad_chunks_;
-  struct Suspicion {  // a bad chunk that is being given to its receiver
+  struct Suspicion {  // a bad chunk that is being delivered
     std::size_t child;
     WorkerId parent;
     std::uint64_t corrupt_before;
   };
   std::optional<Suspicion> suspected_;
-  // What the learner has heard from one that floods, over whatever connections: by the rules that it has itself.
+  // Messages of a flooding worker over all its connections, counted by the learner's own rules.
   struct Flood {
     overlay::MessageBudget budget;
     std::uint64_t too_many = 0;
   };
   std::map<WorkerId, Flood> floods_;
-  std::size_t slanderers_ = 0;       // identities: two that agree are believed
-  std::uint64_t flood_process_ = 0;  // of the learner
+  std::size_t slanderers_ = 0;       // identities; the learner believes two that agree
+  std::uint64_t flood_process_ = 0;  // the learner's process
   std::map<WorkerId, Presence> presence_;
-  std::uint64_t learner_process_ = 0;  // that presence_ is about
+  std::uint64_t learner_process_ = 0;  // the process that presence_ describes
   bool peace_ = false;
-  std::uint64_t allowed_waste_ = 0;  // what was on its way when an edge changed
+  std::uint64_t allowed_waste_ = 0;  // bytes in flight when an edge changed
   std::uint64_t steps_ = 0;
 };
 

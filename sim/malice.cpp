@@ -69,7 +69,7 @@ std::vector<act::Send> Malicious::outgoing(act::Send&& send, TimePoint) {
   }
   if (options_.lie && message) lie(send);
   if (message && options_.forge_share > 0 && random_.uniform() < options_.forge_share) forge(*message, send, out);
-  if (message && std::holds_alternative<Hello>(*message)) upstream_.erase(conn);  // of an earlier process
+  if (message && std::holds_alternative<Hello>(*message)) upstream_.erase(conn);  // an earlier process's
   if (const auto* hello = message ? std::get_if<PeerHello>(&*message) : nullptr) {
     upstream_.insert(conn);
     if (upstream_.size() > kEdgesRemembered) upstream_.erase(upstream_.begin());
@@ -151,12 +151,12 @@ void Malicious::say_one_thing(ConnId conn, std::vector<act::Send>& out) {
     }
 }
 
-// Ahead of the learner's word comes another, signed with a key that nobody trusts: the next version or a new beginning,
-// a policy with another digest. Of beacons an old one is passed on, or one that revokes everybody.
+// Sends a message with an untrusted signature ahead of the learner's: the next version, a new epoch, or a policy with
+// another digest. Replaces beacons by old ones, or by ones that revoke all workers.
 void Malicious::forge(const ControlMessage& message, act::Send& send, std::vector<act::Send>& out) {
   if (!accomplices_) return;
   const auto& [hellos, checker, signing_key] = *accomplices_;
-  const auto& key = signing_key;  // clang captures no structured binding before version 16
+  const auto& key = signing_key;  // clang before version 16 cannot capture structured bindings
   const auto ahead = [&](const auto& forged) {
     out.push_back({send.conn, Slice(encode_control(sign(forged, key))), {}});
   };
@@ -186,7 +186,7 @@ void Malicious::forge(const ControlMessage& message, act::Send& send, std::vecto
   }
 }
 
-// Says that it holds everything, or nothing, and that its edges carry what they do not.
+// Claims to hold everything or nothing, and wrong amounts on its edges.
 void Malicious::lie(act::Send& send) {
   auto message = message_of(send);
   const auto distort = [&](std::vector<Progress>& progress) {

@@ -1,5 +1,4 @@
-// Rented machines that do not do what they should: what leaves them is changed, held back, repeated or invented. Their
-// cores stay as they are.
+// Malicious machines: they change, withhold, repeat or forge outgoing messages. Their cores are unchanged.
 #pragma once
 #include <functional>
 #include <set>
@@ -14,23 +13,23 @@
 namespace echoline::sim {
 
 struct MaliceOptions {
-  double flip_share = 0;      // of the chunks it forwards: one bit is wrong
-  double replay_share = 0;    // of its messages: something it sent before is sent again
-  double garbage_share = 0;   // of its messages: followed by random bytes, alone or in a well-formed frame
+  double flip_share = 0;      // of forwarded chunks: one bit is flipped
+  double replay_share = 0;    // of messages: an earlier one is repeated
+  double garbage_share = 0;   // of messages: random bytes follow, alone or in a well-formed frame
   bool freeze = false;        // forwards no chunks
-  double withhold_share = 0;  // of the chunks it forwards: they never leave it
-  double forge_share = 0;  // of what the learner signs: something like it comes before it that the learner never signed
-  bool lie = false;        // says that it holds and sends other amounts than it does
-  bool greedy = false;     // asks its parents for chunks again and again
-  bool slander = false;    // accuses its parents of forwarding bad chunks, and of not forwarding at all
-  std::function<std::vector<WorkerId>()> parents = {};   // of whom it slanders
-  bool flood = false;                                    // says everything a hundred times
-  std::optional<overlay::MessageBudget::Kind> flood_of;  // says one thing again and again
-  bool reconnect = false;  // breaks its connections again and again, and goes on (the script does that)
-  bool leak = false;       // gives what it was granted to an intruder
+  double withhold_share = 0;  // of forwarded chunks: not sent
+  double forge_share = 0;     // of the learner's signed messages: a forged one is sent before it
+  bool lie = false;           // reports wrong amounts of held and sent data
+  bool greedy = false;        // requests chunks from its parents repeatedly
+  bool slander = false;       // accuses its parents of forwarding bad chunks, and of not forwarding
+  std::function<std::vector<WorkerId>()> parents = {};   // the parents that it accuses
+  bool flood = false;                                    // repeats every message a hundred times
+  std::optional<overlay::MessageBudget::Kind> flood_of;  // repeats one kind of message
+  bool reconnect = false;                                // breaks and reopens its connections (the script does that)
+  bool leak = false;                                     // gives its grants to an intruder
   bool floods() const { return flood || flood_of; }
-  // Cuts itself off from the newest version, which nobody owes it: it is not listened to, or gets what it asks for
-  // again before what it has not.
+  // Its own behaviour may keep it from the newest version: peers ignore it, or serve its repeated requests before data
+  // that it lacks.
   bool starves_itself() const { return floods() || reconnect || greedy; }
   bool any() const {
     return flip_share > 0 || replay_share > 0 || garbage_share > 0 || withhold_share > 0 || forge_share > 0 || freeze ||
@@ -39,11 +38,11 @@ struct MaliceOptions {
 };
 std::string to_text(const MaliceOptions& options);
 
-// What accomplices share.
+// Shared by accomplices.
 struct Loot {
-  std::vector<overlay::PeerHello> hellos;           // with what was granted to one of them
-  std::shared_ptr<const overlay::Checker> checker;  // that reads what the learner signs
-  overlay::trust::SigningKey key{{}};               // their own, which nobody trusts
+  std::vector<overlay::PeerHello> hellos;           // with the grants of one of them
+  std::shared_ptr<const overlay::Checker> checker;  // reads the learner's signed messages
+  overlay::trust::SigningKey key{{}};               // their own, which no peer trusts
 };
 
 class Malicious final : public Malice {
@@ -68,9 +67,9 @@ class Malicious final : public Malice {
   Random random_;
   std::shared_ptr<Loot> accomplices_;
   std::vector<overlay::act::Send> remembered_;  // announcements, manifests, chunks
-  std::set<ConnId> upstream_;                   // over which it introduced itself as a child
+  std::set<ConnId> upstream_;                   // on which it introduced itself as a child
   std::uint64_t flipped_ = 0;
-  std::optional<overlay::Signed> beacon_;  // the first that it passed on
+  std::optional<overlay::Signed> beacon_;  // the first that it forwarded
 };
 
 }  // namespace echoline::sim

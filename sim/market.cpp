@@ -24,18 +24,18 @@ using std::chrono::seconds;
 constexpr Duration kStep = seconds(5);
 constexpr Duration kTrouble = minutes(25), kPeace = minutes(18), kEnd = minutes(12);
 constexpr Duration kBootMax = minutes(4), kAwayMax = minutes(2);
-// What docs/provisioning.md promises: a machine that never joins is found out, another boots, and both may have to wait
-// for their turn among the rentals of a minute. It begins anew with every host that is found to be worth less than it
-// promised: nobody could know, and each deceives once.
+// As docs/provisioning.md promises: a machine that never joins is detected and another boots, and both may wait for the
+// limit of rentals per minute. The time restarts with each host found slower than promised, because each can deceive
+// the fleet once.
 constexpr Duration kRestoredWithin = 2 * kBootMax + minutes(6);
 constexpr int kRestartsMax = 8;
-constexpr const char* kEnough = "there are enough without it";
-constexpr double kHonest = 0.95;   // of the promised rate: who keeps that deceives nobody
-constexpr double kUnknown = 1.02;  // measured rates are this far from the truth at most
+constexpr const char* kEnough = "the others suffice";
+constexpr double kHonest = 0.95;   // of the promised rate: a host above this share does not deceive
+constexpr double kUnknown = 1.02;  // measured rates differ from the truth by at most this factor
 
-struct Host {  // an offer, and what it is in truth
+struct Host {  // an offer and its true properties
   FleetOffer offer;
-  double honesty = 1;  // of the promised rate
+  double honesty = 1;  // true share of the promised rate
   double refuses = 0;  // probability
   bool never_joins = false;
 };
@@ -50,7 +50,7 @@ struct Row {  // of the ledger
   double usd(Duration now) const { return ran ? usd_per_hour * echoline::seconds(to.value_or(now) - from) / 3600 : 0; }
 };
 
-struct Instance {  // what the provider has
+struct Instance {  // at the provider
   Ticket ticket = 0;
   std::size_t host = 0;
   double usd_per_hour = 0;
@@ -152,10 +152,10 @@ class Market {
     tell("VIOLATED " + rule + ": " + text);
   }
 
-  // What the learner's clock says: somebody sets it, or its machine slept.
+  // The learner's clock, which may be set or may stop while its machine sleeps.
   TimePoint clock() const { return TimePoint(hours(10'000) + now_ + skew_); }
 
-  // ---- the learner's process ----
+  // ---- learner process ----
 
   void begin() {
     up_ = true;
@@ -206,7 +206,7 @@ class Market {
       const bool before = dies && chance(0.5);
       if (dies) ++result_.restarts_at[2 * kind + (before ? 0 : 1)];
       if (before) return crash();
-      // What is on its way to the provider is on its way, whether or not its sender lives.
+      // A request on its way to the provider arrives whether or not its sender lives.
       if (const auto* book = std::get_if<fleet::Book>(&action)) {
         on_book(*book, dies);
       } else {
@@ -220,7 +220,7 @@ class Market {
   void on_book(const fleet::Book& book, bool dies) {
     tell("book " + book.offer);
     check_enough(book.offer);
-    if (!offered_.contains(book.offer)) violate("order", book.offer + " is asked for, and is not offered any more");
+    if (!offered_.contains(book.offer)) violate("order", book.offer + " is requested but not offered any more");
     if (trouble() && chance(0.01)) return hear(fleet::BookingFailed{book.offer, "disk full"});
     const Ticket ticket = static_cast<Ticket>(rows_.size()) + 1;
     rows_[ticket] = {book.offer, {}, host_of(book.offer).offer.all_usd_per_hour(), now_, {}, true};
@@ -238,16 +238,16 @@ class Market {
     const std::size_t index = index_of(start.offer);
     const double now_per_hour = rented_usd_per_hour() + hosts_[index].offer.all_usd_per_hour();
     if (rules_.fleet.usd_per_hour_max && now_per_hour > *rules_.fleet.usd_per_hour_max * (1 + 1e-6))
-      violate("budget", fmt::format("{} brings the fleet to ${:.4f} an hour", start.offer, now_per_hour));
+      violate("budget", fmt::format("{} raises the fleet's cost to ${:.4f} an hour", start.offer, now_per_hour));
     const Duration answered = now_ + some(seconds(0), seconds(15));
     const bool refuses = trouble() && chance(hosts_[index].refuses);
     const bool errs_but_rents = trouble() && chance(0.08);
     if (refuses) return answer(answered, fleet::StartFailed{start.ticket, "409 taken", chance(0.5), false});
-    // The instance comes to be between the call and its answer.
+    // The instance starts between the request and its answer.
     creates_.push_back({now_ + some(seconds(0), answered - now_), start.ticket, index});
     if (errs_but_rents)
       answer(answered, fleet::StartFailed{start.ticket, "500", true, true});
-    else if (!(trouble() && chance(0.03)))  // otherwise nobody ever answers
+    else if (!(trouble() && chance(0.03)))  // otherwise there is never an answer
       answer(answered, fleet::Started{start.ticket, instance_id(start.ticket), {}});
   }
 
@@ -262,7 +262,7 @@ class Market {
       const bool hurried =
           !instance.drained && (!instance.drains_since || now_ - *instance.drains_since < rules::kDrain);
       if (stop.why == kEnough && hurried && !instance.left)
-        violate("order", fmt::format("{} is stopped with work in its hands, although nothing hurries", stop.ticket));
+        violate("order", fmt::format("{} is stopped with unfinished work although there is no hurry", stop.ticket));
     }
     const Duration at = now_ + some(seconds(1), seconds(15));
     if (outage() || (trouble() && chance(0.2)))
@@ -281,7 +281,7 @@ class Market {
     tell(fmt::format("book the end of {}: {}", end.ticket, end.why));
     const auto row = rows_.find(end.ticket);
     if (row == rows_.end())
-      return violate("known", fmt::format("the end of {} is booked, which has no row", end.ticket));
+      return violate("known", fmt::format("the end of {} is booked, but it has no row", end.ticket));
     if (row->second.to) return violate("order", fmt::format("{} ends twice", end.ticket));
     row->second.to = now_;
     row->second.ran = end.ran;
@@ -303,7 +303,7 @@ class Market {
     tell(fmt::format("{} {}: {}", note.what, note.offer, note.why));
   }
 
-  // ---- the provider ----
+  // ---- provider ----
 
   struct Later {
     Duration at;
@@ -376,8 +376,6 @@ class Market {
     }
     std::erase_if(instances_, [](const auto& entry) { return entry.second.dead && !entry.second.watched; });
   }
-
-  // ---- trouble ----
 
   void make_trouble() {
     if (!trouble()) return;
@@ -469,7 +467,7 @@ class Market {
     return hosts_[instance.host].offer.rollouts_per_s * hosts_[instance.host].honesty;
   }
 
-  // ---- what must hold ----
+  // ---- invariants ----
 
   double ledger_usd() const {
     double usd = 0;
@@ -488,34 +486,34 @@ class Market {
            machine->state != MachineState::kDraining;
   }
 
-  // Nothing is rented where what is there, and healthy, is enough.
+  // Checks that nothing is rented while the healthy machines suffice.
   void check_enough(const std::string& offer) {
     double there = 0;
     for (const auto& [ticket, instance] : instances_)
       if (!instance.dead && !instance.stop_asked && instance.hung_since == Duration::max() &&
           instance.boots_at != Duration::max() && counted(instance)) {
-        const auto* machine = core_->machines().of(ticket);  // a host with a past has to show that it is better
+        const auto* machine = core_->machines().of(ticket);  // a demoted host must first prove a better rate
         const double believed = machine->measured.value_or(machine->share * machine->offer.rollouts_per_s);
         there += machine->share < 1 ? std::min(rate(instance), believed) : rate(instance);
       }
     const double target = core_->numbers().target_rollouts_per_s;
     if (there >= target * kUnknown)
-      violate("enough", fmt::format("{} is rented where {:.4g} rollouts/s are there and {:.4g} are wanted", offer,
-                                    there, target));
+      violate("enough",
+              fmt::format("{} is rented although {:.4g} rollouts/s exist and {:.4g} are wanted", offer, there, target));
   }
 
   void check() {
     for (const auto& [ticket, instance] : instances_) {
       const auto row = rows_.find(ticket);
       if (row == rows_.end())
-        violate("known", fmt::format("{} is rented and in no ledger", ticket));
+        violate("known", fmt::format("{} is rented but in no ledger", ticket));
       else if (row->second.to && !instance.dead)
-        violate("forgotten", fmt::format("{} is rented and its end is booked", ticket));
+        violate("forgotten", fmt::format("{} is rented but its end is booked", ticket));
       if (instance.dead) continue;
       const double usd = instance.usd_per_hour * echoline::seconds(kStep) / 3600;
       spent_ += usd;
       spent_on_[ticket] += usd;
-      // What the provider does not take back for longer than the core keeps money for that is beyond anybody's control.
+      // Costs of instances that the provider does not take back within the core's reserve cannot be avoided.
       const auto asked = stop_asked_at_.find(ticket);
       if (asked != stop_asked_at_.end() && now_ - asked->second > rules::kReserve) not_taken_back_ += usd;
     }
@@ -538,7 +536,7 @@ class Market {
     }
     if (calm_ && all > n.target_rollouts_per_s * 1.05 + largest)
       violate("enough", fmt::format("{:.4g} rollouts/s are rented, {:.4g} are wanted", all, n.target_rollouts_per_s));
-    if (calm_ && result_.rentals > wanted_.size()) violate("enough", "more is rented than was planned");
+    if (calm_ && result_.rentals > wanted_.size()) violate("enough", "more machines are rented than planned");
     const bool again =
         now_ >= kTrouble && (n.idle_fraction < rules::kFeltIdle ||
                              true_working() >= n.target_rollouts_per_s * (1 - rules::kDeadband) / kUnknown);
@@ -547,7 +545,7 @@ class Market {
     const Duration since = std::max<Duration>(kTrouble, undeceived_at_);
     if (now_ > since + kRestoredWithin && unjudged()) {
       slow_told_ = true;
-      violate("restored", fmt::format("{:.4g} of {:.4g} rollouts/s work {} after the trouble and the last deceit",
+      violate("restored", fmt::format("{:.4g} of {:.4g} rollouts/s work {} after the trouble and the last deception",
                                       true_working(), n.target_rollouts_per_s, to_text(now_ - since)));
     }
   }
@@ -575,7 +573,7 @@ class Market {
     check();
   }
 
-  // The run ends: everything goes back, and the ledger is closed.
+  // Ends the run: returns all machines and closes the ledger.
   void end_run() {
     if (!up_) begin();
     tell("the run ends");
@@ -586,17 +584,17 @@ class Market {
       carry_out(core_->tick(clock()));
       check();
     }
-    if (!core_->machines().empty()) violate("returned", "machines are left in the table");
+    if (!core_->machines().empty()) violate("returned", "machines remain in the table");
     for (const auto& [ticket, instance] : instances_)
       if (!instance.dead) violate("returned", fmt::format("{} is still rented", ticket));
     for (const auto& [ticket, row] : rows_)
       if (!row.to) violate("returned", fmt::format("{} is still open in the ledger", ticket));
-    // A start that erred and all the same began, of a machine that was gone before anybody could look, counts as none.
+    // A failed start that rented nevertheless, and ended before any listing, counts as free.
     double unseen = 0;
     for (const auto& [ticket, row] : rows_)
       if (!row.ran) unseen += std::min(spent_on_[ticket], row.usd_per_hour * echoline::seconds(rules::kAnswer) / 3600);
     if (ledger_usd() + unseen < spent_ * 0.999 - 1e-6)
-      violate("known", fmt::format("the ledger says ${:.5f}, and ${:.5f} were spent", ledger_usd(), spent_));
+      violate("known", fmt::format("the ledger has ${:.5f}, but ${:.5f} were spent", ledger_usd(), spent_));
   }
 
   Random random_;
@@ -621,9 +619,9 @@ class Market {
   std::vector<Answer> answers_;
   double stock_ = 0, spent_ = 0, not_taken_back_ = 0;
   std::map<Ticket, double> spent_on_;
-  std::map<Ticket, Duration> stop_asked_at_;  // first
-  std::set<std::size_t> found_out_;           // hosts that deceive
-  Duration undeceived_at_{};                  // when the last of them was found out
+  std::map<Ticket, Duration> stop_asked_at_;  // first request
+  std::set<std::size_t> found_out_;           // deceiving hosts
+  Duration undeceived_at_{};                  // when the last of them was detected
   Duration trains_until_{};
   int steps_ = 0;
   std::optional<bool> waiting_told_;

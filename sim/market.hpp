@@ -1,5 +1,5 @@
-// A market that cheats, refuses, forgets and takes back, and a learner that is killed in the middle of everything,
-// around the real provisioner/fleet_core: what it rents, and what that costs, is checked at every step.
+// Simulates a faulty market and a learner that is killed at any moment around the real provisioner/fleet_core. Checks
+// its rentals and their cost at every step.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -22,18 +22,18 @@ struct MarketResult {
   std::string scenario;
   std::vector<MarketViolation> violations;
   std::uint64_t actions = 0, rentals = 0, losses = 0, restarts = 0, drained = 0;
-  // Restarts of the learner before and after an action was carried out, by kind of action (kMarketActions).
+  // Restarts of the learner before and after an action, by kind of action (kMarketActions).
   std::array<std::uint64_t, 14> restarts_at{};
   bool closed = false;     // the budget was spent
-  bool exhausted = false;  // in the end nothing that may be rented was left
-  bool restored = false;   // capacity was there again in time after the trouble
+  bool exhausted = false;  // at the end no rentable offer was left
+  bool restored = false;   // capacity was restored in time after the trouble
   std::uint64_t trace_hash = 0;
 };
 
 inline constexpr std::array<const char*, 7> kMarketActions{"book",         "start",   "stop", "look",
                                                            "book the end", "give up", "drain"};
 
-// One seed: offers, a run, half an hour of trouble, peace, and the end of the run. `trace` hears of everything.
+// Runs one seed: offers, a run, half an hour of trouble, peace, and the end of the run. `trace` receives all events.
 MarketResult simulate_market(std::uint64_t seed, const std::function<void(const std::string&)>& trace = {});
 
 struct MarketSummary {

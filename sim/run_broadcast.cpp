@@ -10,8 +10,8 @@
 namespace echoline::sim {
 namespace {
 
-constexpr double kLongest = 1e9;           // seconds, so that times can be added
-constexpr std::size_t kChangedShare = 20;  // planned anew where one in so many has come or gone
+constexpr double kLongest = 1e9;           // seconds; finite, so that times can be added
+constexpr std::size_t kChangedShare = 20;  // plans again when one in this many has joined or left
 
 }  // namespace
 
@@ -52,8 +52,8 @@ Status RunBroadcast::plan() {
   for (const auto& [id, r] : members_) links_.push_back({id, r.up, r.down, request.paths.delay_expected, r.region});
   const BitRate chain_rate = request.paths.worker_rate.value_or(slowest);
   chains::TopologyPolicy policy = request.topology;
-  if (policy == chains::TopologyPolicy::kAuto) {  // compared where the fleet has become another one, as the learner
-                                                  // does at all times
+  // Compares topologies when the fleet's size has changed a lot; the real learner compares.
+  if (policy == chains::TopologyPolicy::kAuto) {
     if (!chosen_ || members_.size() >= 2 * chosen_for_ || 2 * members_.size() <= chosen_for_) {
       ECHO_ASSIGN(const chains::Choice choice,
                   chains::choose_topology(request.learner_up, chain_rate, workers, links_,

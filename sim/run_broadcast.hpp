@@ -1,4 +1,5 @@
-// When a publication reaches whom: chains' planner and broadcast-time model, in place of the protocol. Private to sim/.
+// Computes delivery times of publications by chains' planner and broadcast-time model, without the protocol. Private to
+// sim/.
 #pragma once
 #include <map>
 #include <optional>
@@ -24,26 +25,25 @@ class RunBroadcast {
 
   void add(const Receiver& receiver);
   void remove(WorkerId id);
-  // Its links carry something else from now on. Times follow at once, the topology once a publication has shown it.
+  // Changes a receiver's links. Times change at once, the topology after the next publication.
   Status relink(const Receiver& receiver);
   std::size_t size() const { return members_.size(); }
 
-  // Times for a payload of this size to whoever is there. The topology is planned anew where more than a twentieth of
-  // its workers have come or gone since; until then who has gone is left out, and who has come is as late as half of
-  // the others.
+  // Computes times for a payload to the current receivers. Plans the topology again if more than a twentieth of its
+  // workers have joined or left. Until then it leaves out workers that left, and gives new ones the median time.
   Status prepare(Bytes payload);
-  // Of prepare(): from the start until this worker holds all of it.
+  // Time from the start until this worker holds the payload prepared last.
   Duration time_of(WorkerId id) const;
-  // Until the first worker holds it: for so long the learner's links are taken, and the next one waits.
+  // Until the first worker holds it. The learner's links are busy that long, so the next publication waits.
   Duration first() const { return first_; }
   Duration quorum() const { return quorum_; }
   Duration lower_bound() const;
-  // How many whole payloads they send.
+  // Number of whole payloads that this node sends.
   double copies_of(WorkerId id) const;
   double learner_copies() const { return copies_of(kLearnerId); }
-  // And how many go from one region to another.
+  // Number of payloads sent from one region to another.
   double crossing_copies() const { return crossing_; }
-  // How long a newcomer waits for a payload that a neighbour has.
+  // Time for a newcomer to get the payload from a neighbour.
   Duration from_a_neighbour(Bytes payload, const Receiver& receiver) const;
 
   const chains::Topology& topology() const { return topology_; }
@@ -54,16 +54,16 @@ class RunBroadcast {
   Status plan();
   Status reckon(Bytes payload);
   Bytes chunk_of(Bytes sent) const;
-  double on_the_wire(Bytes payload) const;  // bytes, with what headers and encryption add
+  double on_the_wire(Bytes payload) const;  // in bytes, including headers and encryption
 
   const RunScenario& scenario_;
   std::map<WorkerId, Receiver> members_;
-  std::size_t changed_ = 0, unseen_ = 0;          // since it was planned; links that no publication has gone over yet
-  std::optional<chains::TopologyPolicy> chosen_;  // what auto stands for, in a fleet of that size
+  std::size_t changed_ = 0, unseen_ = 0;          // since the last plan; changed links that no publication has used yet
+  std::optional<chains::TopologyPolicy> chosen_;  // the choice of kAuto for a fleet of this size
   std::size_t chosen_for_ = 0;
   chains::Topology topology_;
   std::vector<chains::WorkerLink> links_;
-  std::unordered_map<WorkerId, double> copies_;  // of the learner, too
+  std::unordered_map<WorkerId, double> copies_;  // including the learner
   double crossing_ = 0;
   std::size_t depth_ = 0;
   std::uint64_t planned_ = 0;

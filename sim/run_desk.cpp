@@ -22,13 +22,13 @@ LeaseOptions lease_options(const DeskOptions& options) {
 RunDesk::RunDesk(const DeskOptions& options)
     : options_(options), waiting_(options.pacing.group_size), core_(lease_options(options), waiting_) {}
 
-// By what a step may be trained on: the core may hand work out that is older.
+// Uses the limit for training; the core may lease older work.
 Version RunDesk::version_min() const { return oldest_admissible(step_, options_.pacing.staleness.budget); }
 
-// Any worker may take groups from the pool.
+// Whether the pool has groups for any worker.
 std::uint64_t RunDesk::share_left(WorkerId worker) const {
   const std::uint64_t batches =
-      step_ == 0 ? options_.pacing.staleness.lookahead_steps() + 1 : 1;  // at first those in stock as well
+      step_ == 0 ? options_.pacing.staleness.lookahead_steps() + 1 : 1;  // the first step also fills the stock
   const std::uint64_t groups = batches * options_.pacing.groups_per_step(), workers = given_.size();
   const std::uint64_t share = (groups + workers - 1) / workers;
   return share - std::min(share, given_.at(worker)) + core_.pooled();
@@ -88,7 +88,7 @@ void RunDesk::expire(double now_s, const std::function<bool(WorkerId)>& is_alive
     const LeaseId id = lease->record.id;
     if (!is_alive(lease->record.worker)) break;
     core_.renew(lease->record.worker, std::span(&id, 1), lease->progress + 1, expires_s);
-    if (!(core_.find(id)->record.expires_unix_s > expires_s)) break;  // it has lasted as long as any may
+    if (!(core_.find(id)->record.expires_unix_s > expires_s)) break;  // the lease has reached its maximum term
   }
   unfinished("lease expired", core_.expire(now_s));
 }

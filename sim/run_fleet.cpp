@@ -11,11 +11,11 @@ namespace {
 using namespace provisioner;
 
 constexpr double kNeverS = 1e18;
-constexpr double kAnswersAfter = 2;  // seconds that a provider takes
+constexpr double kAnswersAfter = 2;  // seconds until a provider answers
 constexpr double kBytesPerGb = 1e9;
-constexpr std::size_t kPage = 512;  // offers that a search brings: the core looks at no more
+constexpr std::size_t kPage = 512;  // offers per search; the core considers no more
 constexpr std::uint64_t kPlannedKept = 200;
-constexpr double kRandomSpread = 1000;  // of the prices that a random activation goes by
+constexpr double kRandomSpread = 1000;  // range of the random prices for Activation::kRandom
 
 TimePoint time_of(double s) { return TimePoint(std::chrono::hours(1) + from_seconds(s)); }
 
@@ -30,7 +30,7 @@ RunFleet::RunFleet(const RunScenario& scenario, const FleetRules& rules, const s
     const Offer& o = scenario.offers[i].offer;
     FleetOffer lot = provisioner::fleet_offer(request, o);
     rent_.push_back(lot.usd_per_hour);
-    // Who goes by chance is shown prices by chance, and pays what everybody pays.
+    // For a random choice, the core sees random prices but pays the real ones.
     if (scenario.activation == Activation::kRandom)
       lot.usd_per_hour = o.rollouts_per_s * (1 + (kRandomSpread - 1) * shuffled.uniform());
     index_[o.id] = i;
@@ -38,7 +38,7 @@ RunFleet::RunFleet(const RunScenario& scenario, const FleetRules& rules, const s
   }
   back_s_.assign(lots_.size(), 0);
   for (std::size_t i = 0; i < lots_.size(); ++i)
-    if (provisioner::defect_of(request, scenario.offers[i].offer)) back_s_[i] = kNeverS;  // nor would a plan
+    if (provisioner::defect_of(request, scenario.offers[i].offer)) back_s_[i] = kNeverS;  // plans exclude it too
   order_.resize(lots_.size());
   std::iota(order_.begin(), order_.end(), std::size_t{0});
   const auto unit = [&](std::size_t i) {
@@ -166,7 +166,7 @@ void RunFleet::act(const fleet::BookEnd& end) {
   SimMachine& machine = this->machine(end.ticket);
   machine.to_s = now_;
   rent_per_hour_ -= machine.usd_per_hour;
-  if (!end.ran) {  // it never was
+  if (!end.ran) {  // it never existed
     const double usd = machine.usd_per_hour * (now_ - machine.from_s) / 3600;
     result_.usd_rent -= usd;
     result_.usd_fleet -= usd;
@@ -181,7 +181,7 @@ void RunFleet::act(const fleet::Drain& drain) { hooks_.drain(drain.worker); }
 
 void RunFleet::act(const fleet::Note& note) {
   const std::uint64_t nth = ++result_.decision_counts[note.what];
-  // What was planned comes first, and is not all there is to tell.
+  // Keeps only some of the plan's rentals, so that other decisions are kept too.
   if (result_.decisions.size() < kDecisionsKept && !(note.what == "planned" && nth > kPlannedKept))
     result_.decisions.push_back({now_, note.what, note.offer, note.why});
   if (note.what == "lost" && note.ticket != 0) machine(note.ticket).lost = true;

@@ -14,31 +14,31 @@ namespace {
 using namespace provisioner;
 
 constexpr std::string_view kOperation = "simulate a run";
-constexpr int kDrawn = 20'000;  // responses from which the mean is taken
+constexpr int kDrawn = 20'000;  // responses drawn for the mean
 constexpr double kRandomSpread = 1000;
-constexpr std::size_t kPlannedMax = 1024;  // machines that provisioner/plan searches for
+constexpr std::size_t kPlannedMax = 1024;  // limit of provisioner/plan's search
 constexpr int kRounds = 8;
 
 Status check(const RunScenario& s) {
   const auto invalid = [](std::string_view what) { return fail(Code::kInvalid, kOperation, "{}", what); };
-  if (s.offers.empty()) return invalid("there is nothing to rent");
+  if (s.offers.empty()) return invalid("there are no offers");
   if (s.pacing.steps_total.value_or(0) == 0 || s.pacing.group_size == 0 || s.pacing.groups_per_step() == 0)
     return invalid("steps, prompts and rollouts must be positive");
   if (s.request.full_bytes.count == 0) return invalid("the policy has no bytes");
-  if (!s.token_histogram && !(s.tokens.median >= 1)) return invalid("a response has at least one token");
+  if (!s.token_histogram && !(s.tokens.median >= 1)) return invalid("a response needs at least one token");
   if (s.token_histogram && (s.token_histogram->values.empty() || !(s.token_histogram->until.back() > 0)))
     return invalid("the histogram of lengths is empty");
-  if (s.groups_at_once == 0) return invalid("a worker holds at least one group");
+  if (s.groups_at_once == 0) return invalid("a worker must hold at least one group");
   if (s.regions.empty()) return invalid("there is no region");
   for (const RunOffer& o : s.offers)
     if (o.region >= s.regions.size() || !(o.rate_share > 0))
-      return invalid("an offer is of no region, or does nothing");
+      return invalid("an offer has no valid region or no throughput");
   return ok();
 }
 
 Duration half_period(const RunScenario& s) { return s.request.pace.publish_every * s.request.pace.step_time / 2; }
 
-// Offers with the least price per rollout, until they are enough, as many as may be.
+// The offers with the least price per rollout until they suffice, up to the limit.
 std::vector<std::size_t> cheapest(const RunScenario& s, const std::vector<Offer>& offers, double enough) {
   std::vector<std::size_t> order(offers.size()), chosen;
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -59,8 +59,7 @@ std::vector<std::size_t> cheapest(const RunScenario& s, const std::vector<Offer>
   return chosen;
 }
 
-// For more machines than the planner's search is meant for: the same fixed point of target, set and broadcast, by price
-// alone.
+// For fleets beyond the planner's limit: the same fixed point of target, set and broadcast, with a set by price alone.
 Result<Plan> plan_by_price(const RunScenario& s, const std::vector<Offer>& offers, std::vector<std::size_t>& wanted) {
   Plan plan;
   plan.request = s.request;
@@ -96,7 +95,7 @@ Receiver receiver_of(const RunScenario& s, const RunOffer& o, WorkerId id) {
 }
 
 double mean_tokens(const RunScenario& s) {
-  Draws draws(1, 41);  // the same for every seed: what machines promise does not depend on it
+  Draws draws(1, 41);  // independent of the run's seed, because promised rates do not depend on it
   double sum = 0;
   const double most = s.lease.tokens_max;
   for (int i = 0; i < kDrawn; ++i)
@@ -113,9 +112,9 @@ Result<RunStart> plan_simulated_run(const RunScenario& s) {
   Draws shuffled(s.seed, 23);
   for (const RunOffer& o : s.offers) {
     if (!index.emplace(o.offer.id, offers.size()).second)
-      return fail(Code::kInvalid, kOperation, "offer '{}' is there twice", o.offer.id);
+      return fail(Code::kInvalid, kOperation, "offer '{}' occurs twice", o.offer.id);
     offers.push_back(o.offer);
-    if (s.activation == Activation::kRandom) {  // chosen by chance, paid for as it is
+    if (s.activation == Activation::kRandom) {  // chosen at random, at the real price
       offers.back().gpu_usd_per_hour = o.offer.rollouts_per_s * (1 + (kRandomSpread - 1) * shuffled.uniform());
       offers.back().storage_usd_per_hour = 0;
       offers.back().bid_usd_per_hour_min.reset();
@@ -132,7 +131,7 @@ Result<RunStart> plan_simulated_run(const RunScenario& s) {
     start.plan.request = s.request;
     ECHO_ASSIGN(start.plan.target, capacity_target(s.request.pace, half_period(s), s.request.fleet.headroom));
     start.wanted = cheapest(s, offers, start.plan.target.provisioned_rollouts_per_s);
-    start.plan.broadcast_time = half_period(s);  // the most that the core plans for
+    start.plan.broadcast_time = half_period(s);  // the longest that the core plans for
     start.plan.staleness_worst = s.request.staleness_budget;
     start.plan.rollouts_per_s = 0;
     for (const std::size_t i : start.wanted) start.plan.rollouts_per_s += offers[i].rollouts_per_s;
@@ -144,7 +143,7 @@ Result<RunStart> plan_simulated_run(const RunScenario& s) {
   const FleetRules& rules = start.rules = provisioner::rules_of(start.plan);
   ECHO_ASSIGN(const CapacityTarget target, capacity_target(rules.pace, rules.broadcast_time, rules.fleet.headroom));
   start.rules_target = target.provisioned_rollouts_per_s;
-  start.plan.rows.clear();  // of thousands of offers, and nobody asks any more
+  start.plan.rows.clear();  // not needed any more; they may be thousands
   start.plan.standby.clear();
   return start;
 }

@@ -1,4 +1,4 @@
-// How a simulated run begins: the production plan where there is one, and the rules of its fleet. Private to sim/.
+// The start of a simulated run: the production plan, if there is one, and its fleet's rules. Private to sim/.
 #pragma once
 #include "sim/run_broadcast.hpp"
 #include "sim/run_scenario.hpp"
@@ -7,17 +7,17 @@ namespace echoline::sim {
 
 struct RunStart {
   provisioner::Plan plan;
-  std::string trouble;  // why there is no plan; then `wanted` is everything that may be rented, and `plan` says what
-                        // that comes to
-  std::vector<std::size_t> wanted;  // offers
+  // Why there is no plan. Then `wanted` has everything that may be rented, and `plan` its cost.
+  std::string trouble;
+  std::vector<std::size_t> wanted;  // offer indices
   provisioner::FleetRules rules;
   double rules_target = 0;  // rollouts/s
 };
 
-// The links of a machine, under the run's cap.
+// The links of a machine, under the run's limit.
 Receiver receiver_of(const RunScenario& scenario, const RunOffer& offer, WorkerId id);
 
-// kInvalid for a scenario that makes no sense.
+// kInvalid for an inconsistent scenario.
 Result<RunStart> plan_simulated_run(const RunScenario& scenario);
 
 }  // namespace echoline::sim

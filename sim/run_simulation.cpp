@@ -1,3 +1,4 @@
+// The events of a simulated run (run_scenario.hpp): machines, workers, publications, leases and the learner's steps.
 #include <algorithm>
 #include <cmath>
 #include <deque>
@@ -18,13 +19,14 @@ using namespace provisioner;
 using State = WorkerState;
 
 constexpr double kNeverS = 1e18;
-constexpr std::size_t kMachinesPerTick = 2000;  // the core is called every second, and every 5 for 10,000 machines
-constexpr std::size_t kCheckedMax = 256;  // of a fleet of so many workers every tick checks what holds between events
+// Interval of core calls: one second per this many machines, so 5 s for 10,000.
+constexpr std::size_t kMachinesPerTick = 2000;
+constexpr std::size_t kCheckedMax = 256;  // up to this many workers, every tick checks the invariants
 constexpr double kGroupsHeldMax = 1024;
-constexpr std::size_t kTailsMax = 64;           // groups of which only the longest responses are missing, of one worker
-constexpr double kStuckAfter = 6 * 3600;        // without a worker
-constexpr double kWaitMax = 24 * 3600;          // for one batch, or 100 steps if that is longer
-constexpr std::size_t kWorkersMax = 2'000'000;  // of a run, those that were lost included
+constexpr std::size_t kTailsMax = 64;           // per worker: groups that lack only their longest responses
+constexpr double kStuckAfter = 6 * 3600;        // seconds without a worker
+constexpr double kWaitMax = 24 * 3600;          // seconds for one batch, or 100 steps if that is longer
+constexpr std::size_t kWorkersMax = 2'000'000;  // in a run, lost ones included
 
 enum Kind : std::uint32_t {
   kTick,
@@ -47,21 +49,21 @@ enum Kind : std::uint32_t {
   kSlows,
   kRecovers
 };
-struct Open {             // a publication whose T_b is not known yet
-  std::size_t index = 0;  // of RunResult::publications
+struct Open {             // a publication whose T_b is still unknown
+  std::size_t index = 0;  // in RunResult::publications
   std::size_t targets = 0, installed = 0;
 };
 
-struct Outgoing {  // a publication on its way to the learner's links
+struct Outgoing {  // a publication waiting for the learner's links
   std::uint64_t version = 0;
   double at_s = 0;
   Bytes bytes;
   bool snapshot = false;
 };
 
-// What the learner has made and not sent yet.
+// Publications that the learner has made but not sent.
 struct Outbox {
-  std::deque<Outgoing> encoding;  // oldest first; one at a time
+  std::deque<Outgoing> encoding;  // oldest first, encoded one at a time
   double encoder_free_s = 0;
   bool links_busy = false;
   std::optional<Outgoing> waiting;  // for the links
@@ -75,11 +77,11 @@ enum class Learner : std::uint8_t {
   kOver,
 };
 
-// The learner's step, and what it does instead.
+// The learner's current step and its state.
 struct Steps {
   Learner state = Learner::kNotBegun;
   double wait_from_s = 0;
-  SimStep row;                   // the one that is trained
+  SimStep row;                   // the step in training
   std::vector<DeskGroup> batch;  // its batch
   bool is(Learner s) const { return state == s; }
   bool begun() const { return state != Learner::kNotBegun; }
@@ -91,7 +93,7 @@ struct Steps {
   }
 };
 
-// From too little capacity until there is enough again, once there was.
+// Measures the time from too little capacity until there is enough again, after there once was.
 class CapacityWatch {
  public:
   explicit CapacityWatch(std::vector<double>& recoveries_s) : recoveries_s_(recoveries_s) {}
@@ -211,8 +213,6 @@ class Simulation {
     return ok();
   }
 
-  // ---- the fleet ----
-
   Status tick() {
     fleet_->tick(now_);
     desk_.expire(now_, [this](WorkerId id) { return !workers_.of(id).dead(); });
@@ -257,7 +257,7 @@ class Simulation {
     if (steps_.begun()) sync(w);
   }
 
-  // A newcomer gets the newest policy that is out from somebody who has it.
+  // A newcomer gets the newest available policy from a worker that has it.
   void sync(std::size_t w) {
     SimWorker& worker = workers_[w];
     worker.delivered = out_.newest_out;
@@ -307,7 +307,7 @@ class Simulation {
     workers_.move(w, State::kDead);
   }
 
-  // Its provider has ended it because it was asked to.
+  // The provider has ended the machine on request.
   void returned(Ticket ticket) {
     const auto w = workers_.of(ticket);
     if (!w) return;
@@ -358,7 +358,7 @@ class Simulation {
     }
     return ok();
   }
-  // What it is at goes on at its new speed, and so does what is being sent by way of it.
+  // The worker's current work, and transfers through it, continue at the new speed.
   Status turns(std::size_t w, double tokens, double links, std::uint64_t slowed_by) {
     SimWorker& worker = workers_[w];
     if (worker.dead()) return ok();
@@ -395,7 +395,7 @@ class Simulation {
   }
 
   void mind_capacity() {
-    while (!drained_.empty()) {  // the core is not called while it speaks
+    while (!drained_.empty()) {  // deferred, because the core must not be called during its own callback
       const WorkerId id = drained_.front();
       drained_.pop_front();
       hear(fleet::Drained{id});
@@ -417,8 +417,6 @@ class Simulation {
     else if (now_ - *alone_since_s_ >= kStuckAfter)
       result_.ended = "no workers";
   }
-
-  // ---- publications ----
 
   Status perhaps_begin() {
     const std::size_t there = broadcast_.size();
@@ -448,7 +446,7 @@ class Simulation {
     Outgoing next = out_.encoding.front();
     out_.encoding.pop_front();
     if (!out_.links_busy) return publish(next);
-    if (out_.waiting) {  // the learner's links are behind: what waits goes out as one
+    if (out_.waiting) {  // the links are behind, so waiting publications are merged
       ++result_.publications_merged;
       next.bytes = Bytes{std::min(next.snapshot ? next.bytes.count : out_.waiting->bytes.count + next.bytes.count,
                                   s_.request.full_bytes.count)};
@@ -480,7 +478,7 @@ class Simulation {
       SimWorker& worker = workers_[w];
       const bool first = what.version == 0 && worker.is(State::kSyncing);
       if (!first && !worker.is(State::kWorking)) {
-        // What it is being sent is followed by this one.
+        // The worker gets this publication after the one in transfer.
         if (worker.is(State::kSyncing)) worker.not_before = what.version + 1, late.push_back(w);
         continue;
       }
@@ -523,12 +521,12 @@ class Simulation {
     if (worker.arrival.version == version) {
       constexpr double kRounding = 1e-6;
       if (worker.arrival.here || now_ + kRounding < worker.arrival.ends_s())
-        return;  // it came sooner, or takes longer by now
+        return;  // the arrival time has changed since this event
       worker.arrival.here = true;
     }
     const bool newest = version >= worker.delivered;
     worker.delivered = std::max(worker.delivered, version);
-    if (worker.is(State::kSyncing)) {  // what came meanwhile is installed with the first
+    if (worker.is(State::kSyncing)) {  // installed together with the first policy
       if (version == 0) push(now_ + install_s(), kInstalled, w, worker.delivered);
       return;
     }
@@ -545,8 +543,8 @@ class Simulation {
   void install(std::size_t w) {
     SimWorker& worker = workers_[w];
     worker.install_waits = false;
-    if (worker.installing) return;  // the newest is installed when that is done
-    worker.installing = true;       // its request for work waits on, where there is one
+    if (worker.installing) return;  // the newest is installed afterwards
+    worker.installing = true;       // a pending request for work stays pending
     if (s_.on_new_policy == OnNewPolicy::kAbort) {
       worker.settle_busy(now_);
       ++worker.turn;
@@ -554,7 +552,7 @@ class Simulation {
       for (const auto& [lease, work] : std::exchange(worker.handing_in, {})) desk_.give_back(id_of(w), lease);
     }
     const double takes = install_s();
-    if (worker.serving) {  // it stands still meanwhile
+    if (worker.serving) {  // it pauses meanwhile
       worker.busy_s -= takes;
       worker.ends_s += takes;
       push(worker.ends_s, kServed, w, ++worker.turn);
@@ -581,26 +579,26 @@ class Simulation {
   }
 
   bool quorum_reached(const Open& open) {
-    if (open.targets == 0) return true;  // nobody is left
+    if (open.targets == 0) return true;  // all target workers have left
     if (open.installed < chains::counted(s_.request.quorum, open.targets)) return false;
     SimPublication& row = result_.publications[open.index];
     row.t_b_s = now_ - row.at_s + seconds(s_.acknowledge_time);
     row.installed = open.installed;
     row.workers = open.targets;
-    // Of deltas: they are what the run's rate is planned by.
+    // Counts deltas only, because the run's rate is planned by them.
     if (!row.snapshot || s_.publishes == Publishes::kSnapshot)
       measured_.push_back({from_seconds(*row.t_b_s), row.bytes});
     return true;
   }
 
-  // ---- work ----
+  // ---- leases ----
 
   std::size_t groups_held(const SimWorker& worker) const {
     const double ahead = worker.promised * seconds(s_.work_ahead) / s_.pacing.group_size;
     return std::max<std::size_t>(s_.groups_at_once, 1 + static_cast<std::size_t>(std::min(ahead, kGroupsHeldMax)));
   }
 
-  // As many groups as it may hold; whether it got one.
+  // Requests as many groups as the worker may hold. Returns whether it got one.
   bool ask(std::size_t w) {
     SimWorker& worker = workers_[w];
     const std::size_t most = groups_held(worker);
@@ -610,7 +608,7 @@ class Simulation {
     const auto leases =
         desk_.grant(id_of(w), Version{worker.version}, most - worker.queue.size(), Version{out_.newest_out}, now_);
     for (const replay_buffer::LiveLease& lease : leases) worker.queue.push_back(draw(lease));
-    if (!leases.empty()) workers_.wait_no_longer(w);  // it has had its turn
+    if (!leases.empty()) workers_.wait_no_longer(w);  // it loses its place in the queue
     if (worker.queue.size() < most) workers_.wait_for_work(w);
     serve(w);
     return !leases.empty();
@@ -628,7 +626,7 @@ class Simulation {
     return work;
   }
 
-  // Who waited longest comes first.
+  // Serves the worker that has waited longest first.
   void serve_idle() {
     std::vector<std::size_t> order;
     for (const auto& [since, w] : workers_.idle()) order.push_back(w);
@@ -691,7 +689,7 @@ class Simulation {
     try_step();
   }
 
-  // ---- the learner ----
+  // ---- learner ----
 
   void try_step() {
     if (!steps_.is(Learner::kWaiting) || desk_.step() >= *s_.pacing.steps_total) return;
@@ -760,7 +758,7 @@ class Simulation {
     return ok();
   }
 
-  // Everything goes back.
+  // Returns all machines.
   void finish() {
     workers_.check();
     steps_.move(Learner::kOver);

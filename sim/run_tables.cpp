@@ -66,17 +66,17 @@ class Table {
     if (problems_++ < kProblemsMax) text_ += fmt::format("{}{}:{}: {}", text_.empty() ? "" : "\n", name_, line_, what);
   }
   void wrong_row() { problem(fmt::format("expected {}", form_)); }
-  // Of a row's cell; notes what is wrong.
+  // Parses a cell; records an error if it is invalid.
   std::optional<double> value(std::string_view cell, std::string_view what, double min, double max) {
     const auto v = number(cell);
     if (v && *v >= min && *v <= max) return v;
     problem(fmt::format("{}: expected a number from {} to {}, found '{}'", what, min, max, shown(cell)));
     return std::nullopt;
   }
-  // When a row happens, which is not before the row above it.
+  // The time of a row, which must not be before the previous row's.
   std::optional<double> time(std::string_view cell) {
     const auto at = value(cell, "seconds", 0, 1e8);
-    if (at && *at < before_) problem(fmt::format("rows are in order of time: {} comes after {}", *at, before_));
+    if (at && *at < before_) problem(fmt::format("rows must be ordered by time: {} comes after {}", *at, before_));
     return before_ = at.value_or(before_), at;
   }
   std::optional<std::uint32_t> region(std::string_view cell, std::span<const std::string> regions) {
@@ -140,7 +140,7 @@ Result<std::vector<Slowdown>> parse_slowdowns(std::string_view text, std::string
                                               std::span<const std::string> regions) {
   Table table(text, name, "seconds,share,tokens,links,lasts or seconds,share,tokens,links,lasts,region");
   std::vector<Slowdown> slowdowns;
-  constexpr double kLeast = 0.001;  // what does less than that hangs
+  constexpr double kLeast = 0.001;  // less than this counts as a hang
   while (const auto cells = table.next()) {
     if (cells->size() < 5 || cells->size() > 6) {
       table.wrong_row();

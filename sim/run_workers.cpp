@@ -11,7 +11,7 @@ namespace {
 
 using S = WorkerState;
 
-// One after the other; it may die in each.
+// States follow in order; a worker may die in each.
 bool follows(S from, S to) {
   return to == S::kDead ? from != S::kDead : static_cast<int>(to) == static_cast<int>(from) + 1;
 }
@@ -84,7 +84,7 @@ void RunWorkers::check() const {
     if (worker.idle_since != 0) ++idle;
     ECHO_CHECK(worker.idle_since == 0 || (idle_.contains(worker.idle_since) && worker.is(S::kWorking)), "worker {}",
                id_of(w));
-    ECHO_CHECK(worker.is(S::kWorking) || (!worker.serving && !worker.holds_work()), "worker {} is {} and at work",
+    ECHO_CHECK(worker.is(S::kWorking) || (!worker.serving && !worker.holds_work()), "worker {} is {} but has work",
                id_of(w), to_string(worker.state));
     ECHO_CHECK(!worker.serving || !worker.queue.empty(), "worker {} generates nothing", id_of(w));
     ECHO_CHECK(worker.drain != SimWorker::Drain::kDone || !worker.holds_work(), "worker {} is drained", id_of(w));

@@ -1,4 +1,4 @@
-// The workers of a simulated run: in which state each is, what it is at, and who waits for work. Private to sim/.
+// The workers of a simulated run: their states, current work, and the queue for work. Private to sim/.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -12,7 +12,7 @@
 
 namespace echoline::sim {
 
-// A group under a lease.
+// A leased group.
 struct Work {
   LeaseId lease;
   Version version;
@@ -20,18 +20,18 @@ struct Work {
   std::uint32_t tokens = 0, longest = 0;
 };
 
-struct Arrival {  // of the newest publication, at one worker
+struct Arrival {  // of the newest publication at one worker
   std::uint64_t version = 0;
-  double since_s = 0, left = 0, takes_s = 0;  // what was left of it then; all of it takes so long
+  double since_s = 0, left = 0, takes_s = 0;  // `left`: remaining share at since_s; takes_s: duration of the whole
   bool here = true;
   double ends_s() const { return since_s + left * takes_s; }
 };
 
 enum class WorkerState : std::uint8_t {
   kBooting,
-  kSyncing,  // it has joined, and waits for its first policy
+  kSyncing,  // it has joined and waits for its first policy
   kWorking,
-  kDead,  // or hung, or given back
+  kDead,  // or hung, or returned
 };
 std::string_view to_string(WorkerState state);
 
@@ -39,21 +39,21 @@ struct SimWorker {
   provisioner::Ticket ticket = 0;
   std::size_t offer = 0;
   double tokens_per_s = 0, promised = 0;
-  double tokens_left = 1, links_left = 1;  // of its tokens/s and links, while it is slow
-  std::uint64_t slowed_by = 0;             // of the slowdowns, from 1; 0: none
+  double tokens_left = 1, links_left = 1;  // remaining shares while it is slow
+  std::uint64_t slowed_by = 0;             // index of the slowdown, from 1; 0: none
   Arrival arrival;
   WorkerState state = WorkerState::kBooting;
   enum class Drain : std::uint8_t { kNo, kAsked, kDone } drain = Drain::kNo;
   std::uint64_t version = 0, delivered = 0;  // installed; held
-  std::uint64_t not_before = 0;              // of publications: it was not there for older ones
-  bool of_the_first = false;                 // but for the first one, where it was
+  std::uint64_t not_before = 0;              // first publication sent to it
+  bool of_the_first = false;                 // but the first one was, too
   bool installing = false, install_waits = false, serving = false;
-  double ends_s = 0, began_s = 0;  // of what it is at
-  std::uint32_t turn = 0;          // of kServed events: others are void
+  double ends_s = 0, began_s = 0;  // of the current work
+  std::uint32_t turn = 0;          // of kServed events; events of other turns are ignored
   std::deque<Work> queue;          // the first is being generated
   std::size_t tails = 0;
   std::map<LeaseId, Work> handing_in;
-  std::uint64_t idle_since = 0;  // place among those who wait for work; 0: it does not
+  std::uint64_t idle_since = 0;  // place in the queue for work; 0: not queued
   double joined_s = 0, busy_s = 0;
   double received = 0, forwarded = 0;
 
@@ -63,19 +63,19 @@ struct SimWorker {
   // Whether a publication was sent to it.
   bool was_there(std::uint64_t of) const { return of >= not_before || (of == 0 && of_the_first); }
   bool holds_work() const { return !queue.empty() || !handing_in.empty(); }
-  // Ends what it is at.
+  // Ends its current work.
   void settle_busy(double now);
 };
 
 class RunWorkers {
  public:
-  // Booting; returns its index, which is its WorkerId less 1.
+  // Adds a booting worker. Returns its index, which is its WorkerId minus 1.
   std::size_t add(SimWorker worker);
-  // To a state that may follow; anything else is a bug.
+  // Changes the state; a state that may not follow is a bug.
   void move(std::size_t w, WorkerState to);
-  // So much of its tokens/s is left.
+  // Sets the remaining share of its tokens/s.
   void slow(std::size_t w, double tokens);
-  // The provider has nothing under its ticket any more.
+  // The provider no longer has anything for this ticket.
   void forget(provisioner::Ticket ticket) { by_ticket_.erase(ticket); }
   void wait_for_work(std::size_t w);
   void wait_no_longer(std::size_t w);
@@ -85,14 +85,14 @@ class RunWorkers {
   const SimWorker& operator[](std::size_t w) const { return workers_[w]; }
   SimWorker& of(WorkerId id) { return workers_[id.value - 1]; }
   std::optional<std::size_t> of(provisioner::Ticket ticket) const;
-  std::size_t size() const { return workers_.size(); }  // those that are gone too
-  // All before this one are dead.
+  std::size_t size() const { return workers_.size(); }  // including dead ones
+  // All workers before this index are dead.
   std::size_t first_alive();
   std::size_t working() const { return working_; }
-  double rate() const { return rate_; }  // rollouts/s of those that work, as promised
-  // Those that wait for work, the longest first.
+  double rate() const { return rate_; }  // promised rollouts/s of working ones
+  // Workers in the queue for work, longest wait first.
   const std::map<std::uint64_t, std::size_t>& idle() const { return idle_; }
-  // Aborts where the sums and the queue are not those of the workers.
+  // Aborts if sums or queue disagree with the workers.
   void check() const;
 
  private:

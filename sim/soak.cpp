@@ -13,17 +13,17 @@
 namespace echoline::sim {
 namespace {
 
-// Within which everybody leaves once the run is over, beyond the time for which they look for the learner.
+// Time in which all processes must leave after the run's end, beyond their search for the learner.
 constexpr Duration kGoodbye = std::chrono::seconds(50);
-constexpr Duration kLook = std::chrono::milliseconds(100);  // how often peace is asked whether it is over
-constexpr Duration kWakeSpread = std::chrono::seconds(20);  // within which those that slept wake
+constexpr Duration kLook = std::chrono::milliseconds(100);  // how often the soak checks whether peace has succeeded
+constexpr Duration kWakeSpread = std::chrono::seconds(20);  // spread of the wake-up times after a sleep
 
-// The rule of T_b in peace. Everybody has caught up, and nobody has been given another parent for a while. Then a
-// publication reaches everybody honest within kTimesPlanned times what chains::broadcast_time() promises for the
-// topology in force and the links as they are, and kAtOnce, kBeats heartbeats and what the disks take at most. Who
-// forwards badly is found out by what comes late, so it has to hold at one of so many attempts. Whoever forwards
-// nothing at all is tried again every minute, what is small then comes by way of help, and so does what somebody
-// withholds: there it is not asked.
+// The time limit of a publication in peace. All workers have caught up, and the topology has been stable for a while.
+// Then a publication reaches every honest worker within kTimesPlanned times the prediction of chains::broadcast_time()
+// for the current topology and links, plus kAtOnce, kBeats heartbeats and the disks' longest delays. Bad forwarders are
+// detected only by late data, so one of several attempts must meet the limit. The limit is not checked with workers
+// that forward nothing: they are retried every minute, and small publications, like withheld chunks, then arrive
+// through help.
 constexpr double kTimesPlanned = 2;
 constexpr Duration kAtOnce = std::chrono::seconds(1);
 constexpr int kBeats = 4;
@@ -39,7 +39,7 @@ double thread_cpu_seconds() {
 
 constexpr std::size_t kMany = std::numeric_limits<std::size_t>::max();
 
-// One scenario under way.
+// One running scenario.
 class Soak {
  public:
   explicit Soak(const SoakScenario& s) : s_(s), world_(s.world), fleet_(world_, s.fleet), invariants_(world_, fleet_) {
@@ -88,7 +88,7 @@ class Soak {
   }
 
  private:
-  // Whether the run is over: something was violated.
+  // Runs the world for a time. True if an invariant was violated.
   bool advance(Duration time) {
     return world_.run(world_.now() + time, [this] { return !invariants_.violations().empty(); });
   }
@@ -157,7 +157,7 @@ class Soak {
   }
 
   void publish(PublishSpec spec) {
-    if (!spec.base) spec.bytes = s_.fleet.learner.snapshot_bytes;  // the first that was finished
+    if (!spec.base) spec.bytes = s_.fleet.learner.snapshot_bytes;  // the first complete version
     fleet_.publish(spec);
   }
 
@@ -173,7 +173,7 @@ class Soak {
     world_.reset_all(fleet_.worker(worker).host);
   }
 
-  // Some are suspended, some are switched off, for hours; the learner, too, or not. True: something was violated.
+  // Suspends some machines for hours and switches others off, perhaps the learner too. True: an invariant was violated.
   bool sleep() {
     world_.note("everybody sleeps");
     for (Duration waited{}; fleet_.publishing() && waited < s_.length; waited += kLook)
@@ -196,8 +196,8 @@ class Soak {
     return over;
   }
 
-  // Small publications in peace: whoever lacks a piece of one of them gets it though others follow. True: something was
-  // violated.
+  // Small publications in peace: a worker that lacks a piece of one gets it although others follow. True: an invariant
+  // was violated.
   bool stream() {
     const TimePoint end = world_.now() + s_.stream;
     std::optional<Version> due;
@@ -216,7 +216,7 @@ class Soak {
       if (w.options.malice.any() || !w.wanted) continue;
       if (w.active && w.active->version >= *due) continue;
       invariants_.violated(Invariants::kLiveness,
-                           fmt::format("worker {} has {} though version {} was published {} ago, and more since", i,
+                           fmt::format("worker {} has {} although version {} was published {} ago, and more since", i,
                                        w.active ? fmt::format("version {}", w.active->version) : "nothing", *due,
                                        echoline::to_text(s_.behind_max)));
       return true;
@@ -224,14 +224,14 @@ class Soak {
     return false;
   }
 
-  // ---- how long a publication takes in peace ----
+  // ---- the duration of a publication in peace ----
 
   bool counts_for_time(std::size_t i) const {
     const Fleet::Worker& w = fleet_.worker(i);
     return w.wanted && w.joined && w.active && world_.alive(w.host) && !w.options.malice.any();
   }
 
-  // What is allowed for the next publication; nothing when the topology is one that cannot be foretold.
+  // The limit for the next publication; nothing if the topology's time cannot be predicted.
   std::optional<Duration> allowed() {
     const chains::Topology plan = fleet_.learner()->topology();
     const LearnerOptions& learner = s_.fleet.learner;
@@ -259,7 +259,7 @@ class Soak {
 
   std::uint64_t disturbances() const { return invariants_.counts().topologies + invariants_.counts().edge_failures; }
 
-  // True: something was violated.
+  // True: an invariant was violated.
   bool time_publication() {
     fleet_.hush();
     bool malice = false;
@@ -274,7 +274,9 @@ class Soak {
         if (advance(attempt == 1 ? kSettled : kSettledAgain)) return true;
       }
       if (!fleet_.learner() || fleet_.publishing()) return false;
-      if (world_.now() >= settled_by && !s_.fences.empty()) return false;  // who cannot reach most others never settles
+      if (world_.now() >= settled_by && !s_.fences.empty())
+        // a worker that cannot reach most others never settles.
+        return false;
       const auto most = allowed();
       if (!most) return false;
       std::vector<std::size_t> counted;
@@ -336,7 +338,7 @@ class Soak {
     disk.configure(options);
   }
 
-  // Faults stop: networks are whole, disks work, machines run. Malicious hosts stay what they are.
+  // Ends the faults: networks, disks and machines work. Malicious hosts stay malicious.
   void make_peace() {
     world_.note("peace");
     world_.set_stall_share(0);
@@ -353,7 +355,7 @@ class Soak {
     fleet_.start_learner();
   }
 
-  // One more version, so that everybody has something to reach.
+  // Publishes one more version for all workers to reach.
   void publish_last() {
     if (fleet_.publishing() || !fleet_.learner()) return;
     PublishSpec spec;
@@ -363,15 +365,14 @@ class Soak {
     peace_published_ = true;
   }
 
-  // The learner says goodbye; everybody leaves.
+  // The learner says goodbye, and all processes must leave.
   void end_run() {
     ending_ = true;
     fleet_.end();
     advance(s_.fleet.learner.away_max + kGoodbye);
     for (std::size_t i = 0; i < fleet_.workers(); ++i)
       if (world_.alive(fleet_.worker(i).host))
-        invariants_.violated(Invariants::kSound,
-                             fmt::format("worker {} is still there long after the run has ended", i));
+        invariants_.violated(Invariants::kSound, fmt::format("worker {} still runs long after the end of the run", i));
   }
 
   bool caught_up() const {
@@ -421,7 +422,7 @@ SoakSummary run_soak(const SoakOptions& options,
       if (i < options.twice) {
         const SoakResult again = soak(options.first + i);
         if (again.trace_hash != result.trace_hash)
-          result.violations.push_back({{}, "determinism", "a second run of the seed went another way"});
+          result.violations.push_back({{}, "determinism", "a second run of the seed had another trace"});
       }
       hashes[i] = result.trace_hash;
       const std::lock_guard lock(mutex);

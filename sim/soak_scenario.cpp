@@ -11,14 +11,14 @@ using std::chrono::seconds;
 
 namespace {
 
-// Draws from one stream, in a fixed order.
+// Draws from one random stream, in a fixed order.
 class Dice {
  public:
   explicit Dice(std::uint64_t seed) : random_(seed, 9) {}
   std::uint64_t below(std::uint64_t n) { return random_.below(n); }
   bool chance(double p) { return random_.uniform() < p; }
   double between(double low, double high) { return low + (high - low) * random_.uniform(); }
-  // Small values as likely as large ones.
+  // Uniform in the logarithm.
   double spread(double low, double high) { return low * std::pow(high / low, random_.uniform()); }
   Duration time(Duration low, Duration high) {
     return low + Duration(static_cast<std::int64_t>(random_.uniform() * static_cast<double>((high - low).count())));
@@ -239,13 +239,13 @@ SoakScenario make_soak_scenario(std::uint64_t seed) {
   learner.chunk_bytes = 4096u << dice.below(5);
   s.at_start = 2 + dice.below(std::uint64_t{1} << (1 + dice.below(6)));
   const std::size_t late = dice.chance(0.5) ? dice.below(1 + s.at_start / 3) : 0;
-  // Tens of kB to some MB, but not more chunks altogether than a fraction of a second of CPU takes.
+  // Tens of kB to some MB, limited so that all chunks together take a fraction of a second of CPU.
   const double most = std::min(4e6, 3000.0 * learner.chunk_bytes / static_cast<double>(s.at_start + late));
   const auto full_bytes = static_cast<std::uint64_t>(dice.spread(20'000, std::max(40'000.0, most)));
   make_learner(learner, dice, full_bytes);
   const BitRate learner_up = *(learner.limits.up ? learner.limits.up : learner.link.up);
   const double all_bits = 8.0 * static_cast<double>(full_bytes) * static_cast<double>(s.at_start + late);
-  // Nobody can have what expires before the slowest topology has carried it.
+  // A publication must not expire before the slowest topology has delivered it.
   if (learner.publication_lifetime < std::chrono::hours(1))
     learner.publication_lifetime += from_seconds(2 * (all_bits / learner_up.bits_per_s + full_bytes * 8 / 4e6));
   const bool enrol = dice.chance(0.3);
@@ -256,7 +256,7 @@ SoakScenario make_soak_scenario(std::uint64_t seed) {
     for (std::uint64_t n = 1 + dice.below(3); n > 0; --n) {
       WorkerOptions& w = s.workers[dice.below(s.workers.size())];
       w.malice = make_malice(dice);
-      w.limits = {};  // what it sends is whole frames
+      w.limits = {};  // whole frames, so that malice can change them
     }
 
   if (dice.chance(0.2))
@@ -269,7 +269,7 @@ SoakScenario make_soak_scenario(std::uint64_t seed) {
   Script script(s, dice);
   script.publications(count, every, full_bytes);
   for (std::size_t i = s.at_start; i < s.workers.size(); ++i) script.join(i);
-  const double calm = dice.chance(0.15) ? 0 : 1;  // sometimes nothing happens to a fleet
+  const double calm = dice.chance(0.15) ? 0 : 1;  // some fleets meet no trouble
   script.some(calm * 2, [&] { script.kill(); });
   script.some(calm * 1, [&] { script.simple(Trouble::Kind::kReset); });
   script.some(calm * 1, [&] { script.lasting(Trouble::Kind::kClog, seconds(4)); });
@@ -303,13 +303,13 @@ SoakScenario make_soak_scenario(std::uint64_t seed) {
     s.sleep = dice.time(hours(1), hours(5));
     s.fleet.message_every.reset();
     s.learner_wakes = dice.chance(0.4);
-    if (s.learner_wakes) {  // what happens in hours is not simulated at every tenth of a second
+    if (s.learner_wakes) {  // sleep lasts hours, so heartbeats are less frequent
       learner.heartbeat = seconds(10);
       learner.network.heartbeat_timeout = seconds(60);
       learner.away_max = dice.chance(0.5) ? hours(8) : dice.time(seconds(60), hours(1));
       s.intruder.reset();
       s.peace = hours(1);
-      for (WorkerOptions& w : s.workers) {  // nor are attacks that never end
+      for (WorkerOptions& w : s.workers) {  // nor are endless attacks
         w.malice.flood = w.malice.reconnect = w.malice.slander = w.malice.greedy = false;
         w.malice.flood_of.reset();
       }
@@ -317,12 +317,12 @@ SoakScenario make_soak_scenario(std::uint64_t seed) {
   }
   if (s.sleep == Duration{} && dice.chance(0.12)) {
     s.behind_max = seconds(45);
-    // A star may have to carry a full policy to everybody first.
+    // A star may first have to send a full policy to every worker.
     if (learner.policy == chains::TopologyPolicy::kStar)
       s.behind_max += from_seconds(2 * all_bits / learner_up.bits_per_s);
     s.stream = s.behind_max + seconds(30);
     s.stream_every = dice.time(milliseconds(300), seconds(3));
-    // What a star, or a chain of the slowest, carries in a quarter of that time.
+    // The bytes that a star, or a chain of the slowest workers, carries in a quarter of that time.
     const double rate = std::min(learner_up.bits_per_s / static_cast<double>(s.workers.size()), 4e6);
     s.stream_bytes = 1 + std::min({std::uint64_t{2} * learner.chunk_bytes, full_bytes / 4,
                                    static_cast<std::uint64_t>(echoline::seconds(s.stream_every) * rate / 32)});

@@ -17,7 +17,7 @@ void Truth::begin(const PublicationId& id, const Announcement& announcement) {
 void Truth::add(const PublicationId& id, const std::vector<SealedChunk>& chunks) {
   Publication& p = publications_.at(id);
   for (const SealedChunk& chunk : chunks) {
-    ECHO_CHECK(chunk.head.index == p.chunks.size(), "chunks are made in order");
+    ECHO_CHECK(chunk.head.index == p.chunks.size(), "chunks must be made in order");
     p.chunks.push_back(chunk);
     p.bytes += chunk.data.size();
     known_[chunk.data.data()] = {chunk.data.size(), chunk.hash};

@@ -1,5 +1,5 @@
-// What the learner of a simulation really published, against which everything that travels is held; and a Checker that
-// remembers what it has hashed and verified, so that a fleet of ten thousand costs little more than one worker.
+// The learner's real publications, for comparison with all traffic. Also a Checker that caches hashes and signature
+// checks, so that a fleet of ten thousand costs little more than one worker.
 #pragma once
 #include <map>
 #include <optional>
@@ -28,14 +28,15 @@ class Truth {
 
   const Publication* find(const overlay::PublicationId& id) const;
   const std::map<overlay::PublicationId, Publication>& all() const { return publications_; }
-  // The bytes are exactly those of this chunk.
+  // Whether the bytes are exactly this chunk.
   bool holds(const overlay::PublicationId& id, std::uint32_t index, const overlay::Slice& bytes) const;
-  // These pieces one after another are exactly the payload of a publication that was closed with these facts.
+  // Whether these consecutive pieces are exactly the payload of a closed publication with these properties.
   bool holds(const overlay::PublicationKey& key, const overlay::Digest& policy_digest,
              std::span<const overlay::Slice> pieces) const;
-  // The epochs of the learner in which the policy with this digest was published.
+  // The epochs in which the learner published the policy with this digest.
   std::set<std::uint64_t> epochs_of(const overlay::Digest& policy_digest) const;
-  // The hash of a chunk that the learner made, by where its bytes lie; they stay there as long as this object lives.
+  // The hash of a chunk that the learner made, by the address of its bytes, which stay in place while this object
+  // lives.
   const overlay::trust::Hash* hash_of(const overlay::Slice& bytes) const;
 
  private:
@@ -47,7 +48,7 @@ class Truth {
   std::unordered_map<const std::byte*, Known> known_;
 };
 
-// `truth` must outlive it. Ed25519 is deterministic: the run's signature is the one that its key makes. One thread.
+// `truth` must outlive it. Ed25519 is deterministic, so the run's signature can be computed with its key. One thread.
 class RememberingChecker final : public overlay::Checker {
  public:
   RememberingChecker(std::string run_id, overlay::trust::SigningKey run_key, const Truth& truth)
@@ -65,7 +66,7 @@ class RememberingChecker final : public overlay::Checker {
   };
   overlay::trust::SigningKey key_;
   const Truth& truth_;
-  mutable std::unordered_map<overlay::trust::Hash, bool, KeyHash> verified_;  // by everything that was asked
+  mutable std::unordered_map<overlay::trust::Hash, bool, KeyHash> verified_;  // by all inputs of the check
 };
 
 }  // namespace echoline::sim

@@ -1,4 +1,4 @@
-// Hosts, processes, time and faults; connections are in world_connections.cpp and world_transfers.cpp.
+// Hosts, processes, time and faults. world_connections.cpp and world_transfers.cpp have the connections.
 #include "sim/world.hpp"
 
 #include "sim/world_parts.hpp"
@@ -9,8 +9,6 @@ using namespace overlay;
 
 World::World(const WorldOptions& options) : options_(options), random_(options.seed, 1), trace_(mix64(options.seed)) {}
 World::~World() = default;
-
-// ---- hosts ----
 
 HostId World::add_host(const AccessLink& link, Duration clock_skew, std::uint32_t region) {
   const std::size_t i = hosts_.size();
@@ -68,7 +66,7 @@ void World::kill(HostId id, Death death) {
     Fifo<Transfer>& out = end(other(side)).inbound;
     while (!out.empty() && out.back().through > now_) {
       Transfer& unsent = out.back();
-      // The first of what had not left may have left in part.
+      // The first unsent transfer may have left in part.
       if (out.size() == 1 || out[out.size() - 2].through <= now_) {
         const std::size_t part = unsent.size() ? random_.below(unsent.size()) : 0;
         const std::size_t from_head = std::min(part, unsent.head.size());
@@ -97,8 +95,6 @@ void World::kill(HostId id, Death death) {
     host.disk.on_power_loss(now_);
   host.process.reset();
 }
-
-// ---- faults ----
 
 void World::set_nat(HostId host, bool on) { hosts_[host.value]->nat = on; }
 void World::set_malice(HostId host, std::unique_ptr<Malice> malice) { hosts_[host.value]->malice = std::move(malice); }
@@ -215,8 +211,6 @@ void World::step_clock(HostId id, Duration by) {
 
 void World::set_connections_max(HostId id, std::size_t most) { hosts_[id.value]->connections_max = most; }
 
-// ---- events ----
-
 void World::at(TimePoint time, std::function<void()> work) {
   const std::uint64_t script = next_script_++;
   scripts_.emplace(script, std::move(work));
@@ -321,7 +315,7 @@ Duration World::delay_and_jitter(std::size_t from, std::size_t to) {
   return delay(from, to) + Duration(random_.below(static_cast<std::uint64_t>(options_.jitter.count())));
 }
 
-// When what has passed the uplink has passed the way between two regions as well.
+// The time at which data that leaves the uplink at `through` has also crossed the link between the two regions.
 TimePoint World::crossed(std::size_t from, std::size_t to, std::size_t bytes, TimePoint through) {
   const auto a = hosts_[from]->region, b = hosts_[to]->region;
   if (a != b) crossed_ += bytes;
@@ -331,8 +325,6 @@ TimePoint World::crossed(std::size_t from, std::size_t to, std::size_t bytes, Ti
   free = std::max(free, through) + from_seconds(static_cast<double>(bytes) / rate);
   return free;
 }
-
-// ---- cores ----
 
 void World::drain(std::size_t h) {
   Host& host = *hosts_[h];
@@ -349,7 +341,7 @@ void World::drain(std::size_t h) {
 void World::arm_timer(std::size_t h) {
   Host& host = *hosts_[h];
   const TimePoint deadline = std::max(host.process->core().next_deadline(), now_);
-  if (deadline == kNever || deadline >= host.timer_at) return;  // an earlier one is set and will look again
+  if (deadline == kNever || deadline >= host.timer_at) return;  // an earlier timer is set and will check again
   host.timer_at = deadline;
   push(deadline, kTimer, h, host.incarnation);
 }

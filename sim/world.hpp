@@ -1,6 +1,5 @@
-// A simulated world that runs protocol cores under virtual time: hosts with access links, disks and clocks of their
-// own, connections that keep their order, and everything that goes wrong with them. Deterministic: the same calls with
-// the same seed give the same trace hash.
+// A simulated world that runs protocol cores under virtual time: hosts with access links, disks and clocks, ordered
+// connections, and their faults. Deterministic: equal calls with an equal seed give an equal trace hash.
 #pragma once
 #include <functional>
 #include <map>
@@ -22,62 +21,62 @@ namespace echoline::sim {
 using HostId = Id<struct HostTag>;
 using overlay::ConnId;
 
-// A host's access link. Up, connections with something to send take turns; down, first come, first served. Absent: no
-// cap.
+// A host's access link. Uplink: connections with data take turns. Downlink: first come, first served. Absent:
+// unlimited.
 struct AccessLink {
   std::optional<BitRate> up, down;
 };
 
 struct WorldOptions {
   std::uint64_t seed = 1;
-  // One way between any two hosts whose regions do not say it; up to `jitter` more, never reordering a connection.
+  // One way between hosts whose regions do not state it; up to `jitter` is added, without reordering a connection.
   Duration delay{}, jitter{};
-  chains::Regions regions;  // what crosses from one to another shares the way's rate, first come, first served
-  // TCP hides loss: with this probability a transfer, and what follows it on its connection, comes later by a
-  // retransmission timeout or a few.
+  chains::Regions regions;  // traffic between two regions shares the link's rate, first come, first served
+  // TCP hides loss: with this probability a transfer and its successors on the connection are late by one or a few
+  // retransmission timeouts.
   double stall_share = 0;
-  double split_share = 0;  // of transfers that are read in two pieces
+  double split_share = 0;  // of transfers: read in two pieces
   Duration dial_timeout = std::chrono::seconds(5);
   double unix_origin_s = 1.7e9;  // wall clock of a host without skew at TimePoint zero
 };
 
-// Whose certificates are believed.
+// The authority whose certificates are accepted.
 struct RunAuthority {
   std::string run_id;
   overlay::trust::PublicKey key;
 };
 
-// The program on a host. It owns its core; the world calls the core and performs what it asks for.
+// The program on a host. It owns its core; the world calls the core and performs its actions.
 class Process {
  public:
   virtual ~Process() = default;
   virtual overlay::Core& core() = 0;
-  // An action that is neither about the network nor about the disk. Must not call the core: World::post() can.
+  // Performs an action that concerns neither network nor disk. Must not call the core; may use World::post().
   virtual void on_action(overlay::Action&& action, TimePoint now) = 0;
 };
 
-// Sees what passes; changes nothing.
+// Receives events; must not change anything.
 class Observer {
  public:
   virtual ~Observer() = default;
-  // Before the core of `to` is given it. `as`: by the certificate that the connection was opened with; by now `from`
-  // may be somebody else. Absent where `to` opened it, or nobody did by a certificate.
+  // Called before the core of `to` receives the frame. `as`: the worker in the certificate with which the connection
+  // was opened, which `from` may no longer be. Absent if `to` opened the connection, or without a certificate.
   virtual void on_frame(HostId /*from*/, HostId /*to*/, std::optional<WorkerId> /*as*/, const overlay::Frame&) {}
-  // A core was called and its actions have been performed.
+  // A core was called and its actions were performed.
   virtual void on_step(HostId) {}
 };
 
-// What a malicious host does to what its honest core wants to send.
+// Changes the outgoing messages of a malicious host's honest core.
 class Malice {
  public:
   virtual ~Malice() = default;
-  // `send` is whole frames when the core has no rate limit. Returns what leaves instead, in order.
+  // `send` is whole frames if the core has no rate limit. Returns the messages to send instead, in order.
   virtual std::vector<overlay::act::Send> outgoing(overlay::act::Send&& send, TimePoint now) = 0;
 };
 
 enum class Death {
-  kCrash,     // the process dies: its peers see their connections end, what the disk had not taken yet is lost
-  kPowerLoss  // the machine vanishes: nobody is told, and the disk loses what was not synced
+  kCrash,     // the process dies: its peers see closed connections; unfinished disk writes are lost
+  kPowerLoss  // the machine vanishes: peers are not told, and the disk loses unsynced data
 };
 
 class World {
@@ -85,7 +84,7 @@ class World {
   explicit World(const WorldOptions& options);
   ~World();
 
-  // Hosts show certificates and check them from now on; without an authority everybody is let through as nobody.
+  // Makes hosts show and check certificates from now on. Without an authority all connections are anonymous.
   void set_authority(RunAuthority authority) { authority_ = std::move(authority); }
 
   HostId add_host(const AccessLink& link, Duration clock_skew = {}, std::uint32_t region = 0);
@@ -94,15 +93,15 @@ class World {
   Disk& disk(HostId host);
   Random& random() { return random_; }
 
-  // Runs `process` on a host that runs none.
+  // Runs `process` on a host without one.
   void start(HostId host, std::unique_ptr<Process> process);
-  // The process ends in good order: its connections are closed once what was sent has left.
+  // Ends the process normally: its connections close after its sent data has left.
   void stop(HostId host);
   void kill(HostId host, Death death);
   bool alive(HostId host) const;
   Process* process(HostId host) const;
 
-  // Calls into the host's core from outside; its actions are then performed. Nothing happens on a dead host.
+  // Calls the host's core from outside, then performs its actions. Does nothing on a dead host.
   template <class Work>
   void call(HostId host, Work&& work) {
     if (!alive(host)) return;
@@ -113,51 +112,47 @@ class World {
   void at(TimePoint time, std::function<void()> work);
   void post(std::function<void()> work) { at(now_, std::move(work)); }
 
-  // ---- faults of the network ----
+  // ---- network faults ----
 
-  void set_nat(HostId host, bool on);  // cannot be dialled: dials time out
-  // `from` can never dial `to`: a firewall between them.
+  void set_nat(HostId host, bool on);  // dials to it time out
+  // `from` can never dial `to`, as with a firewall.
   void fence(HostId from, HostId to) { fences_.insert({from.value, to.value}); }
   void set_malice(HostId host, std::unique_ptr<Malice> malice);
   void set_stall_share(double share) { options_.stall_share = share; }
-  // The host's links stand still until then.
+  // Stops the host's links until then.
   void clog(HostId host, TimePoint until);
-  // The host's process does not run until then, as under SIGSTOP: what comes for it waits, and its timers come late.
+  // Stops the host's process until then, as by SIGSTOP: incoming data waits, and timers fire late.
   void pause(HostId host, TimePoint until);
   bool paused(HostId host) const;
-  // Nothing passes from one group to the other (and back, unless one_way) until heal(). Returns its number.
+  // Blocks traffic from one group to the other (and back, unless one_way) until heal(). Returns the partition's number.
   std::uint64_t cut(const std::vector<HostId>& from, const std::vector<HostId>& to, bool one_way);
   void heal(std::uint64_t cut);
-  // One of the host's connections breaks, seen by both ends; false when it has none.
+  // Breaks one of the host's connections for both ends; false if it has none.
   bool reset_one(HostId host);
-  // All of them, at once.
   void reset_all(HostId host);
-  // The host has another address from now on, and the old one is nobody's: its connections are dead. It notices, the
-  // others hear nothing any more.
+  // Gives the host another address; its connections are dead. The host notices, its peers receive nothing any more.
   void move(HostId host);
-  // Its wall clock is set; a process that runs goes on by the clock it began with.
+  // Sets its wall clock; a running process continues with its old clock.
   void step_clock(HostId host, Duration by);
-  // It holds so many connections at most: it can neither open nor take another.
+  // Limits its connections, both opened and accepted.
   void set_connections_max(HostId host, std::size_t most);
   // Flips one byte of the next transfer of at least `bytes_min` that leaves `host`.
   void corrupt_next(HostId host, std::size_t bytes_min);
 
-  // ---- running ----
-
   TimePoint now() const { return now_; }
-  // Runs events until `done` holds after one, none is left, or `until` is reached; returns whether `done` held.
+  // Runs events until `done` holds after one, none is left, or `until`. Returns whether `done` held.
   bool run(TimePoint until, const std::function<bool()>& done);
   bool run(TimePoint until);
 
   void set_observer(Observer* observer) { observer_ = observer; }
-  // One line for everything that happens; costs time, changes nothing.
+  // Receives one line per event; slow, but changes nothing.
   void set_trace(std::function<void(const std::string&)> sink) { sink_ = std::move(sink); }
-  void note(const std::string& text);  // a line of the scenario's own, in the hash as well
+  void note(const std::string& text);  // adds a line of the scenario, also to the hash
 
   std::uint64_t trace_hash() const { return trace_; }
   std::uint64_t events() const { return events_; }
   std::uint64_t bytes_sent(HostId host) const;
-  std::uint64_t bytes_crossed() const { return crossed_; }  // from one region to another
+  std::uint64_t bytes_crossed() const { return crossed_; }  // between regions
 
  private:
   struct Transfer;
@@ -184,7 +179,7 @@ class World {
     kRead,
     kDisk
   };
-  // The side of a connection that an event is about.
+  // The end of a connection that an event is about.
   struct Side {
     Connection* connection = nullptr;
     std::size_t side = 0;
@@ -242,7 +237,7 @@ class World {
   std::optional<RunAuthority> authority_;
   struct Proof {
     Result<overlay::trust::PeerIdentity> identity;
-    double valid_from_unix_s;  // the earliest time for which it was found valid
+    double valid_from_unix_s;  // earliest time at which it was valid
   };
   std::map<std::string, Proof> proofs_;  // by certificate
   Random random_;

@@ -1,4 +1,4 @@
-// How connections of a world begin and end: dialling, the proof of who is there, closing.
+// Opening and closing of a world's connections: dialling, certificates, closing.
 #include "sim/world_parts.hpp"
 
 namespace echoline::sim {
@@ -16,8 +16,6 @@ World::Side World::find(std::size_t h, ConnId conn) {
   const auto it = hosts_[h]->connections.find(conn);
   return it == hosts_[h]->connections.end() ? Side{} : it->second;
 }
-
-// ---- dialling ----
 
 void World::dial(std::size_t h, const act::Dial& dial) {
   if (free_slots_.empty()) {
@@ -52,7 +50,7 @@ void World::fail_dial(const Side& dialler, std::string reason, TimePoint at) {
   push(at, kFailed, dialler);
 }
 
-// The first packet is at the one who is dialled.
+// The first packet has reached the dialled host.
 void World::on_syn(const Side& dialler) {
   Connection& connection = *dialler.connection;
   const std::size_t from = end(dialler).host, to = end(other(dialler)).host;
@@ -71,7 +69,7 @@ void World::on_syn(const Side& dialler) {
   push(now_ + 3 * delay(from, to), kConnected, dialler);
 }
 
-// The dialler has shaken hands and knows who answered; the other end comes to know the dialler a little later.
+// The dialler has completed the handshake and knows its peer; the peer learns of the dialler a little later.
 void World::on_connected(const Side& dialler) {
   Connection& connection = *dialler.connection;
   End &self = end(dialler), &peer = end(other(dialler));
@@ -136,8 +134,8 @@ void World::on_accept(const Side& dialler) {
   if (self.arrived > 0) push(now_, kRead, other(dialler));
 }
 
-// What the handshake finds out about a certificate, by the time that the one who checks takes for the run's; nobody
-// judges the learner's by a clock. Each is parsed once.
+// Checks a certificate as the handshake does, at the checker's time of the run; `ageless` skips the time for the
+// learner's certificate. Each certificate is parsed once.
 Result<PeerIdentity> World::prove(const std::string& certificate, std::size_t checker, bool ageless) {
   if (certificate.empty()) return fail(Code::kInvalid, "handshake", "the peer has no certificate");
   const auto der = std::as_bytes(std::span(certificate));
@@ -157,8 +155,6 @@ Result<PeerIdentity> World::prove(const std::string& certificate, std::size_t ch
   return *proof.identity;
 }
 
-// ---- closing ----
-
 void World::close(std::size_t h, ConnId conn) {
   const Side side = find(h, conn);
   if (!side) return;
@@ -170,7 +166,7 @@ void World::close(std::size_t h, ConnId conn) {
   transfer(side, {{}, {}, 0, Transfer::Last::kEnd, {}, {}, 0});
 }
 
-// The connection broke: this end's core is told, the peer will see a reset.
+// The connection broke: notifies this end's core; the peer will see a reset.
 void World::lost(const Side& side, std::string reason) {
   End &self = end(side), &peer = end(other(side));
   const std::size_t h = self.host;
@@ -187,7 +183,7 @@ void World::lost(const Side& side, std::string reason) {
   drain(h);
 }
 
-// Both ends are done with it. Events that are still under way find another generation.
+// Frees a connection that both ends have closed. Pending events see another generation and are ignored.
 void World::forget(Connection& connection) {
   if (!connection.used) return;
   connection.used = false;

@@ -1,4 +1,4 @@
-// What a world consists of: its hosts, and their connections. Internal to world*.cpp.
+// The parts of a world: hosts and connections. Private to world*.cpp.
 #pragma once
 #include <limits>
 
@@ -6,14 +6,14 @@
 
 namespace echoline::sim {
 
-// What one action sent: it travels as a whole, and is read as a whole or in pieces.
+// The data of one send action. It travels as a whole and is read whole or in pieces.
 struct World::Transfer {
   enum class Last : std::uint8_t { kNo, kEnd, kReset };
   overlay::Slice head, tail;
-  std::size_t told_bytes = 0;  // what the sending core is told was taken; not its size where malice had its way
+  std::size_t told_bytes = 0;  // reported to the sending core as taken; malice may change the real size
   Last last = Last::kNo;
-  TimePoint through{}, there{};  // when it has left the sender's uplink, and is at the receiver at the earliest
-  std::size_t read_bytes = 0;    // given to the decoder
+  TimePoint through{}, there{};  // when it has left the uplink, and its earliest arrival at the receiver
+  std::size_t read_bytes = 0;    // passed to the decoder
   std::size_t size() const { return head.size() + tail.size(); }
 };
 
@@ -23,27 +23,27 @@ struct World::End {
   std::size_t host = 0;
   std::uint64_t incarnation = 0;
   ConnId id;
-  std::optional<WorkerId> peer;  // as it proved itself here
+  std::optional<WorkerId> peer;  // as proved on this connection
   State state = State::kNone;
-  bool vanished = false;  // its machine lost power: nobody was told
+  bool vanished = false;  // its machine lost power without notice
   bool reading = true;
   overlay::FrameDecoder decoder;
 
-  // Transfers on their way to this end, in order. Events say "one more", so the order never changes.
+  // Transfers to this end, in order. Events mean "one more", so the order never changes.
   Fifo<Transfer> inbound;
-  std::size_t scheduled = 0;  // of those, whose first byte has reached the downlink
-  std::size_t arrived = 0;    // of those, that are there and not read
-  std::size_t parked = 0;     // arrivals that wait for a partition to heal
+  std::size_t scheduled = 0;  // of inbound: the first byte has reached the downlink
+  std::size_t arrived = 0;    // of inbound: arrived and not read
+  std::size_t parked = 0;     // arrivals waiting for a partition to heal
   TimePoint first_arrival{}, last_arrival{};
 
-  Fifo<Transfer> outbound;  // of this end: wait for their turn on the uplink
+  Fifo<Transfer> outbound;  // of this end: waiting for the uplink
 
-  // Flow control: what the peer has not read stays in the sockets' buffers, and the core is told that its bytes were
-  // taken only while there is room.
+  // Flow control: unread data of the peer fills the sockets' buffers. Bytes are reported to the core as taken only
+  // while there is room.
   std::size_t unread_bytes = 0;  // sent by this end
-  std::size_t held_bytes = 0;    // read by the peer, whose word of it waits for a partition to heal
-  Fifo<std::size_t> untold;      // of what this end sent
-  std::size_t through = 0;       // of those, that have left the uplink
+  std::size_t held_bytes = 0;    // read by the peer, but the notice waits for a partition to heal
+  Fifo<std::size_t> untold;      // sent by this end, not reported as taken
+  std::size_t through = 0;       // of untold: have left the uplink
 };
 
 struct World::Connection {
@@ -71,7 +71,7 @@ struct World::Host {
   std::map<ConnId, Side> connections;
   std::string certificate;  // DER
   TimePoint down_free{}, timer_at = kNever, clogged_until{}, paused_until{};
-  // Connections with something to send, and their generations, in turn; those that begin with a little go first.
+  // Connections with data to send and their generations, in turn; those starting with little data have priority.
   Fifo<std::pair<Side, std::uint64_t>> begun, sending;
   bool up_busy = false;
   bool reading = true, draining = false, nat = false, powered = true;

@@ -1,4 +1,4 @@
-// How bytes cross a world: uplink, delay, downlink, flow control, and the frames they make at the other end.
+// Transport of bytes in a world: uplink, delay, downlink, flow control, and decoding at the receiver.
 #include <cstring>
 
 #include "sim/world_parts.hpp"
@@ -13,7 +13,7 @@ Duration time_for(std::size_t bytes, const std::optional<BitRate>& rate) {
   return rate ? from_seconds(static_cast<double>(bytes) / rate->bytes_per_s()) : Duration{};
 }
 
-// What a connection that had nothing to send gets at once: ten full packets, the initial quantum of Linux's sch_fq.
+// Priority data of an idle connection: ten full packets, the initial quantum of Linux's sch_fq.
 constexpr std::size_t kBurst = 15'140;
 constexpr Duration kRetransmission = std::chrono::milliseconds(200);
 
@@ -33,8 +33,6 @@ std::string describe(const Frame& frame) {
 
 }  // namespace
 
-// ---- sending ----
-
 void World::send(std::size_t h, act::Send&& s) {
   Host& host = *hosts_[h];
   const Side side = find(h, s.conn);
@@ -48,7 +46,7 @@ void World::send(std::size_t h, act::Send&& s) {
   }
   if (!host.malice) return transfer(side, {std::move(s.head), std::move(s.tail), told, Transfer::Last::kNo, {}, {}, 0});
   for (act::Send& out : host.malice->outgoing(std::move(s), now_)) {
-    const Side over = find(h, out.conn);  // it may say something elsewhere as well
+    const Side over = find(h, out.conn);  // malice may send on other connections too
     if (!over || end(over).state != End::State::kOpen) continue;
     const std::size_t tell = over.connection == side.connection ? std::exchange(told, 0) : 0;
     transfer(over, {std::move(out.head), std::move(out.tail), tell, Transfer::Last::kNo, {}, {}, 0});
@@ -66,8 +64,8 @@ void World::transfer(const Side& from, Transfer&& t) {
   serve_uplink(self.host);
 }
 
-// Connections take turns, a transfer at a time, as packets do in a kernel's fair queue; and as there, what begins with
-// no more than a burst need not wait for a turn of everybody else, which would here be a chunk of each.
+// Connections take turns by transfer, as packets do in a kernel's fair queue. As there, a connection that starts with
+// at most a burst need not wait for a turn of all others, which here would be a chunk of each.
 void World::serve_uplink(std::size_t h) {
   Host& host = *hosts_[h];
   while (!host.up_busy && !(host.begun.empty() && host.sending.empty())) {
@@ -88,8 +86,8 @@ void World::serve_uplink(std::size_t h) {
   }
 }
 
-// The uplink begins to carry it; its first byte reaches the receiver's downlink after the delay; it is there when its
-// last byte has passed both.
+// Starts a transfer on the uplink. Its first byte reaches the receiver's downlink after the delay, and it arrives when
+// its last byte has passed both.
 void World::launch(const Side& from, Transfer&& t) {
   End &self = end(from), &peer = end(other(from));
   Host& host = *hosts_[self.host];
@@ -122,14 +120,14 @@ void World::launch(const Side& from, Transfer&& t) {
 void World::on_sent(const Side& side) {
   const std::size_t h = end(side).host;
   Host& host = *hosts_[h];
-  // Room for twice what the path holds, and at least what a system gives a slow one.
+  // Room for twice the path's content, and at least a slow system's buffer.
   const double path_bytes =
       host.link.up ? host.link.up->bytes_per_s() * seconds(2 * (delay(h, end(other(side)).host) + options_.jitter)) : 0;
   const std::size_t room = std::max<std::size_t>(256 * 1024, static_cast<std::size_t>(2 * path_bytes));
   while (host.process && side.connection->used) {
     End& self = end(side);
     if (self.state != End::State::kOpen || self.through == 0 || self.untold.empty()) return;
-    // A single transfer may be larger than the room: it is taken when nothing else waits.
+    // A transfer larger than the room is taken when nothing else waits.
     if (self.unread_bytes > std::max(room, self.untold.front())) return;
     if (host.clogged_until > now_) return push(host.clogged_until, kWake, side);
     --self.through;
@@ -137,8 +135,6 @@ void World::on_sent(const Side& side) {
     drain(h);
   }
 }
-
-// ---- arriving ----
 
 void World::on_first(const Side& to) {
   End& self = end(to);
@@ -160,7 +156,7 @@ void World::on_arrive(const Side& to) {
   const TimePoint clogged = std::max(hosts_[self.host]->clogged_until, hosts_[peer.host]->clogged_until);
   if (clogged > now_ && !peer.vanished) return push(clogged, kArrive, to);
   if (self.state == End::State::kClosed) {
-    // Nobody is there to read it. A machine that is up again says so.
+    // No process reads it. A restarted machine answers with a reset.
     if (self.vanished && hosts_[self.host]->powered && peer.state == End::State::kOpen) {
       self.vanished = false;
       transfer(to, {{}, {}, 0, Transfer::Last::kReset, {}, {}, 0});
@@ -197,7 +193,7 @@ void World::read(Side to) {
       --self.arrived;
       if (self.scheduled > 0) --self.scheduled;
     }
-    // The sender hears that there is room again.
+    // Tells the sender that there is room again.
     End& sender = end(other(to));
     if (is_cut(h, sender.host)) {
       sender.held_bytes += take;
@@ -218,8 +214,8 @@ void World::read(Side to) {
   }
 }
 
-// Gives bytes [begin, end_of) of a slice to the decoder, and the core every frame that is whole then. False: the
-// connection is gone.
+// Passes bytes [begin, end_of) of a slice to the decoder, and each complete frame to the core. False: the connection is
+// gone.
 bool World::feed(const Side& to, const Slice& slice, std::size_t begin, std::size_t end_of) {
   const auto generation = to.connection->generation;
   const std::size_t h = end(to).host;

@@ -90,7 +90,7 @@ TEST(VastReply, WhatIsWrongIsSaidOfEveryOffer) {
   for (const char* text :
        {"offers[0] (id 1): dph_base: expected 0 to", "found -0.2",
         "offers[1] (id 2): dph_base: expected a number, found 'cheap'",
-        "inet_up: expected 0 to 1000000, found 1000000000000", "offers[4] (id 3): id: another offer has it as well",
+        "inet_up: expected 0 to 1000000, found 1000000000000", "offers[4] (id 3): id: another offer has the same id",
         "offers[5]: id: it is missing", "gpu_name: it is missing", "gpu_ids: expected numbers",
         "num_gpus: expected a whole number", "gpu_name: expected a text", "rentable: expected true or false"})
     EXPECT_THAT(all, HasSubstr(text));

@@ -329,7 +329,7 @@ TEST(MakePlan, MachinesThatAreLostArePaidForWhileOthersBoot) {
   EXPECT_TRUE(row(plan, "o0").chosen);
   EXPECT_TRUE(plan.to_json()["offers"][0]["losses_per_hour"].is_null());
   EXPECT_THAT(plan.notes,
-              testing::Contains("how often these are lost is not known, and nothing is counted for it: o0"));
+              testing::Contains("it is unknown how often these are lost, so nothing is included for it: o0"));
   r.fleet.assume.reliability = 0.9;
   EXPECT_NEAR(*losses_per_hour(r, offers[0]), 0.1 / 0.9, 1e-12);
 }

@@ -245,7 +245,7 @@ TEST_F(Watched, WhatHappensWhileTheLearnerIsPausedIsNotItsFault) {
   EXPECT_GE(most, 10u) << "it was dialled again and again";
   invariants_.check_liveness();
   for (const Violation& v : invariants_.violations())  // who is quarantined for it passes for honest here
-    EXPECT_EQ(v.text.find("were not parted"), std::string::npos) << v.text;
+    EXPECT_EQ(v.text.find("were not separated"), std::string::npos) << v.text;
 }
 
 TEST_F(Watched, AnIntruderAsksEverybodyAndGetsNothing) {

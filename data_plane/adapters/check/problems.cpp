@@ -62,7 +62,7 @@ std::vector<Problem> check_problems(Findings& found, const CheckOptions& options
   std::map<std::string, std::string> by_id;
   std::vector<std::pair<std::uint64_t, Problem>> problems;
   for (const std::uint64_t index : indices) {
-    found.doing(fmt::format("asking for problem {}", index));
+    found.doing(fmt::format("requesting problem {}", index));
     auto problem = adapter.problem(index);
     if (!problem) {
       found.wrong("problems", fmt::format("problem {} failed: {}", index, problem.error().message()));
@@ -104,7 +104,7 @@ void check_held_out(Findings& found, const CheckOptions& options, const Clock& c
   std::uint64_t compared = 0;
   const TimePoint until = clock.now() + options.time / 6;
   for (; compared < kCompared && (compared < options.problems || clock.now() < until); ++compared) {
-    found.doing(fmt::format("asking for problem {}", compared));
+    found.doing(fmt::format("requesting problem {}", compared));
     const auto p = adapter.problem(compared);
     if (!p) break;
     if (ids.contains(p->id()))
