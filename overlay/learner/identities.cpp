@@ -97,6 +97,12 @@ void Identities::remember(const trust::PeerIdentity& identity, const std::string
   ids_[identity.key] = identity.worker;
 }
 
+Endpoint Identities::endpoint_of(WorkerId id, const Endpoint& named, const std::string& comes_from) const {
+  const auto known = state_.known.find(id);
+  if (known != state_.known.end() && !known->second.host.empty()) return {known->second.host, named.port};
+  return {comes_from, named.port};
+}
+
 void Identities::revoke(WorkerId id, double now_unix_s) {
   const double least = now_unix_s + seconds(trust::kWorkerLifetimeMax);
   const auto known = state_.known.find(id);
@@ -150,7 +156,7 @@ void Identities::forget_ended(const std::function<bool(WorkerId)>& present, Time
   }
 }
 
-// What comes is reserved on disk long before it is used.
+// Later times are reserved on disk long before they are used.
 bool Identities::next_issue(std::uint64_t now_unix_ms) {
   issued_ = std::max(issued_ + 1, now_unix_ms + ahead_);
   if (issued_ + kIssueReserved / 2 < state_.issue_reserved) return false;

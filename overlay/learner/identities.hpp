@@ -1,6 +1,6 @@
-// Who may be a worker of this run: enrolment with a join token, certificates, the return of machines whose certificates
-// have ended, revocation; and the times at which the learner issues things. All of it is part of the learner's state,
-// which the caller saves before an answer leaves. Pure.
+// The machines that may be workers of this run: enrolment with a join token, certificates and their renewal after a long
+// absence, revocation; and the times at which the learner issues things. All of it is part of the learner's state, which
+// the caller saves before an answer leaves. Pure.
 #pragma once
 #include <functional>
 
@@ -21,7 +21,7 @@ class Identities {
 
   // `state` must outlive it; it changes what belongs to identities there.
   Identities(LearnerState& state, std::shared_ptr<const trust::Authority> authority);
-  // What this run has issued so far stays in the past, wherever the clock has gone.
+  // Times of issue continue behind those of earlier processes, also where the clock went back.
   void start(std::uint64_t now_unix_ms);
 
   // A machine shows a join token. The token's nonce and the new id are on disk before the certificate leaves, so no
@@ -37,6 +37,9 @@ class Identities {
   Result<std::vector<std::byte>> issue(WorkerId id, const trust::PublicKey& key, double now_unix_s);
   // A worker that shows a certificate of this run is known from then on, also to a learner that has lost its state.
   void remember(const trust::PeerIdentity& identity, const std::string& name);
+  // Where other workers dial a worker: at the port it names, on the host of its join token or else the host it comes
+  // from. A worker cannot make others dial a host of its choice.
+  Endpoint endpoint_of(WorkerId id, const Endpoint& named, const std::string& comes_from) const;
   // Its certificates count no more, for as long as one of them may be valid.
   void revoke(WorkerId id, double now_unix_s);
   bool revoked(WorkerId id) const { return state_.revoked.contains(id); }

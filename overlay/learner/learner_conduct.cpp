@@ -72,8 +72,8 @@ void LearnerCore::on_edge_failed(Worker& child, const EdgeFailed& failed, TimePo
     return;
   }
   if (failed.kind == EdgeTroubleKind::kUnreachable) {
-    probe(parent->second, now);
-    if (other_end_dials(child, *parent, now)) return;
+    dial_back(parent->second, now);
+    if (other_end_dials(child, parent->second, now)) return;
   }
   if (failed.kind == EdgeTroubleKind::kSilent && !conduct_.quarantined(id, unix_ms(now))) {
     auto& silent_to = parent->second.silent_to;
@@ -83,30 +83,23 @@ void LearnerCore::on_edge_failed(Worker& child, const EdgeFailed& failed, TimePo
     if (silent_to.size() >= 2 && planned) return on_slow_hop({{failed.parent, id}, BitRate{0}, *planned}, now);
   }
   const Conduct::Ruling ruling = conduct_.edge_failed(id, failed.parent, now, unix_ms(now));
-  const bool dials = ruling == Conduct::Ruling::kNothing && parent_dials(failed.parent, id);
-  if (dials && failed.kind != EdgeTroubleKind::kUnreachable && !not_before(child.view.info.data, now))
+  const bool dials = ruling == Conduct::Ruling::kNothing && reach_.parent_dials(failed.parent, id);
+  if (dials && failed.kind != EdgeTroubleKind::kUnreachable && reach_.take_dial(child.view.info.data, now))
     send_control(parent->second.control, DialChild{id, child.view.info.data}, now);  // opens the connection again
   on_failed_edge(id, failed.parent, ruling, now);
 }
 
-bool LearnerCore::parent_dials(WorkerId parent, WorkerId child) const {
-  const auto turn = dial_turns_.find({parent, child});
-  return turn != dial_turns_.end() && turn->second;
-}
-
-// One end could not open the edge: the other one tries, in turns for as long as they are together, for what keeps
-// either from the other may pass. A child that nobody can reach has to try itself. True where the parent tries for the
-// first time: nothing has failed yet.
-bool LearnerCore::other_end_dials(Worker& child, std::pair<const WorkerId, Worker>& parent, TimePoint now) {
-  const auto [turn, first] = dial_turns_.try_emplace({parent.first, child.view.info.id}, false);
-  const bool was = turn->second;
-  turn->second = !was && child.reachable && (first || !not_before(child.view.info.data, now));
-  if (turn->second == was) return false;
+// One end could not open the edge. Returns whether the parent tries for the first time, so that nothing has failed yet.
+bool LearnerCore::other_end_dials(Worker& child, const Worker& parent, TimePoint now) {
+  const MemberInfo& info = child.view.info;
+  const WorkerId parent_id = parent.view.info.id;
+  const Reachability::Turn turn = reach_.pass_turn(parent_id, info.id, info.data, now);
+  if (!turn.changed) return false;
   for (Parent& p : child.assigned->parents)
-    if (p.worker == parent.first) p.dials = turn->second;
-  if (turn->second) send_control(parent.second.control, DialChild{child.view.info.id, child.view.info.data}, now);
+    if (p.worker == parent_id) p.dials = turn.parent_dials;
+  if (turn.parent_dials) send_control(parent.control, DialChild{info.id, info.data}, now);
   send_control(child.control, *child.assigned, now);
-  return first && turn->second;
+  return turn.first && turn.parent_dials;
 }
 
 void LearnerCore::on_failed_edge(WorkerId child, WorkerId parent, Conduct::Ruling ruling, TimePoint now) {

@@ -82,10 +82,8 @@ void LearnerCore::leave(TimePoint now) {
     close(conn);
   }
   for (const ConnId conn : strangers_.take_all()) close(conn);
-  for (const auto& [conn, id] : dial_backs_) close(conn);
+  for (const ConnId conn : reach_.end_all_dials()) close(conn);
   control_.clear();
-  dial_backs_.clear();
-  probes_.clear();
   beat_at_ = plan_at_ = kNever;
   saver_.stop();
 }
@@ -95,7 +93,7 @@ LearnerStats LearnerCore::stats() const {
   for (const auto& [id, worker] : workers_) {
     s.workers.push_back(worker.view);
     s.workers.back().silent = worker.silent;
-    s.workers.back().reachable = worker.reachable;
+    s.workers.back().reachable = reach_.is_reachable(id);
     const Conduct::Record* record = conduct_.find(id);
     s.workers.back().quarantined = record && record->kept.quarantined_until_ms > 0;
   }
@@ -116,6 +114,7 @@ LearnerStats LearnerCore::stats() const {
 void LearnerCore::check() const {
   broadcasts_.check();
   identities_.check();
+  reach_.check();
   ECHO_CHECK(control_.size() <= workers_.size());
   std::size_t assembling = 0;
   for (const auto& [id, worker] : workers_) {
@@ -134,20 +133,10 @@ void LearnerCore::on_accepted(ConnId conn, const PeerInfo& peer, TimePoint now) 
   for (const ConnId other : strangers_.add(conn, peer, now + kHandshakeTimeout)) close(other);
 }
 
-// A worker was dialled back: its advertised address is good. The connection served its purpose.
 void LearnerCore::on_connected(ConnId conn, TimePoint now) {
   excuse_pause(now);
-  const auto it = dial_backs_.find(conn);
   close(conn);
-  if (it == dial_backs_.end()) return;
-  const WorkerId id = it->second;
-  dial_backs_.erase(it);
-  if (const auto worker = workers_.find(id); worker != workers_.end()) {
-    // A segment there and one back, and the same for TLS.
-    const Duration one_way = (now - worker->second.dialled_back_at) / 4;
-    worker->second.view.delay = std::min(worker->second.view.delay.value_or(one_way), one_way);
-  }
-  probed(id, std::nullopt, now);
+  if (const auto dial = reach_.end_dial(conn, true, now)) on_dialled_back(*dial, "", now);
 }
 
 void LearnerCore::on_closed(ConnId conn, const std::string& reason, TimePoint now) {
@@ -155,11 +144,7 @@ void LearnerCore::on_closed(ConnId conn, const std::string& reason, TimePoint no
   strangers_.erase(conn);
   identities_.drop(conn);
   edges_.close(conn);
-  if (const auto it = dial_backs_.find(conn); it != dial_backs_.end()) {
-    const WorkerId id = it->second;
-    dial_backs_.erase(it);
-    return probed(id, reason, now);
-  }
+  if (const auto dial = reach_.end_dial(conn, false, now)) return on_dialled_back(*dial, reason, now);
   if (const auto it = control_.find(conn); it != control_.end())
     part(it->second, "its connection was lost: " + reason, now);
 }
@@ -278,7 +263,7 @@ void LearnerCore::admit_worker(ConnId conn, const Stranger& stranger, Hello hell
   }
   if (workers_.contains(id)) part(id, "it joined again", now);  // its old connection is dead, it knows best
   identities_.remember(stranger.peer.identity, hello.name);
-  const Endpoint named = std::exchange(hello.data, reached_at(id, hello.data, stranger.peer.host));
+  const Endpoint named = std::exchange(hello.data, identities_.endpoint_of(id, hello.data, stranger.peer.host));
   hello.name = state_.known.at(id).name;
   const MemberInfo info{id, hello.name, hello.data, hello.up, hello.down, std::move(hello.place)};
   const std::string application = config_.welcome ? config_.welcome(info) : std::string();
@@ -297,7 +282,7 @@ void LearnerCore::admit_worker(ConnId conn, const Stranger& stranger, Hello hell
   worker.region = config_.region_of ? config_.region_of(info) : config_.regions.learner;
   ECHO_CHECK(!config_.regions.several() || worker.region < config_.regions.ways.size());
   worker.view.installed.reset();
-  worker.reachable = true;
+  reach_.add(id);
   worker.draining = false;
   const bool installed = hello.installed && hello.installed->epoch == state_.epoch;
   if (installed && is_published(*hello.installed)) {
@@ -326,7 +311,7 @@ void LearnerCore::admit_worker(ConnId conn, const Stranger& stranger, Hello hell
                                     "does not name that host (`echoline token --reach`)",
                                     to_text(info.data), to_text(named))},
                  now);
-  probe(worker, now);
+  dial_back(worker, now);
   plan_soon(now);
   if (installed && !worker.view.installed) on_broken(id, never_published(*hello.installed), now);
 }
@@ -498,7 +483,7 @@ void LearnerCore::on_timer(TimePoint now) {
   resume_reading(now);
   if (now >= plan_at_) plan_anew(now);
   if (now >= beat_at_) beat(now);
-  run_probes(now);
+  for (const WorkerId id : reach_.take_planned(now)) dial_back(workers_.at(id), now);
   if (saver_.take_retry(now)) save(now);
   for (const ConnId conn : strangers_.take_late(now)) close(conn);
   uplink_.on_timer(now);
@@ -506,7 +491,7 @@ void LearnerCore::on_timer(TimePoint now) {
 
 TimePoint LearnerCore::next_deadline() const {
   return std::min({uplink_.next_deadline(), reading_deadline(), beat_at_, plan_at_, saver_.next_deadline(),
-                   strangers_.next_deadline(), probes_.empty() ? kNever : probes_.begin()->first});
+                   strangers_.next_deadline(), reach_.next_deadline()});
 }
 
 }  // namespace echoline::overlay

@@ -21,6 +21,7 @@
 #include "overlay/learner/help_budget.hpp"
 #include "overlay/learner/hop_monitor.hpp"
 #include "overlay/learner/identities.hpp"
+#include "overlay/learner/reachability.hpp"
 #include "overlay/saver.hpp"
 #include "overlay/settings.hpp"
 #include "overlay/state.hpp"
@@ -154,10 +155,6 @@ class LearnerCore final : public Core {
       return it != senders.end() && it->second >= now;
     }
     TimePoint grant_at = kNever;  // when what it is assigned is granted anew
-    std::optional<ConnId> dial_back;
-    TimePoint dialled_back_at{};
-    TimePoint probe_at = kNever;  // when it is dialled back again
-    bool reachable = true;        // until dialling back has failed
     bool draining = false;
     bool straggles = false;                   // it let a broadcast wait in vain, and has installed nothing since
     trust::PublicKey key;                     // of its certificate: the only one that is certified for it
@@ -203,14 +200,9 @@ class LearnerCore final : public Core {
   void save(TimePoint now);
   void after_saved(TimePoint now);
 
-  // Reachability (learner_reach.cpp).
-  Endpoint reached_at(WorkerId id, const Endpoint& named, const std::string& comes_from) const;
-  std::optional<TimePoint> not_before(const Endpoint& to, TimePoint now);
-  void probe(Worker& worker, TimePoint now);
-  void run_probes(TimePoint now);
-  void probed(WorkerId id, const std::optional<std::string>& why, TimePoint now);
-
   // Presence (learner_presence.cpp).
+  void dial_back(const Worker& worker, TimePoint now);
+  void on_dialled_back(const Reachability::Outcome& dial, const std::string& reason, TimePoint now);
   void silence(WorkerId id, const std::string& reason, TimePoint now);
   void heard_from(Worker& worker, TimePoint now);
   void part(WorkerId id, const std::string& reason, TimePoint now);
@@ -266,8 +258,7 @@ class LearnerCore final : public Core {
   void on_broken(WorkerId id, const std::string& what, TimePoint now);
   void on_unfounded(Worker& accuser, WorkerId of, TimePoint now);
   void on_edge_failed(Worker& child, const EdgeFailed& failed, TimePoint now);
-  bool parent_dials(WorkerId parent, WorkerId child) const;
-  bool other_end_dials(Worker& child, std::pair<const WorkerId, Worker>& parent, TimePoint now);
+  bool other_end_dials(Worker& child, const Worker& parent, TimePoint now);
   void on_stalled(Worker& child, TimePoint now);
   bool holds_back(const Parent& parent, const Worker& child) const;
   void on_failed_edge(WorkerId child, WorkerId parent, Conduct::Ruling ruling, TimePoint now);
@@ -291,18 +282,15 @@ class LearnerCore final : public Core {
   HopMonitor hops_;
   Strangers strangers_;
   std::map<WorkerId, Worker> workers_, away_;  // connected, and out of reach
-  std::map<ConnId, WorkerId> control_, dial_backs_;
-  std::map<std::pair<WorkerId, WorkerId>, bool>
-      dial_turns_;                           // edges (parent, child) that could not be opened; true: the parent's
+  std::map<ConnId, WorkerId> control_;
+  Reachability reach_;
   std::map<WorkerId, TimePoint> suspected_;  // children at a slow hop, until when that is remembered
   std::uint64_t joined_ = 0, lost_ = 0, quarantined_ = 0, floods_ = 0;
   std::size_t assembling_ = 0;  // bytes
   std::optional<Version> newest_;
   BroadcastTimes broadcasts_;
   std::vector<Closing> closing_;
-  GrantBook grants_;                                 // of this learner's own children
-  std::map<std::string, TimePoint> dialled_;         // targets, within the last second
-  std::set<std::pair<TimePoint, WorkerId>> probes_;  // who is dialled back when
+  GrantBook grants_;  // of this learner's own children
   TimePoint prune_at_{};
   std::vector<SlowHop> slow_hops_;
   std::set<std::optional<Version>> catch_ups_wanted_;  // by where they start; absent: a full snapshot

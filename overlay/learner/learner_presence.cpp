@@ -6,6 +6,30 @@
 
 namespace echoline::overlay {
 
+// The learner dials the worker's endpoint, now or when its pause has ended.
+void LearnerCore::dial_back(const Worker& worker, TimePoint now) {
+  const MemberInfo& info = worker.view.info;
+  if (reach_.begin_dial(info.id, info.data, now))
+    reach_.dialled(info.id, dial(info.data, act::Service::kData, info.id), now);
+}
+
+void LearnerCore::on_dialled_back(const Reachability::Outcome& dial, const std::string& reason, TimePoint now) {
+  Worker& worker = workers_.at(dial.worker);
+  if (dial.reachable) {  // after a segment there and one back, and the same for TLS
+    const Duration one_way = dial.took / 4;
+    worker.view.delay = std::min(worker.view.delay.value_or(one_way), one_way);
+  }
+  if (!dial.changed) return;
+  if (!dial.reachable) {
+    const std::string text = fmt::format("worker {} cannot be reached at {}: {}; it will not forward", dial.worker,
+                                         to_text(worker.view.info.data), reason);
+    log::info("{}", text);
+    send_control(worker.control, Notice{text + " (--bind, --advertise, or `echoline token --reach` say where it is)"},
+                 now);
+  }
+  move_back(dial.worker, now);
+}
+
 // Whatever comes from it: it is there.
 void LearnerCore::heard_from(Worker& worker, TimePoint now) {
   worker.heard = now;
@@ -35,7 +59,7 @@ void LearnerCore::lose_place(Worker& worker, TimePoint now) {
   worker.edges.clear();
   worker.holdings.clear();
   hops_.forget(id);
-  std::erase_if(dial_turns_, [&](const auto& turn) { return turn.first.first == id || turn.first.second == id; });
+  reach_.forget_turns(id);
   for (const ConnId edge : edges_.connections_of(id)) {
     edges_.close(edge);
     close(edge);
@@ -58,13 +82,7 @@ std::map<WorkerId, LearnerCore::Worker>::node_type LearnerCore::disconnect(Worke
   worker.messages.clear();
   assembling_ -= worker.incoming.bytes();
   worker.incoming = {};
-  if (worker.dial_back) {
-    dial_backs_.erase(*worker.dial_back);
-    close(*worker.dial_back);
-    worker.dial_back.reset();
-  }
-  probes_.erase({worker.probe_at, id});
-  worker.probe_at = kNever;
+  if (const auto dial = reach_.remove(id)) close(*dial);
   lose_place(worker, now);
   worker.silent = false;
   return node;

@@ -406,7 +406,7 @@ void LearnerCore::on_need_help(Worker& worker, const NeedHelp& need, TimePoint n
   std::optional<Candidate> best;
   bool busy = false;
   for (const auto& [id, other] : workers_) {
-    if (id == worker.view.info.id || other.silent || !other.reachable || other.draining) continue;
+    if (id == worker.view.info.id || other.silent || !reach_.is_reachable(id) || other.draining) continue;
     if (conduct_.quarantined(id, unix_ms(now)) || conduct_.apart(id, worker.view.info.id, unix_ms(now))) continue;
     if (worker.helpers_tried.contains(id)) continue;
     const auto cost = cheapest_way(other.holdings, need.position, target, need.full_only);

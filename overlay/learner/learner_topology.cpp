@@ -41,7 +41,7 @@ chains::ChainWorker LearnerCore::chain_worker(const Worker& worker, TimePoint no
   if (slow && worker.slow_up) w.up = std::min(w.up, *worker.slow_up);
   w.score = chains::peer_score(stats);
   const chains::Role role = record ? record->ladder.role() : chains::Role::kSeed;
-  const bool trusted = !conduct_.quarantined(info.id, unix_ms(now)) && !worker.draining && worker.reachable;
+  const bool trusted = !conduct_.quarantined(info.id, unix_ms(now)) && !worker.draining && reach_.is_reachable(info.id);
   w.may_forward = trusted && !slow && role != chains::Role::kRolloutOnly;
   w.region = worker.region;
   w.may_seed = role == chains::Role::kSeed && !slow && !conduct_.accuses(info.id, unix_ms(now));
@@ -208,7 +208,7 @@ void LearnerCore::set_topology(chains::Topology topology, TimePoint now) {
     Assign assign;
     assign.stripes = stripes;
     for (const auto& [parent, mask] : masks) {
-      const bool dials = parent_dials(parent, id);
+      const bool dials = reach_.parent_dials(parent, id);
       const Endpoint& endpoint = parent == kLearnerId ? config_.self : workers_.at(parent).view.info.data;
       assign.parents.push_back({parent, endpoint, mask, dials});
     }

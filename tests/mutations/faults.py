@@ -25,7 +25,7 @@ TOPOLOGY, CONDUCT = "overlay/learner/learner_topology.cpp", "overlay/learner/con
 LEARNER_CONDUCT, GRANT, BUDGET = "overlay/learner/learner_conduct.cpp", "overlay/wire/grant.cpp", "overlay/budget.cpp"
 LEARNER, LEARNER_IDENTITY = "overlay/learner/learner_core.cpp", "overlay/learner/identities.cpp"
 TREES, MODEL = "chains/trees.cpp", "chains/broadcast_model.cpp"
-EDGES, REACH, UPSTREAM = "overlay/member/member_edges.cpp", "overlay/learner/learner_reach.cpp", "overlay/member/upstream.hpp"
+EDGES, REACH, UPSTREAM = "overlay/member/member_edges.cpp", "overlay/learner/reachability.cpp", "overlay/member/upstream.hpp"
 
 FAULTS = [
     # What is believed.
@@ -191,7 +191,7 @@ FAULTS = [
     Fault("a worker's clock is not set by the learner's", MEMBER,
           "  clock_offset_ms_ = static_cast<std::int64_t>(welcome.unix_ms) - static_cast<std::int64_t>(unix_ms(now));\n", "",
           "sim_world_test", True),
-    Fault("others are told to dial the address that a worker names", REACH, "  return {comes_from, named.port};", "  return named.port ? named : Endpoint{comes_from, 0};",
+    Fault("others are told to dial the address that a worker names", LEARNER_IDENTITY, "  return {comes_from, named.port};", "  return named.port ? named : Endpoint{comes_from, 0};",
           "overlay_core_test"),
     # What the soak has found.
     Fault("help hides an edge that fails", LEARNER_PUB, "  else if (worker.assigned)\n    for (const Parent& p", "  if (worker.assigned)\n    for (const Parent& p",
@@ -284,8 +284,8 @@ FAULTS = [
     Fault("who failed at forwarding helps before the others", LEARNER_PUB,
           "const Candidate candidate{failed, ", "const Candidate candidate{failed && false, ",
           "overlay_core_test"),
-    Fault("whose turn it is to dial never changes back", LEARNER_CONDUCT, "turn->second = !was && child.reachable",
-          "turn->second = child.reachable", "overlay_core_test"),
+    Fault("whose turn it is to dial never changes back", REACH, "turn->second = !was && is_reachable(child)",
+          "turn->second = is_reachable(child)", "overlay_core_test"),
     Fault("whoever stands nowhere gives up nothing for the way back", MEMBER_PUB, ": begins                       ? *begins",
           ": false                        ? *begins", "overlay_core_test"),
     Fault("one late machine says how long a broadcast takes", TIMES, "const bool alone = last_is_alone(b, expected);", "const bool alone = false && last_is_alone(b, expected);",

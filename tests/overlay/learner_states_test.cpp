@@ -1,8 +1,9 @@
-// The parts of the learner's protocol, each alone: how long broadcasts take, and whom the learner helps.
+// The parts of the learner's protocol, each alone.
 #include <gtest/gtest.h>
 
 #include "overlay/learner/broadcast_times.hpp"
 #include "overlay/learner/help_budget.hpp"
+#include "overlay/learner/reachability.hpp"
 
 namespace echoline::overlay {
 namespace {
@@ -93,6 +94,59 @@ TEST(HelpBudget, BeginsWithWhatCanBeSentInTime) {
   EXPECT_TRUE(budget.begin(100, 100, 10, kSecond, 90, kStart));  // 90 were sent
   EXPECT_FALSE(budget.begin(100, 100, 10, kSecond, 90, kStart));
   EXPECT_TRUE(budget.begin(100, 100, 10, kSecond, 90, kStart + 10 * kSecond));  // 100 could have been
+}
+
+const Endpoint kAt{"10.0.0.1", 9};
+
+TEST(Reachability, DialsOneEndpointOnceASecond) {
+  Reachability reach;
+  reach.add(WorkerId{1});
+  reach.add(WorkerId{2});
+  EXPECT_TRUE(reach.begin_dial(WorkerId{1}, kAt, kStart));
+  reach.dialled(WorkerId{1}, ConnId{1}, kStart);
+  EXPECT_FALSE(reach.begin_dial(WorkerId{1}, kAt, kStart + 2 * kSecond));  // one is under way
+  EXPECT_TRUE(reach.take_dial(kAt, kStart + 2 * kSecond));
+  EXPECT_FALSE(reach.begin_dial(WorkerId{2}, kAt, kStart + 2 * kSecond));
+  EXPECT_EQ(reach.next_deadline(), kStart + 2 * kSecond + Reachability::kDialPause);
+  reach.check();
+  EXPECT_EQ(reach.take_planned(reach.next_deadline()), std::vector{WorkerId{2}});
+  EXPECT_EQ(reach.next_deadline(), kNever);
+  EXPECT_EQ(reach.remove(WorkerId{1}), ConnId{1});
+  EXPECT_EQ(reach.remove(WorkerId{2}), std::nullopt);
+  reach.check();
+}
+
+TEST(Reachability, DialsAnUnreachableWorkerAgain) {
+  Reachability reach;
+  reach.add(WorkerId{1});
+  ASSERT_TRUE(reach.begin_dial(WorkerId{1}, kAt, kStart));
+  reach.dialled(WorkerId{1}, ConnId{1}, kStart);
+  const auto failed = reach.end_dial(ConnId{1}, false, kStart + kSecond);
+  ASSERT_TRUE(failed && failed->changed && !failed->reachable);
+  EXPECT_FALSE(reach.is_reachable(WorkerId{1}));
+  EXPECT_FALSE(reach.end_dial(ConnId{1}, true, kStart + kSecond));  // over
+  const TimePoint again = kStart + kSecond + Reachability::kRetryPause;
+  EXPECT_EQ(reach.take_planned(again), std::vector{WorkerId{1}});
+  ASSERT_TRUE(reach.begin_dial(WorkerId{1}, kAt, again));
+  reach.dialled(WorkerId{1}, ConnId{3}, again);
+  const auto reached = reach.end_dial(ConnId{3}, true, again + kSecond);
+  ASSERT_TRUE(reached && reached->changed && reached->reachable);
+  EXPECT_EQ(reached->took, kSecond);
+  reach.check();
+}
+
+TEST(Reachability, EndsOfAnEdgeTakeTurns) {
+  Reachability reach;
+  const WorkerId parent{1}, child{2};
+  reach.add(child);
+  TimePoint now = kStart;
+  EXPECT_FALSE(reach.parent_dials(parent, child));
+  EXPECT_TRUE(reach.pass_turn(parent, child, kAt, now).first);
+  EXPECT_TRUE(reach.parent_dials(parent, child));
+  EXPECT_FALSE(reach.pass_turn(parent, child, kAt, now += kSecond).parent_dials);
+  EXPECT_TRUE(reach.pass_turn(parent, child, kAt, now += kSecond).parent_dials);
+  reach.forget_turns(parent);
+  EXPECT_FALSE(reach.parent_dials(parent, child));
 }
 
 }  // namespace

@@ -1,0 +1,107 @@
+#include "overlay/learner/reachability.hpp"
+
+#include <algorithm>
+#include <array>
+
+namespace echoline::overlay {
+
+void Reachability::move(WorkerId id, Phase next, TimePoint at) {
+  constexpr std::array<std::uint8_t, 3> follow{0b111, 0b111, 0b011};  // bits of the phases after kIdle, ...
+  Worker& worker = workers_.at(id);
+  ECHO_CHECK((follow[static_cast<std::size_t>(worker.phase)] >> static_cast<int>(next) & 1) != 0,
+             "worker {} is dialled twice at a time", id);
+  if (worker.phase == Phase::kPlanned) planned_.erase({worker.at, id});
+  if (next == Phase::kPlanned) planned_.insert({at, id});
+  worker.phase = next;
+  worker.at = at;
+}
+
+void Reachability::add(WorkerId id) { ECHO_CHECK(workers_.try_emplace(id).second, "worker {} is there already", id); }
+
+std::optional<ConnId> Reachability::remove(WorkerId id) {
+  const bool dialling = workers_.at(id).phase == Phase::kDialling;
+  move(id, Phase::kIdle, kNever);
+  workers_.erase(id);
+  if (!dialling) return std::nullopt;
+  const auto dial = std::find_if(dials_.begin(), dials_.end(), [&](const auto& d) { return d.second == id; });
+  const ConnId conn = dial->first;
+  dials_.erase(dial);
+  return conn;
+}
+
+std::vector<ConnId> Reachability::end_all_dials() {
+  std::vector<ConnId> open;
+  for (const auto& [conn, id] : dials_) open.push_back(conn);
+  for (auto& [id, worker] : workers_) move(id, Phase::kIdle, kNever);
+  dials_.clear();
+  return open;
+}
+
+std::optional<TimePoint> Reachability::busy_until(const Endpoint& to, TimePoint now) {
+  std::erase_if(recent_, [&](const auto& dial) { return dial.second + kDialPause <= now; });
+  const auto [it, added] = recent_.try_emplace(to_text(to), now);
+  return added ? std::nullopt : std::optional(it->second + kDialPause);
+}
+
+bool Reachability::begin_dial(WorkerId id, const Endpoint& to, TimePoint now) {
+  if (workers_.at(id).phase == Phase::kDialling) return false;
+  const auto until = busy_until(to, now);
+  if (until) move(id, Phase::kPlanned, *until);
+  return !until;
+}
+
+void Reachability::dialled(WorkerId id, ConnId conn, TimePoint now) {
+  move(id, Phase::kDialling, now);
+  dials_[conn] = id;
+}
+
+std::optional<Reachability::Outcome> Reachability::end_dial(ConnId conn, bool connected, TimePoint now) {
+  const auto dial = dials_.extract(conn);
+  if (!dial) return std::nullopt;
+  const WorkerId id = dial.mapped();
+  Worker& worker = workers_.at(id);
+  const Duration took = now - worker.at;
+  const bool changed = std::exchange(worker.reachable, connected) != connected;
+  if (connected)
+    move(id, Phase::kIdle, kNever);
+  else
+    move(id, Phase::kPlanned, now + kRetryPause);
+  return Outcome{id, took, connected, changed};
+}
+
+std::vector<WorkerId> Reachability::take_planned(TimePoint now) {
+  std::vector<WorkerId> due;
+  while (!planned_.empty() && planned_.begin()->first <= now) {
+    due.push_back(planned_.begin()->second);
+    move(due.back(), Phase::kIdle, kNever);
+  }
+  return due;
+}
+
+bool Reachability::parent_dials(WorkerId parent, WorkerId child) const {
+  const auto turn = parents_turn_.find({parent, child});
+  return turn != parents_turn_.end() && turn->second;
+}
+
+Reachability::Turn Reachability::pass_turn(WorkerId parent, WorkerId child, const Endpoint& child_at, TimePoint now) {
+  const auto [turn, first] = parents_turn_.try_emplace({parent, child}, false);
+  const bool was = turn->second;
+  turn->second = !was && is_reachable(child) && (first || take_dial(child_at, now));
+  return {turn->second, turn->second != was, first};
+}
+
+void Reachability::forget_turns(WorkerId id) {
+  std::erase_if(parents_turn_, [&](const auto& turn) { return turn.first.first == id || turn.first.second == id; });
+}
+
+void Reachability::check() const {
+  std::size_t planned = 0, dialling = 0;
+  for (const auto& [id, worker] : workers_) {
+    planned += worker.phase == Phase::kPlanned && planned_.contains({worker.at, id});
+    dialling += worker.phase == Phase::kDialling;
+  }
+  ECHO_CHECK(planned == planned_.size(), "{} dials are planned, {} workers wait for one", planned_.size(), planned);
+  ECHO_CHECK(dialling == dials_.size(), "{} dials are under way, to {} workers", dials_.size(), dialling);
+}
+
+}  // namespace echoline::overlay
