@@ -1,6 +1,6 @@
-// The machines that may be workers of this run: enrolment with a join token, certificates and their renewal after a long
-// absence, revocation; and the times at which the learner issues things. All of it is part of the learner's state, which
-// the caller saves before an answer leaves. Pure.
+// The machines that may be workers of this run: enrolment with a join token, certificates and their renewal after a
+// long absence, revocation; and the times at which the learner issues things. All of it is part of the learner's state,
+// which the caller saves before an answer leaves. Pure.
 #pragma once
 #include <functional>
 

@@ -8,9 +8,6 @@ namespace echoline::overlay {
 namespace {
 
 constexpr Duration kSilentTogether = std::chrono::seconds(3);
-constexpr Duration kSilenceSaidFor = std::chrono::seconds(10);
-// Missed by the learner, too, before the word of a child counts against its parent.
-constexpr int kSilentBeats = 4;
 
 }  // namespace
 
@@ -27,7 +24,7 @@ bool LearnerCore::within_budget(WorkerId id, MessageBudget::Kind kind, TimePoint
     case MessageBudget::Verdict::kTooMuch:
       break;
   }
-  if (!workers_.contains(id) && !away_.contains(id)) return false;
+  if (!workers_.knows(id)) return false;
   ++floods_;
   expel(id, "it says too much: of " + budget.told(kind), now);
   return false;
@@ -35,7 +32,7 @@ bool LearnerCore::within_budget(WorkerId id, MessageBudget::Kind kind, TimePoint
 
 // It may be a broken driver: it is not heard, and counted.
 void LearnerCore::on_broken(WorkerId id, const std::string& what, TimePoint now) {
-  if (!workers_.contains(id) && !away_.contains(id)) return;
+  if (!workers_.knows(id)) return;
   log::warn("worker {}: {}", id, what);
   if (conduct_.broken(id, unix_ms(now))) return expel(id, what + ", as often as never happens by chance", now);
   save(now);
@@ -50,33 +47,28 @@ void LearnerCore::on_unfounded(Worker& accuser, WorkerId of, TimePoint now) {
 
 // ---- failed edges ----
 
-// A child may make the learner as impatient with its parent as with the most regular of workers, and no more.
-bool LearnerCore::is_silent_to(const Worker& parent, TimePoint now) const {
-  return parent.said_silent && now < *parent.said_silent + kSilenceSaidFor &&
-         now >= std::max(parent.heard + kSilentBeats * config_.heartbeat, earliest_silence(parent));
-}
-
 // Both ends live, the edge does not. Where it cannot be opened, both try in turns; a parent that is silent
 // to its child and to the learner loses its place; one that is silent to several children has no uplink to speak of;
 // otherwise, after the third time, the two are put apart, and who fails with several others falls a role.
 void LearnerCore::on_edge_failed(Worker& child, const EdgeFailed& failed, TimePoint now) {
   const WorkerId id = child.view.info.id;
-  const auto parent = workers_.find(failed.parent);
-  const Parent* const edge = child.edge_from(failed.parent);
-  if (!edge && !child.was_child_of(failed.parent, now)) return on_unfounded(child, failed.parent, now);
-  if (parent == workers_.end() || !edge) return;  // settled meanwhile
+  Worker* const parent = workers_.find(failed.parent);
+  const Parent* const edge = child.place.edge_from(failed.parent);
+  if (!child.place.may_accuse(failed.parent, now)) return on_unfounded(child, failed.parent, now);
+  if (!parent || !edge) return;  // settled meanwhile
   log::warn("worker {} lost the connection to its parent {}: {}", id, failed.parent, failed.reason);
-  if (failed.kind == EdgeTroubleKind::kSilent && now > parent->second.heard + 2 * config_.heartbeat) {
-    parent->second.said_silent = now;
-    if (is_silent_to(parent->second, now)) silence(failed.parent, "it is silent to its child and to the learner", now);
+  if (failed.kind == EdgeTroubleKind::kSilent && now > parent->presence.heard_at() + 2 * config_.heartbeat) {
+    parent->presence.on_complaint(now);
+    if (parent->presence.is_silent_to_child(config_, now))
+      silence(failed.parent, "it is silent to its child and to the learner", now);
     return;
   }
   if (failed.kind == EdgeTroubleKind::kUnreachable) {
-    dial_back(parent->second, now);
-    if (other_end_dials(child, parent->second, now)) return;
+    dial_back(*parent, now);
+    if (other_end_dials(child, *parent, now)) return;
   }
   if (failed.kind == EdgeTroubleKind::kSilent && !conduct_.quarantined(id, unix_ms(now))) {
-    auto& silent_to = parent->second.silent_to;
+    auto& silent_to = parent->silent_to;
     silent_to[id] = now;
     std::erase_if(silent_to, [&](const auto& said) { return said.second + kSilentTogether < now; });
     const auto planned = planned_rate(*edge, child, topology_.copies_sent_by(failed.parent));
@@ -85,7 +77,7 @@ void LearnerCore::on_edge_failed(Worker& child, const EdgeFailed& failed, TimePo
   const Conduct::Ruling ruling = conduct_.edge_failed(id, failed.parent, now, unix_ms(now));
   const bool dials = ruling == Conduct::Ruling::kNothing && reach_.parent_dials(failed.parent, id);
   if (dials && failed.kind != EdgeTroubleKind::kUnreachable && reach_.take_dial(child.view.info.data, now))
-    send_control(parent->second.control, DialChild{id, child.view.info.data}, now);  // opens the connection again
+    send_control(parent->control, DialChild{id, child.view.info.data}, now);  // opens the connection again
   on_failed_edge(id, failed.parent, ruling, now);
 }
 
@@ -95,10 +87,10 @@ bool LearnerCore::other_end_dials(Worker& child, const Worker& parent, TimePoint
   const WorkerId parent_id = parent.view.info.id;
   const Reachability::Turn turn = reach_.pass_turn(parent_id, info.id, info.data, now);
   if (!turn.changed) return false;
-  for (Parent& p : child.assigned->parents)
+  for (Parent& p : child.place.assigned->parents)
     if (p.worker == parent_id) p.dials = turn.parent_dials;
   if (turn.parent_dials) send_control(parent.control, DialChild{info.id, info.data}, now);
-  send_control(child.control, *child.assigned, now);
+  send_control(child.control, *child.place.assigned, now);
   return turn.first && turn.parent_dials;
 }
 
@@ -121,26 +113,26 @@ void LearnerCore::on_failed_edge(WorkerId child, WorkerId parent, Conduct::Rulin
 
 // Whether a parent has, by its own word, what this child lacks of what is to come over their edge.
 bool LearnerCore::holds_back(const Parent& parent, const Worker& child) const {
-  const auto sender = workers_.find(parent.worker);
-  if (sender == workers_.end() || sender->second.silent) return false;
-  const Worker& from = sender->second;
+  const Worker* sender = workers_.find(parent.worker);
+  if (!sender || sender->presence.is_silent()) return false;
   const auto untold =
       [&](const auto& holding) {  // what leads on, and of which nothing has come, not even that it is there
         const PublicationKey& key = holding.first;
         const StoredPublication* stored = key.base && key.base == child.view.installed ? store_.find(key) : nullptr;
-        return stored && !child.progress.contains(stored->id);
+        return stored && !child.reported.progress.contains(stored->id);
       };
-  if (std::any_of(from.holdings.begin(), from.holdings.end(), untold)) return true;
-  return std::any_of(child.progress.begin(), child.progress.end(), [&](const auto& has) {
+  if (std::any_of(sender->reported.holdings.begin(), sender->reported.holdings.end(), untold)) return true;
+  return std::any_of(child.reported.progress.begin(), child.reported.progress.end(), [&](const auto& has) {
     const StoredPublication* stored = store_.find(has.first);
     if (!stored || (child.view.installed && stored->key().version <= *child.view.installed)) return false;
-    const auto said = from.progress.find(has.first);
-    const bool whole = from.view.installed && *from.view.installed >= stored->key().version;
+    const auto said = sender->reported.progress.find(has.first);
+    const bool whole = sender->view.installed && *sender->view.installed >= stored->key().version;
     for (std::uint32_t s = 0; s < has.second.size(); ++s) {
       if (has.second.size() != topology_.stripes() || !(parent.stripes >> s & 1)) continue;
       const std::uint32_t at_parent = whole ? stored->have.count_of({topology_.stripes(), std::uint64_t{1} << s})
-                                      : said != from.progress.end() && s < said->second.size() ? said->second[s]
-                                                                                               : 0;
+                                      : said != sender->reported.progress.end() && s < said->second.size()
+                                          ? said->second[s]
+                                          : 0;
       if (at_parent > has.second[s]) return true;
     }
     return false;
@@ -155,8 +147,8 @@ void LearnerCore::on_stalled(Worker& child, TimePoint now) {
   std::vector<WorkerId> idle;
   if (child.helper && *child.helper != kLearnerId) {
     idle.push_back(*child.helper);
-  } else if (!child.helper && child.assigned) {
-    for (const Parent& p : child.assigned->parents)
+  } else if (!child.helper) {
+    for (const Parent& p : child.place.parents())
       if (p.worker != kLearnerId && holds_back(p, child)) idle.push_back(p.worker);
   }
   for (const WorkerId parent : idle) {
@@ -171,8 +163,7 @@ void LearnerCore::on_stalled(Worker& child, TimePoint now) {
 // A chunk's proof failed, so whoever sent it over this edge had not checked it, or had changed it; or so it says.
 void LearnerCore::on_poisoned(Worker& child, const Poisoned& poisoned, TimePoint now) {
   const WorkerId accuser = child.view.info.id;
-  if (!child.edge_from(poisoned.parent) && !child.was_child_of(poisoned.parent, now))
-    return on_unfounded(child, poisoned.parent, now);
+  if (!child.place.may_accuse(poisoned.parent, now)) return on_unfounded(child, poisoned.parent, now);
   if (poisoned.parent == kLearnerId) return;
   log::warn("worker {} -> {}: bad chunk {}", poisoned.parent, accuser, poisoned.index);
   const auto here = [this](WorkerId id) { return workers_.contains(id); };
@@ -211,10 +202,8 @@ void LearnerCore::watch_conduct(TimePoint now) {
   for (const WorkerId id : try_again) move_back(id, now);
   if (now < prune_at_) return;
   prune_at_ = now + std::chrono::minutes(1);
-  std::set<WorkerId> present;
-  for (const auto* some : {&workers_, &away_})
-    for (const auto& [id, worker] : *some) present.insert(id);
-  conduct_.prune(present, unix_ms(now));
+  const auto present = workers_.all();
+  conduct_.prune({present.begin(), present.end()}, unix_ms(now));
 }
 
 // Deliveries to others are what a role is won back by.

@@ -15,6 +15,7 @@ LearnerCore::LearnerCore(LearnerConfig config)
       store_({config_.store_bytes_max, {}, false}, *config_.checker, actions_),
       edges_(store_, uplink_, config_.catch_ups_on_demand),
       strangers_(config_.core.connections),
+      inbox_(config_.message_bytes_max, config_.assembling_bytes_max),
       broadcasts_(config_.network.quorum),
       grants_(*config_.checker, kLearnerId) {
   topology_.policy = config_.policy;
@@ -47,9 +48,9 @@ void LearnerCore::start(TimePoint now) {
 // ---- the application ----
 
 void LearnerCore::send_message(WorkerId id, Slice bytes, TimePoint now) {
-  const auto it = workers_.find(id);
-  if (it == workers_.end()) return;
-  MessageQueue& messages = it->second.messages;
+  Worker* worker = workers_.find(id);
+  if (!worker) return;
+  MessageQueue& messages = worker->messages;
   messages.push(std::move(bytes));
   if (messages.bytes() > kUnsentBytesMax)
     return part(id, fmt::format("it does not take its messages: {} bytes are waiting", messages.bytes()), now);
@@ -58,7 +59,7 @@ void LearnerCore::send_message(WorkerId id, Slice bytes, TimePoint now) {
 }
 
 void LearnerCore::expel(WorkerId id, const std::string& reason, TimePoint now) {
-  if (!workers_.contains(id) && !away_.contains(id)) return;
+  if (!workers_.knows(id)) return;
   identities_.revoke(id, unix_s(now));
   save(now);
   lose(id, reason, true, now);
@@ -83,7 +84,7 @@ void LearnerCore::leave(TimePoint now) {
   }
   for (const ConnId conn : strangers_.take_all()) close(conn);
   for (const ConnId conn : reach_.end_all_dials()) close(conn);
-  control_.clear();
+  workers_.forget_connections();
   beat_at_ = plan_at_ = kNever;
   saver_.stop();
 }
@@ -92,18 +93,18 @@ LearnerStats LearnerCore::stats() const {
   LearnerStats s;
   for (const auto& [id, worker] : workers_) {
     s.workers.push_back(worker.view);
-    s.workers.back().silent = worker.silent;
+    s.workers.back().silent = worker.presence.is_silent();
     s.workers.back().reachable = reach_.is_reachable(id);
     const Conduct::Record* record = conduct_.find(id);
     s.workers.back().quarantined = record && record->kept.quarantined_until_ms > 0;
   }
-  for (const auto& [id, worker] : away_) s.away.push_back({worker.view.info, worker.away_reason});
+  for (const auto& [id, worker] : workers_.away()) s.away.push_back({worker.view.info, worker.presence.away_reason()});
   s.topology = topology_;
   s.chunk_bytes_sent = {edges_.chunk_bytes_sent()};
   s.bytes_sent = bytes_sent();
   s.bytes_received = bytes_received();
-  s.joined = joined_;
-  s.lost = lost_;
+  s.joined = workers_.joined();
+  s.lost = workers_.lost();
   s.quarantined = quarantined_;
   s.floods = floods_;
   s.slow_hops = slow_hops_;
@@ -114,15 +115,9 @@ LearnerStats LearnerCore::stats() const {
 void LearnerCore::check() const {
   broadcasts_.check();
   identities_.check();
+  workers_.check();
+  inbox_.check();
   reach_.check();
-  ECHO_CHECK(control_.size() <= workers_.size());
-  std::size_t assembling = 0;
-  for (const auto& [id, worker] : workers_) {
-    ECHO_CHECK(!away_.contains(id), "worker {} is there and away", id);
-    ECHO_CHECK(!worker.silent || !worker.assigned, "worker {} is silent and has a place", id);
-    assembling += worker.incoming.bytes();
-  }
-  ECHO_CHECK(assembling == assembling_, "{} bytes of messages instead of {}", assembling_, assembling);
 }
 
 // ---- connections ----
@@ -145,55 +140,52 @@ void LearnerCore::on_closed(ConnId conn, const std::string& reason, TimePoint no
   identities_.drop(conn);
   edges_.close(conn);
   if (const auto dial = reach_.end_dial(conn, false, now)) return on_dialled_back(*dial, reason, now);
-  if (const auto it = control_.find(conn); it != control_.end())
-    part(it->second, "its connection was lost: " + reason, now);
+  if (const Worker* worker = workers_.find_by(conn))
+    part(worker->view.info.id, "its connection was lost: " + reason, now);
 }
 
 void LearnerCore::on_corrupt(ConnId conn, const std::string& reason, TimePoint now) {
   excuse_pause(now);
-  const auto control = control_.find(conn);
-  const auto who = control != control_.end() ? std::optional(control->second) : edges_.child_of(conn);
+  const Worker* worker = workers_.find_by(conn);
+  const auto sender = worker ? std::optional(worker->view.info.id) : edges_.child_of(conn);
   on_closed(conn, reason, now);
-  if (who) on_broken(*who, reason, now);
+  if (sender) on_broken(*sender, reason, now);
 }
 
 void LearnerCore::on_frame(ConnId conn, Frame frame, TimePoint now) {
   excuse_pause(now);
-  if (const auto it = control_.find(conn); it != control_.end()) {
-    Worker& worker = workers_.at(it->second);
-    heard_from(worker, now);
-    if (frame.type == FrameType::kApplication) return on_part(worker, frame, now);
-    if (frame.type == FrameType::kChunk) return on_broken(it->second, "it sent a chunk to the learner", now);
+  if (Worker* worker = workers_.find_by(conn)) {
+    const WorkerId id = worker->view.info.id;
+    if (worker->presence.on_frame(config_, now)) {
+      log::info("worker {} is heard again", id);
+      plan_soon(now);
+    }
+    if (frame.type == FrameType::kApplication) return on_part(id, frame, now);
+    if (frame.type == FrameType::kChunk) return on_broken(id, "it sent a chunk to the learner", now);
     const auto message = decode_control(frame.body.bytes());
-    if (!message) return on_broken(it->second, message.error().message(), now);
-    if (const auto kind = MessageBudget::kind_of(*message); kind && !within_budget(it->second, *kind, now)) return;
-    return on_worker(worker, *message, now);
+    if (!message) return on_broken(id, message.error().message(), now);
+    if (const auto kind = MessageBudget::kind_of(*message); kind && !within_budget(id, *kind, now)) return;
+    return on_worker(*worker, *message, now);
   }
   if (edges_.contains(conn)) return on_edge(conn, frame, now);
   if (const Stranger* stranger = strangers_.find(conn)) on_stranger(conn, Stranger(*stranger), frame, now);
 }
 
-// What counts is messages, and parts that are smaller than any that a worker of ours sends. A message beyond the budget
-// is dropped whole.
-void LearnerCore::on_part(Worker& worker, const Frame& frame, TimePoint now) {
+// Whole messages count against the budget, and parts that are smaller than those of our own workers. A message beyond
+// the budget is dropped whole.
+void LearnerCore::on_part(WorkerId id, const Frame& frame, TimePoint now) {
   constexpr std::size_t kSmallPart = 4096;
-  const WorkerId id = worker.view.info.id;
   const bool counts = !frame.more || frame.body.size() < kSmallPart;
-  const bool heard = !counts || within_budget(id, MessageBudget::Kind::kApplication, now);
-  if (!workers_.contains(id)) return;  // it was too much
-  assembling_ -= worker.incoming.bytes();
-  auto message = worker.incoming.add(frame, config_.message_bytes_max);
-  assembling_ += worker.incoming.bytes();
+  const bool taken = !counts || within_budget(id, MessageBudget::Kind::kApplication, now);
+  if (!workers_.contains(id)) return;  // it was expelled
+  auto message = inbox_.add(id, frame);
   if (!message) return on_broken(id, message.error().message(), now);
   if (*message) {
-    if (heard) actions_.push_back(act::MessageFrom{id, std::move(**message)});
-  } else if (assembling_ > config_.assembling_bytes_max) {  // whoever holds most of it, not whoever came last
-    const auto most = std::max_element(workers_.begin(), workers_.end(), [](const auto& a, const auto& b) {
-      return a.second.incoming.bytes() < b.second.incoming.bytes();
-    });
-    part(WorkerId(most->first),
+    if (taken) actions_.push_back(act::MessageFrom{id, std::move(**message)});
+  } else if (const auto most = inbox_.overflow()) {
+    part(*most,
          fmt::format("{} bytes of its messages are not whole, and {} of all together, at most {} may be",
-                     most->second.incoming.bytes(), assembling_, config_.assembling_bytes_max),
+                     inbox_.bytes_of(*most), inbox_.bytes(), config_.assembling_bytes_max),
          now);
   }
 }
@@ -276,8 +268,7 @@ void LearnerCore::admit_worker(ConnId conn, const Stranger& stranger, Hello hell
   }
   strangers_.erase(conn);
   actions_.push_back(act::Admit{conn});
-  if (auto back = away_.extract(id)) workers_.insert(std::move(back));
-  Worker& worker = workers_[id];
+  Worker& worker = workers_.join(id, conn, config_, now);
   worker.view.info = info;
   worker.region = config_.region_of ? config_.region_of(info) : config_.regions.learner;
   ECHO_CHECK(!config_.regions.several() || worker.region < config_.regions.ways.size());
@@ -289,12 +280,7 @@ void LearnerCore::admit_worker(ConnId conn, const Stranger& stranger, Hello hell
     worker.view.installed = hello.installed->version;
     worker.view.installed_digest = hello.installed->policy_digest;
   }
-  worker.control = conn;
   worker.key = stranger.peer.identity.key;
-  worker.heard = now;
-  worker.silence.begin(config_.heartbeat, now, std::min(worker.silences, kSilencesMax));
-  control_[conn] = id;
-  ++joined_;
   uplink_.open(conn, worker.messages);
   send_control(conn,
                Welcome{id, config_.heartbeat, config_.network.heartbeat_timeout * kLearnerPatience, unix_ms(now),
@@ -317,14 +303,14 @@ void LearnerCore::admit_worker(ConnId conn, const Stranger& stranger, Hello hell
 }
 
 void LearnerCore::admit_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoint now) {
-  const auto it = workers_.find(id);
-  if (hello.run_id != state_.run_id || it == workers_.end())
+  const Worker* worker = workers_.find(id);
+  if (hello.run_id != state_.run_id || !worker)
     return refuse(conn, fmt::format("worker {} has not joined this run", id), now);
   if (!within_budget(id, MessageBudget::Kind::kHave, now))
     return refuse(conn, fmt::format("worker {} says too much", id), now);
   if (const Status granted = grants_.show(id, hello, unix_ms(now)); !granted)
     return refuse(conn, fmt::format("worker {}: {}", id, granted.error().message()), now);
-  if (!hello.catch_up_to && !it->second.edge_from(kLearnerId))
+  if (!hello.catch_up_to && !worker->place.edge_from(kLearnerId))
     return refuse(conn, fmt::format("worker {} was assigned another parent", id), now);
   if (hello.catch_up_to && (!newest() || *hello.catch_up_to > *newest()))
     return refuse(conn, fmt::format("worker {} asks for version {}, which is not published", id, *hello.catch_up_to),
@@ -443,12 +429,7 @@ void LearnerCore::make_beacon(TimePoint now) {
   beacon.issued_unix_ms = unix_ms(now);
   beacon.expires_unix_ms = beacon.issued_unix_ms + static_cast<std::uint64_t>(seconds(kBeaconLifetime) * 1e3);
   beacon.newest = newest();
-  beacon.revoked = identities_.revoked_workers([this] {
-    std::vector<WorkerId> live;
-    for (const auto* workers : {&workers_, &away_})
-      for (const auto& [id, worker] : *workers) live.push_back(id);
-    return live;
-  });
+  beacon.revoked = identities_.revoked_workers([this] { return workers_.all(); });
   beacon_ = sign(beacon, config_.authority->key());
 }
 
@@ -456,8 +437,7 @@ void LearnerCore::beat(TimePoint now) {
   beat_at_ = now + config_.heartbeat;
   if (store_.erase_expired(unix_ms(now), Version{~std::uint64_t{0}})) edges_.on_store_changed(now);
   ask_for_catch_up(now);
-  const auto present = [this](WorkerId id) { return workers_.contains(id) || away_.contains(id); };
-  identities_.forget_ended(present, now, unix_s(now));
+  identities_.forget_ended([this](WorkerId id) { return workers_.knows(id); }, now, unix_s(now));
   make_beacon(now);
   for (auto& [id, worker] : workers_) send_control(worker.control, *beacon_, now);
   grant_anew(now);

@@ -21,7 +21,9 @@
 #include "overlay/learner/help_budget.hpp"
 #include "overlay/learner/hop_monitor.hpp"
 #include "overlay/learner/identities.hpp"
+#include "overlay/learner/inbox.hpp"
 #include "overlay/learner/reachability.hpp"
+#include "overlay/learner/roster.hpp"
 #include "overlay/saver.hpp"
 #include "overlay/settings.hpp"
 #include "overlay/state.hpp"
@@ -71,10 +73,8 @@ class LearnerCore final : public Core {
   static constexpr int kChooseBeats = 60, kSoonerInARow = 3;
   static constexpr Duration kChoosePerWorker = std::chrono::milliseconds(10);
   static constexpr Duration kPlanDelayPerWorker = std::chrono::microseconds(100);
-  static constexpr Duration kSlowMemory = std::chrono::seconds(60);      // how long a slow uplink is held against
-  static constexpr Duration kAccusationTime = std::chrono::seconds(60);  // for what a former parent has sent
+  static constexpr Duration kSlowMemory = std::chrono::seconds(60);  // how long a slow uplink is held against
   static constexpr Duration kBeaconLifetime = std::chrono::minutes(2);
-  static constexpr int kSilencesMax = 2;  // of a worker, that its learned patience grows with
   // Of heartbeat_timeout, that a worker does not hear the learner before it looks for it anew: a learner that stood
   // still for a while is not left, and who comes from another address now is back soon.
   static constexpr int kLearnerPatience = 5;
@@ -130,47 +130,6 @@ class LearnerCore final : public Core {
   TimePoint next_deadline() const override;
 
  private:
-  struct Worker {
-    WorkerView view;
-    std::uint32_t region = 0;  // of LearnerConfig::regions
-    ConnId control;
-    MessageQueue messages;
-    MessageAssembler incoming;
-    SilenceMeter silence;
-    TimePoint heard;
-    bool silent = false;     // it has lost its place, until it is heard again
-    int silences = 0;        // since it last installed something
-    TimePoint away_since{};  // of those in away_
-    std::string away_reason;
-    std::optional<Assign> assigned;
-    // What it is assigned to receive from this parent; null: nothing.
-    const Parent* edge_from(WorkerId parent) const {
-      if (!assigned) return nullptr;
-      const auto it = std::find_if(assigned->parents.begin(), assigned->parents.end(),
-                                   [&](const Parent& p) { return p.worker == parent; });
-      return it == assigned->parents.end() ? nullptr : &*it;
-    }
-    bool was_child_of(WorkerId parent, TimePoint now) const {
-      const auto it = senders.find(parent);
-      return it != senders.end() && it->second >= now;
-    }
-    TimePoint grant_at = kNever;  // when what it is assigned is granted anew
-    bool draining = false;
-    bool straggles = false;                   // it let a broadcast wait in vain, and has installed nothing since
-    trust::PublicKey key;                     // of its certificate: the only one that is certified for it
-    std::optional<TimePoint> said_silent;     // by a child, when the learner had missed it, too
-    std::map<WorkerId, TimePoint> silent_to;  // children that heard nothing from it any more, and when they said so
-    std::map<WorkerId, TimePoint> senders;    // former parents and helpers, and until when it may accuse them
-    std::optional<BitRate> slow_up;           // its uplink was found to be slower than planned
-    std::optional<TimePoint> slow_until;      // it was found to hold others back, and forwards nothing until then
-    std::map<PublicationId, std::vector<std::uint32_t>> progress;
-    std::map<WorkerId, EdgeReport> edges;
-    std::map<PublicationKey, std::uint64_t> holdings;
-    std::set<WorkerId> helpers_tried;
-    std::optional<WorkerId> helper;    // whom it was sent to, until it installs something or asks again
-    std::size_t helps = 0;             // workers sent to it
-    std::optional<Version> helped_to;  // by the learner, or on the way there
-  };
   using Broadcast = BroadcastTimes::Broadcast;
   struct Closing {  // its digest is being saved
     Version version;
@@ -188,7 +147,7 @@ class LearnerCore final : public Core {
   void admit_worker(ConnId conn, const Stranger& stranger, Hello hello, TimePoint now);
   void admit_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoint now);
   void open_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoint now);
-  void on_part(Worker& worker, const Frame& frame, TimePoint now);
+  void on_part(WorkerId id, const Frame& frame, TimePoint now);
   void on_worker(Worker& worker, const ControlMessage& message, TimePoint now);
   void on_edge(ConnId conn, const Frame& frame, TimePoint now);
   void refuse(ConnId conn, const std::string& reason, TimePoint now);
@@ -204,11 +163,10 @@ class LearnerCore final : public Core {
   void dial_back(const Worker& worker, TimePoint now);
   void on_dialled_back(const Reachability::Outcome& dial, const std::string& reason, TimePoint now);
   void silence(WorkerId id, const std::string& reason, TimePoint now);
-  void heard_from(Worker& worker, TimePoint now);
   void part(WorkerId id, const std::string& reason, TimePoint now);
   void lose(WorkerId id, const std::string& reason, bool say_goodbye, TimePoint now);
   void gone(WorkerId id, const std::string& reason);
-  std::map<WorkerId, Worker>::node_type disconnect(WorkerId id, const std::string* goodbye, TimePoint now);
+  Roster::Workers::node_type disconnect(WorkerId id, const std::string* goodbye, TimePoint now);
   void lose_place(Worker& worker, TimePoint now);
   void excuse_pause(TimePoint now);
   void watch_presence(TimePoint now);
@@ -263,10 +221,6 @@ class LearnerCore final : public Core {
   bool holds_back(const Parent& parent, const Worker& child) const;
   void on_failed_edge(WorkerId child, WorkerId parent, Conduct::Ruling ruling, TimePoint now);
   void on_poisoned(Worker& child, const Poisoned& poisoned, TimePoint now);
-  TimePoint earliest_silence(const Worker& worker) const {
-    return worker.heard + std::min(config_.network.silence_min, config_.network.heartbeat_timeout);
-  }
-  bool is_silent_to(const Worker& parent, TimePoint now) const;
   void put_apart(WorkerId child, WorkerId parent, TimePoint now);
   void on_quarantined(WorkerId id, const std::string& why, TimePoint now);
   void watch_conduct(TimePoint now);
@@ -281,12 +235,11 @@ class LearnerCore final : public Core {
   chains::Topology topology_;  // its policy is the one that it is mended and planned by
   HopMonitor hops_;
   Strangers strangers_;
-  std::map<WorkerId, Worker> workers_, away_;  // connected, and out of reach
-  std::map<ConnId, WorkerId> control_;
+  Roster workers_;
+  Inbox inbox_;
   Reachability reach_;
   std::map<WorkerId, TimePoint> suspected_;  // children at a slow hop, until when that is remembered
-  std::uint64_t joined_ = 0, lost_ = 0, quarantined_ = 0, floods_ = 0;
-  std::size_t assembling_ = 0;  // bytes
+  std::uint64_t quarantined_ = 0, floods_ = 0;
   std::optional<Version> newest_;
   BroadcastTimes broadcasts_;
   std::vector<Closing> closing_;

@@ -30,21 +30,11 @@ void LearnerCore::on_dialled_back(const Reachability::Outcome& dial, const std::
   move_back(dial.worker, now);
 }
 
-// Whatever comes from it: it is there.
-void LearnerCore::heard_from(Worker& worker, TimePoint now) {
-  worker.heard = now;
-  worker.silence.alive(now);
-  if (!std::exchange(worker.silent, false)) return;
-  worker.silence.begin(config_.heartbeat, now, std::min(worker.silences, kSilencesMax));
-  log::info("worker {} is heard again", worker.view.info.id);
-  plan_soon(now);
-}
-
-// Nothing is expected of it, and nothing sent to it, until it is heard again; but it keeps what costs money.
+// Nothing is expected of the worker or sent to it until it is heard again. It keeps its leases.
 void LearnerCore::silence(WorkerId id, const std::string& reason, TimePoint now) {
   Worker& worker = workers_.at(id);
-  if (std::exchange(worker.silent, true)) return;
-  ++worker.silences;
+  if (worker.presence.is_silent()) return;
+  worker.presence.fall_silent();
   log::info("worker {} loses its place: {}", id, reason);
   lose_place(worker, now);
 }
@@ -52,12 +42,8 @@ void LearnerCore::silence(WorkerId id, const std::string& reason, TimePoint now)
 void LearnerCore::lose_place(Worker& worker, TimePoint now) {
   const WorkerId id = worker.view.info.id;
   end_help(worker);
-  if (worker.assigned)
-    for (const Parent& p : worker.assigned->parents) worker.senders[p.worker] = now + kAccusationTime;
-  worker.assigned.reset();
-  worker.progress.clear();
-  worker.edges.clear();
-  worker.holdings.clear();
+  worker.place.clear(now);
+  worker.reported = {};
   hops_.forget(id);
   reach_.forget_turns(id);
   for (const ConnId edge : edges_.connections_of(id)) {
@@ -69,67 +55,56 @@ void LearnerCore::lose_place(Worker& worker, TimePoint now) {
   check_broadcasts(now);
 }
 
-// Ends its connections and takes it out of the connected ones.
-std::map<WorkerId, LearnerCore::Worker>::node_type LearnerCore::disconnect(WorkerId id, const std::string* goodbye,
-                                                                           TimePoint now) {
-  auto node = workers_.extract(id);
+// Ends the worker's connections. workers_.set_away() or drop() follows.
+Roster::Workers::node_type LearnerCore::disconnect(WorkerId id, const std::string* goodbye, TimePoint now) {
+  auto node = workers_.disconnect(id);
   if (!node) return node;
   Worker& worker = node.mapped();
   if (goodbye) send_control(worker.control, Goodbye{*goodbye}, now);
   uplink_.close(worker.control);
   close(worker.control);
-  control_.erase(worker.control);
   worker.messages.clear();
-  assembling_ -= worker.incoming.bytes();
-  worker.incoming = {};
+  inbox_.remove(id);
   if (const auto dial = reach_.remove(id)) close(*dial);
   lose_place(worker, now);
-  worker.silent = false;
   return node;
 }
 
-// Out of reach, and expected back. It is not told to leave: it may not know that it is missed.
+// No goodbye: the worker may not know that the learner misses it, and is expected back.
 void LearnerCore::part(WorkerId id, const std::string& reason, TimePoint now) {
   auto node = disconnect(id, nullptr, now);
   if (!node) return;
-  if (away_.size() >= chains::kChainWorkersMax) {
-    const auto oldest = std::min_element(away_.begin(), away_.end(), [](const auto& a, const auto& b) {
-      return a.second.away_since < b.second.away_since;
+  const auto& away = workers_.away();
+  if (away.size() >= chains::kChainWorkersMax) {
+    const auto oldest = std::min_element(away.begin(), away.end(), [](const auto& a, const auto& b) {
+      return a.second.presence.away_since() < b.second.presence.away_since();
     });
     gone(WorkerId(oldest->first), "too many are away");
   }
-  node.mapped().away_since = now;
-  node.mapped().away_reason = reason;
-  away_.insert(std::move(node));
+  workers_.set_away(std::move(node), reason, now);
   actions_.push_back(act::WorkerAway{id, reason});
 }
 
-// It left, or is told to.
+// The worker left, or is told to.
 void LearnerCore::lose(WorkerId id, const std::string& reason, bool say_goodbye, TimePoint now) {
-  if (!disconnect(id, say_goodbye ? &reason : nullptr, now)) return;
-  ++lost_;
+  auto node = disconnect(id, say_goodbye ? &reason : nullptr, now);
+  if (!node) return;
+  workers_.drop(std::move(node));
   actions_.push_back(act::Lost{id, reason});
 }
 
 void LearnerCore::gone(WorkerId id, const std::string& reason) {
-  if (away_.erase(id) == 0) return;
-  ++lost_;
-  actions_.push_back(act::Lost{id, reason});
+  if (workers_.forget_away(id)) actions_.push_back(act::Lost{id, reason});
 }
 
-// For so long this process did not run: what the others said meanwhile is still to be read. Before anything else is
-// done with what comes first after it, which begins times of its own.
+// If this process did not run for a while, messages of that time are still unread. To be called before anything else,
+// because each event may begin times of its own.
 void LearnerCore::excuse_pause(TimePoint now) {
   if (now - beat_at_ <= config_.heartbeat) return;
   const Duration late = now - std::exchange(beat_at_, now);
   if (late >= config_.network.heartbeat_timeout)
-    log::info("this process was held up for {}: nobody is judged for that time", echoline::to_text(late));
-  for (auto& [id, worker] : workers_) {
-    worker.heard = std::min(worker.heard + late, now);  // it may have been heard since
-    worker.silence.excuse(late, now);
-    for (auto& [sender, until] : worker.senders) until += late;
-  }
-  for (auto& [id, worker] : away_) worker.away_since += late;
+    log::info("this process was held up for {}: no worker is judged for that time", echoline::to_text(late));
+  workers_.excuse(late, now);
   strangers_.excuse(late);
   hops_ = {};
 }
@@ -137,23 +112,21 @@ void LearnerCore::excuse_pause(TimePoint now) {
 void LearnerCore::watch_presence(TimePoint now) {
   std::vector<WorkerId> silent, away, gone_for_good;
   for (const auto& [id, worker] : workers_) {
-    // What was learned may cost a place before the time that was agreed on, but neither money nor work.
-    const TimePoint learned =
-        is_silent_to(worker, now) ? now : std::max(worker.silence.deadline(), earliest_silence(worker));
-    const TimePoint agreed = worker.heard + config_.network.heartbeat_timeout;
-    if (now >= std::max(learned, agreed))
-      away.push_back(id);
-    else if (now >= std::min(learned, agreed))
-      silent.push_back(id);
+    const Presence::State due = worker.presence.due(config_, now);
+    if (due != Presence::State::kHere) (due == Presence::State::kSilent ? silent : away).push_back(id);
   }
-  const auto silence_of = [&](WorkerId id) { return echoline::to_text(now - workers_.at(id).heard); };
-  for (const WorkerId id : silent) silence(id, fmt::format("no heartbeat for {}", silence_of(id)), now);
-  for (const WorkerId id : away) part(id, fmt::format("no heartbeat for {}", silence_of(id)), now);
-  for (const auto& [id, worker] : away_)
-    if (now >= worker.away_since + config_.away_max) gone_for_good.push_back(id);
-  for (const WorkerId id : gone_for_good)
-    gone(id, fmt::format("it has been away for {} ({})", echoline::to_text(now - away_.at(id).away_since),
-                         away_.at(id).away_reason));
+  const auto reason = [&](WorkerId id) {
+    return fmt::format("no heartbeat for {}", echoline::to_text(now - workers_.at(id).presence.heard_at()));
+  };
+  for (const WorkerId id : silent) silence(id, reason(id), now);
+  for (const WorkerId id : away) part(id, reason(id), now);
+  for (const auto& [id, worker] : workers_.away())
+    if (now >= worker.presence.away_since() + config_.away_max) gone_for_good.push_back(id);
+  for (const WorkerId id : gone_for_good) {
+    const Presence& presence = workers_.away().at(id).presence;
+    gone(id, fmt::format("it has been away for {} ({})", echoline::to_text(now - presence.away_since()),
+                         presence.away_reason()));
+  }
 }
 
 }  // namespace echoline::overlay

@@ -63,7 +63,7 @@ Status LearnerCore::begin(const Announcement& announcement, const SignedAnnounce
     b.published = now;
     const std::set<WorkerId> behind = those_behind();  // nothing can be generated there yet
     for (const auto& [id, worker] : workers_)
-      if (!worker.silent) (worker.straggles || behind.contains(id) ? b.stragglers : b.active).insert(id);
+      if (!worker.presence.is_silent()) (worker.straggles || behind.contains(id) ? b.stragglers : b.active).insert(id);
     if (b.active.empty()) b.active = std::exchange(b.stragglers, {});
     for (const WorkerId id : b.active)
       if (const auto& installed = workers_.at(id).view.installed; !installed || *installed < key.version)
@@ -214,7 +214,7 @@ void LearnerCore::on_ack(Worker& worker, const Installed& ack, TimePoint now) {
   if (!is_published(ack)) return on_broken(id, never_published(ack), now);
   if (worker.view.installed && ack.version < *worker.view.installed) return;
   const bool newer = worker.view.installed != ack.version;
-  for (auto& [id_of_it, chunks] : worker.progress) {  // what was on its way has come
+  for (auto& [id_of_it, chunks] : worker.reported.progress) {  // what was on its way has come
     const StoredPublication* stored = store_.find(id_of_it);
     if (!stored || stored->key().version > ack.version || chunks.size() != topology_.stripes()) continue;
     std::vector<std::uint32_t> all;
@@ -225,17 +225,17 @@ void LearnerCore::on_ack(Worker& worker, const Installed& ack, TimePoint now) {
   worker.view.installed = ack.version;
   worker.view.installed_digest = ack.policy_digest;
   worker.helpers_tried.clear();
-  worker.silences = 0;
+  worker.presence.on_installed();
   std::vector<WorkerId> senders;  // whoever was helped was not served by its parents
   if (worker.helper)
     senders.push_back(*worker.helper);
-  else if (worker.assigned)
-    for (const Parent& p : worker.assigned->parents) senders.push_back(p.worker);
+  else
+    for (const Parent& p : worker.place.parents()) senders.push_back(p.worker);
   end_help(worker);
   if (newer)
     for (const WorkerId sender : senders) credit(sender, id, now);
   if (newer) worker.straggles = false;
-  if (!worker.assigned && topology_.policy == chains::TopologyPolicy::kTrees) plan_soon(now);
+  if (!worker.place.assigned && topology_.policy == chains::TopologyPolicy::kTrees) plan_soon(now);
   actions_.push_back(act::Acked{id, ack.version, ack.policy_digest});
   broadcasts_.acknowledged(id, ack, worker.view.delay.value_or(Duration{}), now);
   check_broadcasts(now);
@@ -288,8 +288,7 @@ void LearnerCore::check_broadcasts(TimePoint now) {
 void LearnerCore::give_up_waiting(TimePoint now) {
   for (const BroadcastTimes::Done& done : broadcasts_.take_given_up(now)) {
     for (const WorkerId id : done.broadcast.waiting)
-      if (const auto worker = workers_.find(id);
-          worker != workers_.end() && !std::exchange(worker->second.straggles, true))
+      if (Worker* worker = workers_.find(id); worker && !std::exchange(worker->straggles, true))
         log::warn("worker {} has not acknowledged version {} {} after the others: broadcasts do not wait for it", id,
                   done.broadcast.version, echoline::to_text(now - done.until));
     report(done);
@@ -406,14 +405,14 @@ void LearnerCore::on_need_help(Worker& worker, const NeedHelp& need, TimePoint n
   std::optional<Candidate> best;
   bool busy = false;
   for (const auto& [id, other] : workers_) {
-    if (id == worker.view.info.id || other.silent || !reach_.is_reachable(id) || other.draining) continue;
+    if (id == worker.view.info.id || other.presence.is_silent() || !reach_.is_reachable(id) || other.draining) continue;
     if (conduct_.quarantined(id, unix_ms(now)) || conduct_.apart(id, worker.view.info.id, unix_ms(now))) continue;
     if (worker.helpers_tried.contains(id)) continue;
-    const auto cost = cheapest_way(other.holdings, need.position, target, need.full_only);
+    const auto cost = cheapest_way(other.reported.holdings, need.position, target, need.full_only);
     if (!cost) continue;
     const Conduct::Record* record = conduct_.find(id);
     const bool failed = record && record->ladder.role() == chains::Role::kRolloutOnly;
-    const Candidate candidate{failed, *cost * (1 + other.helps), other.edges.size() + other.helps, id};
+    const Candidate candidate{failed, *cost * (1 + other.helps), other.reported.edges.size() + other.helps, id};
     if (snapshot && static_cast<double>(candidate.cost) > snapshots) continue;
     if (other.helps >= kHelpedMax) {
       busy = true;
@@ -428,7 +427,7 @@ void LearnerCore::on_need_help(Worker& worker, const NeedHelp& need, TimePoint n
     worker.helper = best->id;
     ++workers_.at(best->id).helps;
     worker.helpers_tried.insert(best->id);
-    worker.senders[best->id] = now + kAccusationTime;
+    worker.place.remember_sender(best->id, now);
     help.from.worker = best->id;
     help.from.endpoint = workers_.at(best->id).view.info.data;
     log::info("worker {} is helped by worker {} to reach version {}", worker.view.info.id, best->id, target);
@@ -447,8 +446,8 @@ void LearnerCore::on_need_help(Worker& worker, const NeedHelp& need, TimePoint n
 }
 
 void LearnerCore::end_help(Worker& worker) {
-  const auto helper = worker.helper ? workers_.find(*worker.helper) : workers_.end();
-  if (helper != workers_.end() && helper->second.helps > 0) --helper->second.helps;
+  Worker* helper = worker.helper ? workers_.find(*worker.helper) : nullptr;
+  if (helper && helper->helps > 0) --helper->helps;
   worker.helper.reset();
 }
 

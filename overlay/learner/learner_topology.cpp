@@ -30,7 +30,7 @@ chains::ChainWorker LearnerCore::chain_worker(const Worker& worker, TimePoint no
   stats.attempts = record ? record->attempts : 0;
   stats.successes = record ? record->successes : 0;
   // Between two heartbeats nobody is staler than another.
-  stats.age = std::max(Duration{}, now - worker.heard - 2 * config_.heartbeat);
+  stats.age = std::max(Duration{}, now - worker.presence.heard_at() - 2 * config_.heartbeat);
   chains::ChainWorker w;
   w.id = info.id;
   w.down = info.down.value_or(kUnlimited);
@@ -56,7 +56,7 @@ bool LearnerCore::catching_up(const Worker& worker) const {
   if (before == state_.published.begin()) return false;
   const Version needed = (--before)->first;
   if (worker.view.installed && *worker.view.installed >= needed) return false;
-  return !cheapest_way(worker.holdings, worker.view.installed, needed, false);
+  return !cheapest_way(worker.reported.holdings, worker.view.installed, needed, false);
 }
 
 // Where nearly all are catching up nobody is: they have to help each other, and what they do is what the fleet does.
@@ -64,7 +64,7 @@ std::set<WorkerId> LearnerCore::those_behind() const {
   std::set<WorkerId> behind;
   std::size_t heard = 0;
   for (const auto& [id, worker] : workers_) {
-    if (worker.silent) continue;
+    if (worker.presence.is_silent()) continue;
     ++heard;
     if (catching_up(worker)) behind.insert(id);
   }
@@ -77,7 +77,7 @@ std::vector<chains::ChainWorker> LearnerCore::chain_workers(TimePoint now) const
   if (topology_.policy == chains::TopologyPolicy::kTrees) leaves = those_behind();
   std::vector<chains::ChainWorker> all;
   for (const auto& [id, worker] : workers_) {
-    if (worker.silent || (leaves.contains(id) && worker.helper && !worker.assigned)) continue;
+    if (worker.presence.is_silent() || (leaves.contains(id) && worker.helper && !worker.place.assigned)) continue;
     all.push_back(chain_worker(worker, now));
     if (leaves.contains(id)) all.back().may_forward = false;
   }
@@ -98,7 +98,7 @@ void LearnerCore::plan_anew(TimePoint now) {
   if (under_way && topology_.policy == kTrees) {
     if (base_of_newest())
       for (const WorkerId id : those_behind())
-        if (Worker& worker = workers_.at(id); !worker.assigned && !worker.helper)
+        if (Worker& worker = workers_.at(id); !worker.place.assigned && !worker.helper)
           on_need_help(worker, {*newest(), false, worker.view.installed}, now);
     chains::MendedTrees mended = mended_trees(std::nullopt, now);
     const bool worth_it = std::exchange(stripes_lag_, false) || mended.slow();
@@ -110,7 +110,8 @@ void LearnerCore::plan_anew(TimePoint now) {
   } else if (under_way && topology_.policy != kBestChains && topology_.policy != kStripes) {
     chains::Topology next = topology_;
     for (const auto& [id, worker] : workers_)
-      if (!topology_.contains(id) && !worker.silent) next = chains::append(next, chain_worker(worker, now));
+      if (!topology_.contains(id) && !worker.presence.is_silent())
+        next = chains::append(next, chain_worker(worker, now));
     return set_topology(std::move(next), now);
   }
   auto planned = chains::plan_chains(learner_up(), config_.chain_rate, chain_workers(now), topology_.policy,
@@ -212,22 +213,15 @@ void LearnerCore::set_topology(chains::Topology topology, TimePoint now) {
       const Endpoint& endpoint = parent == kLearnerId ? config_.self : workers_.at(parent).view.info.data;
       assign.parents.push_back({parent, endpoint, mask, dials});
     }
-    if (worker.assigned == assign) continue;
+    if (worker.place.assigned == assign) continue;
     grant(worker, assign, now);
     for (const Parent& p : assign.parents)
       if (p.dials) send_control(workers_.at(p.worker).control, DialChild{id, worker.view.info.data}, now);
-    std::erase_if(worker.senders, [&](const auto& sender) { return sender.second < now; });
-    if (worker.assigned)
-      for (const Parent& p : worker.assigned->parents) {
-        worker.senders[p.worker] = now + kAccusationTime;
-        const auto former = workers_.find(p.worker);
-        const bool stays = std::any_of(assign.parents.begin(), assign.parents.end(),
-                                       [&](const Parent& q) { return q.worker == p.worker; });
-        if (former != workers_.end() && !stays)
-          send_control(former->second.control, Release{id, identities_.issued() - 1}, now);
-      }
-    worker.assigned = std::move(assign);
-    send_control(worker.control, *worker.assigned, now);
+    for (const Parent& p : worker.place.parents())
+      if (const Worker* former = workers_.find(p.worker); former && !masks.contains(p.worker))
+        send_control(former->control, Release{id, identities_.issued() - 1}, now);
+    worker.place.replace(std::move(assign), now);
+    send_control(worker.control, *worker.place.assigned, now);
   }
   actions_.push_back(act::TopologyChanged{topology_});
 }
@@ -237,7 +231,7 @@ void LearnerCore::grant(Worker& worker, Assign& assign, TimePoint now) {
   what.stripes = assign.stripes;
   for (const Parent& p : assign.parents) what.from.push_back({p.worker, p.stripes});
   assign.grant = sign_grant(worker.view.info.id, std::move(what), now);
-  worker.grant_at = now + grant_lifetime(config_.away_max) / 2;
+  worker.place.grant_at = now + grant_lifetime(config_.away_max) / 2;
 }
 
 // Run, child and times are filled in here.
@@ -253,9 +247,9 @@ SignedGrant LearnerCore::sign_grant(WorkerId child, Grant what, TimePoint now) {
 void LearnerCore::grant_anew(TimePoint now) {
   std::size_t left = 16 + workers_.size() / 16;
   for (auto& [id, worker] : workers_) {
-    if (!worker.assigned || now < worker.grant_at) continue;
-    grant(worker, *worker.assigned, now);
-    send_control(worker.control, *worker.assigned, now);
+    if (!worker.place.assigned || now < worker.place.grant_at) continue;
+    grant(worker, *worker.place.assigned, now);
+    send_control(worker.control, *worker.place.assigned, now);
     if (--left == 0) break;
   }
   for (const auto& [child, helped] : grants_.take_ended(unix_ms(now)))
@@ -272,21 +266,22 @@ void LearnerCore::count_delivered(const Worker& child, const PublicationId& id,
                                   const std::vector<std::uint32_t>& before,
                                   const std::vector<std::uint32_t>& now_there) {
   const StoredPublication* stored = store_.find(id);
-  if (!stored || !child.assigned || child.helper || before.size() != now_there.size() ||
-      now_there.size() != child.assigned->stripes)
+  const auto& assigned = child.place.assigned;
+  if (!stored || !assigned || child.helper || before.size() != now_there.size() ||
+      now_there.size() != assigned->stripes)
     return;
-  for (const Parent& p : child.assigned->parents) {
-    const auto parent = workers_.find(p.worker);
-    if (parent == workers_.end()) continue;
+  for (const Parent& p : assigned->parents) {
+    Worker* parent = workers_.find(p.worker);
+    if (!parent) continue;
     for (std::uint32_t s = 0; s < now_there.size(); ++s)
       if ((p.stripes >> s & 1) && now_there[s] > before[s])
-        parent->second.view.bytes_delivered +=
+        parent->view.bytes_delivered +=
             Bytes{std::uint64_t{now_there[s] - before[s]} * stored->announcement.chunk_bytes};
   }
 }
 
 void LearnerCore::on_heartbeat(Worker& worker, const Heartbeat& beat, TimePoint now) {
-  worker.silence.heard(now);
+  worker.presence.on_heartbeat(now);
   worker.view.bytes_in = {beat.chunk_bytes_in};
   worker.view.bytes_forwarded = {beat.chunk_bytes_forwarded};
   worker.view.chunks_duplicate = beat.chunks_duplicate;
@@ -297,18 +292,20 @@ void LearnerCore::on_heartbeat(Worker& worker, const Heartbeat& beat, TimePoint 
   if (sound && config_.tells_heartbeats)
     actions_.push_back(act::HeardFrom{worker.view.info.id, worker.view.bytes_in, worker.view.bytes_forwarded,
                                       worker.view.bytes_delivered, beat.application});
-  const auto before = std::exchange(worker.progress, {});
+  Reported& reported = worker.reported;
+  const auto before = std::exchange(reported.progress, {});
   for (const Progress& p : beat.progress) {
     const auto known = before.find(p.publication);
     count_delivered(worker, p.publication,
                     known == before.end() ? std::vector<std::uint32_t>(p.chunks.size()) : known->second, p.chunks);
-    worker.progress[p.publication] = p.chunks;
+    reported.progress[p.publication] = p.chunks;
   }
-  worker.edges.clear();
-  for (const EdgeReport& report : beat.edges) worker.edges[report.child] = report;
-  worker.holdings.clear();
-  for (const Holding& holding : beat.holdings) worker.holdings[holding.key] = holding.payload_bytes;
-  if (!worker.assigned && topology_.policy == chains::TopologyPolicy::kTrees && !(worker.helper && catching_up(worker)))
+  reported.edges.clear();
+  for (const EdgeReport& report : beat.edges) reported.edges[report.child] = report;
+  reported.holdings.clear();
+  for (const Holding& holding : beat.holdings) reported.holdings[holding.key] = holding.payload_bytes;
+  if (!worker.place.assigned && topology_.policy == chains::TopologyPolicy::kTrees &&
+      !(worker.helper && catching_up(worker)))
     plan_soon(now);
   if (!sound) on_broken(worker.view.info.id, "its heartbeat: " + sound.error().message(), now);
 }
@@ -324,10 +321,9 @@ void LearnerCore::watch_hops(TimePoint now) {
   for (const auto& [id, worker] : workers_)
     if (worker.helper) helping.insert(*worker.helper);
   for (const auto& [id, worker] : workers_) {
-    if (!worker.assigned) continue;
-    for (const Parent& p : worker.assigned->parents) {
-      const auto sender = workers_.find(p.worker);
-      if (p.worker != kLearnerId && sender == workers_.end()) continue;
+    for (const Parent& p : worker.place.parents()) {
+      const Worker* sender = workers_.find(p.worker);
+      if (p.worker != kLearnerId && !sender) continue;
       // What comes over this hop is not what is under way, or not all that its sender sends.
       if (catching_up(worker) || helping.contains(p.worker)) {
         hops_.observe({p.worker, id}, 0, 0, std::nullopt, now);
@@ -349,11 +345,11 @@ void LearnerCore::watch_hops(TimePoint now) {
         const std::uint64_t all =
             std::uint64_t{stored->have.count_of({stripes, p.stripes})} * stored->announcement.chunk_bytes;
         const std::uint64_t sent = p.worker == kLearnerId ? all
-                                   : sender->second.view.installed && *sender->second.view.installed >= b.version
+                                   : sender->view.installed && *sender->view.installed >= b.version
                                        ? all
-                                       : bytes(sender->second.progress);
+                                       : bytes(sender->reported.progress);
         at_sender += sent;
-        at_receiver += done ? sent : bytes(worker.progress);
+        at_receiver += done ? sent : bytes(worker.reported.progress);
       }
       const double copies = static_cast<double>(children[p.worker]) / static_cast<double>(stripes);
       hops_.observe({p.worker, id}, at_sender, at_receiver, planned_rate(p, worker, copies), now);
@@ -374,10 +370,8 @@ void LearnerCore::watch_hops(TimePoint now) {
 
 // What should come over one edge of a parent that sends so many copies in all; nothing when its uplink is not known.
 std::optional<BitRate> LearnerCore::planned_rate(const Parent& parent, const Worker& child, double copies) const {
-  const auto sender = workers_.find(parent.worker);
-  const auto up = parent.worker == kLearnerId ? up_.rate()
-                  : sender != workers_.end()  ? sender->second.view.info.up
-                                              : std::nullopt;
+  const Worker* sender = workers_.find(parent.worker);
+  const auto up = parent.worker == kLearnerId ? up_.rate() : sender ? sender->view.info.up : std::nullopt;
   if (!up) return std::nullopt;
   // No more than these stripes' part of what the learner sends ever comes this way.
   const double part = static_cast<double>(std::popcount(parent.stripes)) / topology_.stripes();
@@ -393,16 +387,16 @@ std::optional<BitRate> LearnerCore::planned_rate(const Parent& parent, const Wor
 // them.
 void LearnerCore::on_slow_hop(const HopMonitor::Finding& finding, TimePoint now) {
   const auto [from, to] = finding.hop;
-  const auto receiver = workers_.find(to);
-  const auto sender = workers_.find(from);
-  if (receiver == workers_.end()) return;
-  if (receiver->second.slow_until && now < *receiver->second.slow_until) return;  // known, and nobody is behind it
+  const Worker* receiver = workers_.find(to);
+  const Worker* sender = workers_.find(from);
+  if (!receiver) return;
+  if (receiver->slow_until && now < *receiver->slow_until) return;  // known, and nobody is behind it
   const auto suspect = suspected_.find(to);
   const bool receiver_again = suspect != suspected_.end() && now < suspect->second;
   const bool blame_receiver = from == kLearnerId || receiver_again || finding.alone;
   std::string cause = blame_receiver ? "the receiver's link" : "sender uplink";
-  if (sender != workers_.end())
-    if (const auto report = sender->second.edges.find(to); report != sender->second.edges.end()) {
+  if (sender)
+    if (const auto report = sender->reported.edges.find(to); report != sender->reported.edges.end()) {
       if (report->second.limit == EdgeLimit::kOwnLimit) cause = "the sender's own rate limit";
       if (report->second.limit == EdgeLimit::kReceiver) cause = "the receiver, which does not read fast enough";
     }

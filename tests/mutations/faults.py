@@ -21,6 +21,7 @@ STANDING, PARTS, STALL = "overlay/member/standing.cpp", "overlay/member/parts_fe
 STALL_WATCH, HELP = "overlay/member/stall_watch.hpp", "overlay/learner/help_budget.hpp"
 TIMES = "overlay/learner/broadcast_times.cpp"
 LEARNER_PUB, PRESENCE = "overlay/learner/learner_publications.cpp", "overlay/learner/learner_presence.cpp"
+HEARD = "overlay/learner/presence.cpp"
 TOPOLOGY, CONDUCT = "overlay/learner/learner_topology.cpp", "overlay/learner/conduct.cpp"
 LEARNER_CONDUCT, GRANT, BUDGET = "overlay/learner/learner_conduct.cpp", "overlay/wire/grant.cpp", "overlay/budget.cpp"
 LEARNER, LEARNER_IDENTITY = "overlay/learner/learner_core.cpp", "overlay/learner/identities.cpp"
@@ -160,14 +161,14 @@ FAULTS = [
           "overlay_core_test"),
     Fault("nobody asks for a snapshot", LEARNER_PUB, "actions_.push_back(act::NeedCatchUp{key.version, key.base});", "",
           "overlay_core_test", True),
-    Fault("a silent worker helps others", LEARNER_PUB, "id == worker.view.info.id || other.silent ||", "id == worker.view.info.id ||",
+    Fault("a silent worker helps others", LEARNER_PUB, "id == worker.view.info.id || other.presence.is_silent() ||", "id == worker.view.info.id ||",
           "overlay_core_test"),
     Fault("who is silent keeps its place", PRESENCE, "  take_out(id, now);\n", "", "overlay_core_test", True),
-    Fault("who is heard again gets no place", PRESENCE, "  plan_soon(now);\n}\n\n// Nothing is expected", "}\n\n// Nothing is expected",
+    Fault("who is heard again gets no place", LEARNER, "      plan_soon(now);\n    }\n    if (frame.type", "    }\n    if (frame.type",
           "overlay_core_test", True),
-    Fault("who is away is gone at once", PRESENCE, "if (now >= worker.away_since + config_.away_max)", "if (now >= worker.away_since)",
+    Fault("who is away is gone at once", PRESENCE, "if (now >= worker.presence.away_since() + config_.away_max)", "if (now >= worker.presence.away_since())",
           "overlay_core_test", True),
-    Fault("a pause of the learner's own is held against others", PRESENCE, "    worker.heard = std::min(worker.heard + late, now);  // it may have been heard since\n", "", "overlay_core_test"),
+    Fault("a pause of the learner's own is held against others", HEARD, "  heard_ = std::min(heard_ + late, now);  // the worker may have been heard since\n", "", "overlay_core_test"),
     Fault("whatever begins is progress", STALL, "if (most_.size() >= kBegunMax &&", "if (false &&", "overlay_core_test"),
     # Over regions.
     Fault("the learner forgets where workers stand", TOPOLOGY, "  w.region = worker.region;\n", "", "overlay_core_test"),
@@ -194,7 +195,7 @@ FAULTS = [
     Fault("others are told to dial the address that a worker names", LEARNER_IDENTITY, "  return {comes_from, named.port};", "  return named.port ? named : Endpoint{comes_from, 0};",
           "overlay_core_test"),
     # What the soak has found.
-    Fault("help hides an edge that fails", LEARNER_PUB, "  else if (worker.assigned)\n    for (const Parent& p", "  if (worker.assigned)\n    for (const Parent& p",
+    Fault("help hides an edge that fails", LEARNER_PUB, "  else\n    for (const Parent& p", "    for (const Parent& p",
           "overlay_core_test"),
     Fault("a helper that brings bad chunks is dialled again", MEMBER_PUB,
           "if (!up->catch_up_to) return upstream_failed(", "return upstream_failed(",
@@ -234,7 +235,7 @@ FAULTS = [
     Fault("nobody speaks for the accused", CONDUCT, "static_cast<double>(vouching_for(parent, now_ms))", "0.0", "overlay_core_test"),
     Fault("what is in no known form has no end", CONDUCT, "return ++said.count >= kBrokenMax;", "return false;", "overlay_core_test"),
     Fault("anybody may be accused", LEARNER_CONDUCT,
-          "if (!edge && !child.was_child_of(failed.parent, now)) return on_unfounded(child, failed.parent, now);", "",
+          "if (!child.place.may_accuse(failed.parent, now)) return on_unfounded(child, failed.parent, now);", "",
           "overlay_core_test"),
     Fault("the parent is moved for a child that is slow alone", TOPOLOGY, "|| finding.alone", "", "overlay_core_test"),
     Fault("bad chunks have no consequence", CONDUCT,

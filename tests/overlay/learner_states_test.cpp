@@ -3,7 +3,9 @@
 
 #include "overlay/learner/broadcast_times.hpp"
 #include "overlay/learner/help_budget.hpp"
+#include "overlay/learner/inbox.hpp"
 #include "overlay/learner/reachability.hpp"
+#include "overlay/learner/roster.hpp"
 
 namespace echoline::overlay {
 namespace {
@@ -94,6 +96,86 @@ TEST(HelpBudget, BeginsWithWhatCanBeSentInTime) {
   EXPECT_TRUE(budget.begin(100, 100, 10, kSecond, 90, kStart));  // 90 were sent
   EXPECT_FALSE(budget.begin(100, 100, 10, kSecond, 90, kStart));
   EXPECT_TRUE(budget.begin(100, 100, 10, kSecond, 90, kStart + 10 * kSecond));  // 100 could have been
+}
+
+LearnerRules rules() {
+  LearnerRules rules;
+  rules.heartbeat = kSecond;
+  rules.network.heartbeat_timeout = 20 * kSecond;
+  rules.network.silence_min = {};
+  return rules;
+}
+
+TEST(Presence, FallsSilentByWhatWasLearnedAndGoesAwayByWhatWasAgreed) {
+  Presence presence;
+  presence.join(rules(), kStart);
+  EXPECT_EQ(presence.due(rules(), kStart + 4 * kSecond - Duration{1}), Presence::State::kHere);
+  EXPECT_EQ(presence.due(rules(), kStart + 4 * kSecond), Presence::State::kSilent);
+  EXPECT_EQ(presence.due(rules(), kStart + 20 * kSecond), Presence::State::kAway);
+  presence.fall_silent();
+  EXPECT_TRUE(presence.on_frame(rules(), kStart + 5 * kSecond));
+  EXPECT_FALSE(presence.on_frame(rules(), kStart + 5 * kSecond));
+  // Twice as patient as before.
+  EXPECT_EQ(presence.due(rules(), kStart + 13 * kSecond - Duration{1}), Presence::State::kHere);
+  presence.excuse(kSecond, kStart + 13 * kSecond);
+  EXPECT_EQ(presence.due(rules(), kStart + 13 * kSecond), Presence::State::kHere);
+  EXPECT_EQ(presence.due(rules(), kStart + 14 * kSecond), Presence::State::kSilent);
+}
+
+TEST(Presence, AChildsComplaintCountsOnceHeartbeatsAreMissed) {
+  Presence presence;
+  presence.join(rules(), kStart);
+  presence.on_complaint(kStart + kSecond);
+  EXPECT_FALSE(presence.is_silent_to_child(rules(), kStart + 3 * kSecond));
+  EXPECT_TRUE(presence.is_silent_to_child(rules(), kStart + 4 * kSecond));
+  EXPECT_FALSE(presence.is_silent_to_child(rules(), kStart + kSecond + Presence::kComplaintTime));
+}
+
+TEST(Place, FormerParentsMayBeAccusedForAWhile) {
+  Place place;
+  Assign assign;
+  assign.parents = {{WorkerId{1}, {}, 1, false}};
+  place.replace(assign, kStart);
+  EXPECT_TRUE(place.edge_from(WorkerId{1}) && place.may_accuse(WorkerId{1}, kStart));
+  assign.parents[0].worker = WorkerId{2};
+  place.replace(assign, kStart);
+  EXPECT_FALSE(place.edge_from(WorkerId{1}));
+  EXPECT_TRUE(place.may_accuse(WorkerId{1}, kStart + Place::kAccusationTime));
+  EXPECT_FALSE(place.may_accuse(WorkerId{1}, kStart + Place::kAccusationTime + Duration{1}));
+  EXPECT_FALSE(place.may_accuse(WorkerId{3}, kStart));
+}
+
+TEST(Roster, AWorkerKeepsItsRecordWhileItIsAway) {
+  Roster roster;
+  roster.join(WorkerId{1}, ConnId{2}, rules(), kStart).straggles = true;
+  roster.check();
+  ASSERT_TRUE(roster.find_by(ConnId{2}));
+  roster.set_away(roster.disconnect(WorkerId{1}), "lost", kStart + kSecond);
+  roster.check();
+  EXPECT_TRUE(roster.empty() && roster.knows(WorkerId{1}) && !roster.find_by(ConnId{2}));
+  EXPECT_EQ(roster.away().at(WorkerId{1}).presence.away_reason(), "lost");
+  EXPECT_TRUE(roster.join(WorkerId{1}, ConnId{4}, rules(), kStart + 2 * kSecond).straggles);
+  roster.drop(roster.disconnect(WorkerId{1}));
+  roster.check();
+  EXPECT_FALSE(roster.disconnect(WorkerId{1}) || roster.forget_away(WorkerId{1}) || roster.knows(WorkerId{1}));
+  EXPECT_EQ(roster.joined(), 2u);
+  EXPECT_EQ(roster.lost(), 1u);
+}
+
+TEST(Inbox, OverflowsAtTheWorkerThatHasMost) {
+  Inbox inbox(100, 150);
+  const Slice bytes(std::vector<std::byte>(100));
+  const auto part = [&](std::size_t size) { return Frame{FrameType::kApplication, bytes.part(0, size), {}, {}, true}; };
+  ASSERT_TRUE(inbox.add(WorkerId{1}, part(80)));
+  ASSERT_TRUE(inbox.add(WorkerId{2}, part(70)));
+  EXPECT_FALSE(inbox.overflow());
+  ASSERT_TRUE(inbox.add(WorkerId{2}, part(1)));
+  EXPECT_EQ(inbox.overflow(), WorkerId{1});
+  EXPECT_FALSE(inbox.add(WorkerId{2}, part(100))) << "too long for one message";
+  inbox.check();
+  inbox.remove(WorkerId{1});
+  inbox.check();
+  EXPECT_EQ(inbox.bytes(), 0u);
 }
 
 const Endpoint kAt{"10.0.0.1", 9};

@@ -1,0 +1,93 @@
+#include "overlay/learner/roster.hpp"
+
+#include <algorithm>
+
+namespace echoline::overlay {
+
+const Parent* Place::edge_from(WorkerId parent) const {
+  const auto all = parents();
+  const auto it = std::find_if(all.begin(), all.end(), [&](const Parent& p) { return p.worker == parent; });
+  return it == all.end() ? nullptr : &*it;
+}
+
+bool Place::may_accuse(WorkerId sender, TimePoint now) const {
+  const auto former = senders.find(sender);
+  return edge_from(sender) || (former != senders.end() && former->second >= now);
+}
+
+void Place::replace(Assign next, TimePoint now) {
+  std::erase_if(senders, [&](const auto& sender) { return sender.second < now; });
+  clear(now);
+  assigned = std::move(next);
+}
+
+void Place::clear(TimePoint now) {
+  for (const Parent& p : parents()) remember_sender(p.worker, now);
+  assigned.reset();
+}
+
+const Worker* Roster::find(WorkerId id) const {
+  const auto it = connected_.find(id);
+  return it == connected_.end() ? nullptr : &it->second;
+}
+
+Worker* Roster::find_by(ConnId control) {
+  const auto it = by_control_.find(control);
+  return it == by_control_.end() ? nullptr : &connected_.at(it->second);
+}
+
+std::vector<WorkerId> Roster::all() const {
+  std::vector<WorkerId> ids;
+  for (const auto* workers : {&connected_, &away_})
+    for (const auto& [id, worker] : *workers) ids.push_back(id);
+  return ids;
+}
+
+Worker& Roster::join(WorkerId id, ConnId control, const LearnerRules& rules, TimePoint now) {
+  if (auto back = away_.extract(id)) connected_.insert(std::move(back));
+  Worker& worker = connected_[id];
+  worker.presence.join(rules, now);
+  worker.control = control;
+  by_control_[control] = id;
+  ++joined_;
+  return worker;
+}
+
+Roster::Workers::node_type Roster::disconnect(WorkerId id) {
+  auto node = connected_.extract(id);
+  if (node) by_control_.erase(node.mapped().control);
+  return node;
+}
+
+void Roster::set_away(Workers::node_type worker, const std::string& reason, TimePoint now) {
+  worker.mapped().presence.leave(reason, now);
+  away_.insert(std::move(worker));
+}
+
+bool Roster::forget_away(WorkerId id) {
+  const bool known = away_.erase(id) > 0;
+  lost_ += known;
+  return known;
+}
+
+void Roster::excuse(Duration late, TimePoint now) {
+  for (auto* workers : {&connected_, &away_})
+    for (auto& [id, worker] : *workers) worker.presence.excuse(late, now);
+  for (auto& [id, worker] : connected_)
+    for (auto& [sender, until] : worker.place.senders) until += late;
+}
+
+void Roster::check() const {
+  for (const auto& [conn, id] : by_control_)
+    ECHO_CHECK(connected_.at(id).control == conn, "worker {} has another connection", id);
+  for (const auto& [id, worker] : connected_) {
+    ECHO_CHECK(!away_.contains(id), "worker {} is connected and away", id);
+    ECHO_CHECK(worker.presence.state() != Presence::State::kAway, "worker {} is connected, but counts as away", id);
+    ECHO_CHECK(!worker.presence.is_silent() || !worker.place.assigned, "worker {} is silent and has a place", id);
+  }
+  for (const auto& [id, worker] : away_)
+    ECHO_CHECK(worker.presence.state() == Presence::State::kAway && !worker.place.assigned, "worker {} is not away",
+               id);
+}
+
+}  // namespace echoline::overlay

@@ -1,0 +1,100 @@
+// The learner's workers: connected, or away and expected back. Private to overlay/learner/.
+#pragma once
+#include <map>
+#include <set>
+#include <span>
+
+#include "overlay/learner/presence.hpp"
+#include "overlay/wire/grant.hpp"
+
+namespace echoline::overlay {
+
+// The parents from which a worker is assigned to receive, and those that may still send to it.
+struct Place {
+  static constexpr Duration kAccusationTime = std::chrono::seconds(60);  // after a parent or helper was replaced
+
+  std::optional<Assign> assigned;
+  TimePoint grant_at = kNever;            // of the next grant of the same assignment
+  std::map<WorkerId, TimePoint> senders;  // former parents and helpers, until the worker may accuse them no more
+
+  std::span<const Parent> parents() const {
+    return assigned ? std::span<const Parent>(assigned->parents) : std::span<const Parent>();
+  }
+  const Parent* edge_from(WorkerId parent) const;
+  bool may_accuse(WorkerId sender, TimePoint now) const;
+  void remember_sender(WorkerId sender, TimePoint now) { senders[sender] = now + kAccusationTime; }
+  void replace(Assign next, TimePoint now);
+  void clear(TimePoint now);
+};
+
+// What a worker's last heartbeat said.
+struct Reported {
+  std::map<PublicationId, std::vector<std::uint32_t>> progress;  // chunks by stripe
+  std::map<WorkerId, EdgeReport> edges;
+  std::map<PublicationKey, std::uint64_t> holdings;  // payload bytes of whole publications
+};
+
+struct Worker {
+  WorkerView view;
+  trust::PublicKey key;      // of its certificate; certificates for other keys are refused
+  std::uint32_t region = 0;  // of LearnerConfig::regions
+  ConnId control;
+  MessageQueue messages;
+  Presence presence;
+  Place place;
+  Reported reported;
+  bool draining = false;
+  bool straggles = false;                   // it delayed a broadcast, and has installed nothing since
+  std::map<WorkerId, TimePoint> silent_to;  // children that heard nothing from it any more, and when they said so
+  std::optional<BitRate> slow_up;           // its uplink was found to be slower than planned
+  std::optional<TimePoint> slow_until;      // it was found to hold others back, and forwards nothing until then
+  std::set<WorkerId> helpers_tried;
+  std::optional<WorkerId> helper;    // whom it was sent to, until it installs something or asks again
+  std::size_t helps = 0;             // workers sent to it
+  std::optional<Version> helped_to;  // by the learner, or on the way there
+};
+
+class Roster {
+ public:
+  using Workers = std::map<WorkerId, Worker>;
+
+  // Connected workers.
+  const Worker* find(WorkerId id) const;
+  Worker* find(WorkerId id) { return const_cast<Worker*>(std::as_const(*this).find(id)); }
+  Worker& at(WorkerId id) { return connected_.at(id); }
+  const Worker& at(WorkerId id) const { return connected_.at(id); }
+  Worker* find_by(ConnId control);
+  bool contains(WorkerId id) const { return connected_.contains(id); }
+  auto begin() { return connected_.begin(); }
+  auto begin() const { return connected_.begin(); }
+  auto end() { return connected_.end(); }
+  auto end() const { return connected_.end(); }
+  std::size_t size() const { return connected_.size(); }
+  bool empty() const { return connected_.empty(); }
+
+  const Workers& away() const { return away_; }
+  bool knows(WorkerId id) const { return contains(id) || away_.contains(id); }
+  std::vector<WorkerId> all() const;  // connected and away
+  std::uint64_t joined() const { return joined_; }
+  std::uint64_t lost() const { return lost_; }
+
+  // A worker connects, for the first time or again.
+  Worker& join(WorkerId id, ConnId control, const LearnerRules& rules, TimePoint now);
+  // Takes a worker out of the connected ones; empty if it is not among them. set_away() or drop() follows.
+  Workers::node_type disconnect(WorkerId id);
+  void set_away(Workers::node_type worker, const std::string& reason, TimePoint now);
+  void drop(Workers::node_type) { ++lost_; }
+  // Forgets a worker that is away. Returns whether there was one.
+  bool forget_away(WorkerId id);
+  void forget_connections() { by_control_.clear(); }
+  // The learner's process did not run for `late`, until now.
+  void excuse(Duration late, TimePoint now);
+  void check() const;
+
+ private:
+  Workers connected_, away_;
+  std::map<ConnId, WorkerId> by_control_;
+  std::uint64_t joined_ = 0, lost_ = 0;
+};
+
+}  // namespace echoline::overlay
