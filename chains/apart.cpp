@@ -10,7 +10,7 @@ namespace {
 
 using Pairs = std::set<std::pair<WorkerId, WorkerId>>;
 
-// One stripe, by worker.
+// The edges of one stripe, by worker.
 struct Stripe {
   std::map<WorkerId, WorkerId> parent;
   std::map<WorkerId, std::vector<WorkerId>> children;
@@ -47,7 +47,7 @@ void exchange(Topology& topology, std::size_t s, WorkerId a, WorkerId b) {
   topology.grafts[s] = std::move(grafts);
 }
 
-// Whether nobody that `id` would have as a neighbour in the place of `instead` is one it must not meet.
+// Whether `id`, in the place of `instead`, has no neighbour that it must be kept apart from.
 bool suits(const Stripe& stripe, const Pairs& apart, WorkerId id, WorkerId instead) {
   const auto neighbour = [&](WorkerId at) { return at == id ? instead : at; };
   if (apart_of(apart, id, neighbour(stripe.parent.at(instead)))) return false;
@@ -57,14 +57,14 @@ bool suits(const Stripe& stripe, const Pairs& apart, WorkerId id, WorkerId inste
                       [&](WorkerId child) { return apart_of(apart, id, neighbour(child)); });
 }
 
-// Takes it out of its place, and has the learner feed it alone.
+// Takes the worker out of its place and attaches it to the learner, without children.
 void fed_by_the_learner(Topology& topology, std::size_t s, WorkerId id, WorkerId parent) {
   Chains& chains = topology.stripe(s);
   std::map<WorkerId, WorkerId> none;
   auto& grafts = s < topology.grafts.size() ? topology.grafts[s] : none;
   const auto chain = std::find_if(chains.begin(), chains.end(),
                                   [&](const auto& c) { return std::find(c.begin(), c.end(), id) != c.end(); });
-  if (chain->front() == id) {  // it hangs on a worker of another chain, and so will who comes behind it
+  if (chain->front() == id) {  // the first of its chain: the next worker takes its graft
     grafts.erase(id);
     if (chain->size() > 1) grafts[(*chain)[1]] = parent;
   }
@@ -75,7 +75,7 @@ void fed_by_the_learner(Topology& topology, std::size_t s, WorkerId id, WorkerId
   chains.push_back({id});
 }
 
-// How often somebody was moved.
+// Returns the number of moves.
 std::size_t part_stripe(Topology& topology, std::size_t s, const Pairs& apart) {
   const auto may_forward = [&](WorkerId id) {
     return !std::binary_search(topology.leaves_only.begin(), topology.leaves_only.end(), id);
@@ -111,7 +111,7 @@ std::size_t part_stripe(Topology& topology, std::size_t s, const Pairs& apart) {
 
 Topology keep_apart(Topology topology, const Pairs& apart) {
   if (apart.empty()) return topology;
-  // Who is fed by the learner leaves its children to somebody whom they may have to be kept from in turn.
+  // Children that move to another parent may have to be kept apart from that parent too, so repeat.
   const std::size_t rounds = 1 + apart.size();
   std::size_t changes = 1;
   for (std::size_t round = 0; round < rounds && std::exchange(changes, 0) > 0; ++round)

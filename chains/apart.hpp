@@ -1,4 +1,4 @@
-// Keeps two workers from being parent and child, wherever a topology was made. Pure.
+// Keeps two workers from being parent and child, in any topology. Pure.
 #pragma once
 #include <set>
 #include <span>
@@ -8,9 +8,9 @@
 
 namespace echoline::chains {
 
-// The topology with no pair of `apart` (the lesser first) as parent and child. A child changes places with somebody who
-// stands no nearer to the learner than it does, so parting never brings it forward; where nobody suits, the learner
-// feeds it, and it forwards to nobody in that stripe: its children go to its parent.
+// Returns the topology without any pair of `apart` (the lesser id first) as parent and child. The child changes places
+// with a worker that is at least as far from the learner, so separation never moves it forward. If no worker suits, the
+// learner feeds the child, which then forwards to no worker in that stripe; its children move to its parent.
 Topology keep_apart(Topology topology, const std::set<std::pair<WorkerId, WorkerId>>& apart);
 
 }  // namespace echoline::chains

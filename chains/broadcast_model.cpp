@@ -17,22 +17,22 @@ constexpr double kSameBound = 1.0001;
 
 double as_double(Bytes b) { return static_cast<double>(b.count); }
 
-// From one node to the next: the rate between them and the one-way delay.
+// The rate and one-way delay from one node to the next.
 struct Hop {
   BitRate rate;
   Duration delay{};
 };
 
-// The way of one payload over one hop after another. Chunks cross hops like jobs cross machines of a flow shop whose
-// service times are chunk / rate, so the last chunk arrives after the longest path through (hop, chunk): full chunks up
-// to hop j, where the slowest hop so far is passed by all of them, and the shorter last chunk from j on.
+// A payload's path over successive hops. Chunks cross hops like jobs cross the machines of a flow shop with service
+// times chunk / rate. So the last chunk arrives after the longest path through (hop, chunk): full chunks up to hop j,
+// the slowest so far, and the shorter last chunk from j on.
 class Way {
  public:
   Way(Bytes payload, Bytes chunk) : chunks_(chunk_count(payload, chunk)), full_(as_double(chunk)) {
     if (chunks_ > 0) last_ = as_double(payload) - full_ * static_cast<double>(chunks_ - 1);
   }
 
-  // Passes one more hop; seconds until its receiver holds the whole payload.
+  // Adds a hop. Returns the seconds until its receiver holds the whole payload.
   double pass(const Hop& hop) {
     const double rate = hop.rate.bytes_per_s();
     ECHO_CHECK(rate > 0, "a hop has rate {}", rate);
@@ -50,11 +50,11 @@ class Way {
   double full_, last_ = 0;  // bytes of a chunk and of the last one
   double full_sum_ = 0;     // sum of c/r over the hops so far
   double slowest_ = 0;      // max of c/r over the hops so far
-  double longest_ = 0;      // longest path so far to the last chunk at this hop, delays aside
+  double longest_ = 0;      // longest path so far to the last chunk at this hop, without delays
   double delay_ = 0;
 };
 
-// Max-min fair shares of `total` for receivers that take at most `wants`; same order.
+// Max-min fair shares of `total` for receivers that take at most `wants`, in the same order.
 std::vector<double> fair_shares(double total, const std::vector<double>& wants) {
   std::vector<std::size_t> order(wants.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -96,7 +96,8 @@ Duration lower_bound(Bytes payload, BitRate learner_up, std::span<const WorkerLi
   std::nth_element(down.begin(), slowest, down.end());
   double bound = std::max({f / b, f / *slowest, static_cast<double>(k) * f / (b + sum_up)});
   if (!regions.several()) return from_seconds(bound);
-  // k workers need k times the rate, no region takes more than its workers do, and at a lower rate none takes more.
+  // k workers need k times the rate, and no region takes more than its workers do. The loop lowers the rate to a fixed
+  // point.
   up[regions.learner].bits_per_s += learner_up.bits_per_s;
   for (double before = 0; bound > before * kSameBound;) {
     before = bound;
@@ -139,7 +140,7 @@ Duration BroadcastTimes::of(WorkerId id) const {
 
 namespace {
 
-// Nodes by number: the learner is 0, then workers by ascending id.
+// Numbers the nodes: the learner is 0, then the workers by ascending id.
 class Nodes {
  public:
   explicit Nodes(std::span<const WorkerLink> links) : links_(links.begin(), links.end()) {
@@ -163,15 +164,15 @@ class Nodes {
   std::vector<WorkerLink> links_;
 };
 
-// An edge of a stripe, as its rate is worked out.
+// An edge of a stripe and its rate.
 struct Flow {
   std::size_t from, to;
-  double wanted;  // at most, bit/s: its receiver's share
+  double wanted;  // upper limit in bit/s: its receiver's share
   double rate = 0;
 };
 
-// Shares the uplinks, and then the ways between regions. What a way does not let through is left to the sender's other
-// children, in a second round; a third would change little.
+// Shares the uplinks, and then the links between regions. A second round gives the sender's other children what an
+// inter-region link does not let through; a third would change little.
 Status share_links(std::vector<Flow>& flows, BitRate learner_up, const Nodes& nodes, const Regions& regions) {
   std::vector<std::vector<std::size_t>> of_sender(nodes.size());
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::vector<std::size_t>> of_way;
@@ -225,15 +226,15 @@ Result<BroadcastTimes> broadcast_time(const Topology& topology, Bytes payload, B
   if (!(learner_up.bits_per_s > 0)) return fail(Code::kInvalid, kOperation, "the learner's uplink must be positive");
   for (const WorkerLink& link : links)
     if (regions.several() && link.region >= regions.ways.size())
-      return fail(Code::kInvalid, kOperation, "worker {} stands in region {} of {}", link.id, link.region,
+      return fail(Code::kInvalid, kOperation, "worker {} is in region {} of {}", link.id, link.region,
                   regions.ways.size());
   const Nodes nodes(links);
 
-  // A sender's uplink is shared by its edges in all stripes, and every stripe carries its share of the chunks: a
-  // payload of fewer chunks than there are stripes leaves some empty.
+  // The edges of all stripes share a sender's uplink, and each stripe carries its share of the chunks. A payload with
+  // fewer chunks than stripes leaves some stripes empty.
   const std::uint64_t chunks = chunk_count(payload, chunk);
   const std::size_t stripes = static_cast<std::size_t>(std::clamp<std::uint64_t>(chunks, 1, topology.stripes()));
-  std::vector<Flow> flows;  // stripe by stripe, in the order of its edges
+  std::vector<Flow> flows;  // by stripe, in the order of its edges
   std::vector<std::size_t> ends;
   for (std::size_t s = 0; s < stripes; ++s) {
     for (const Edge& edge : edges_of(topology, s)) {
@@ -250,18 +251,18 @@ Result<BroadcastTimes> broadcast_time(const Topology& topology, Bytes payload, B
   }
   ECHO_TRY(share_links(flows, learner_up, nodes, regions));
 
-  const auto share = [&](std::size_t s) {  // chunks s, s + stripes, ..., of which the very last may be shorter
+  const auto share = [&](std::size_t s) {  // chunks s, s + stripes, ...; the payload's last chunk may be shorter
     const std::uint64_t count = chunks / stripes + (s < chunks % stripes);
     const bool has_last = chunks > 0 && s == (chunks - 1) % stripes;
     return Bytes{count * chunk.count - (has_last ? chunks * chunk.count - payload.count : 0)};
   };
   std::vector<std::optional<Duration>> last(nodes.size());
   for (std::size_t s = 0, at = 0; s < stripes; ++s) {
-    std::vector<Way> ways(nodes.size(), Way(share(s), chunk));  // to each; a parent comes before its children
+    std::vector<Way> ways(nodes.size(), Way(share(s), chunk));  // one per node; a parent comes before its children
     for (; at < ends[s]; ++at) {
       const auto& [from, to, wanted, rate] = flows[at];
       if (!(rate > 0))
-        return fail(Code::kInvalid, kOperation, "nothing gets from {} to {}", nodes.id(from), nodes.id(to));
+        return fail(Code::kInvalid, kOperation, "no capacity is left from {} to {}", nodes.id(from), nodes.id(to));
       const WorkerLink& link = nodes.link(to);
       const Duration delay = regions.delay(nodes.region(from, regions), link.region, link.delay);
       ways[to] = ways[from];

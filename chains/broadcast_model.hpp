@@ -1,4 +1,4 @@
-// How long a broadcast takes: the physical lower bound, and store-and-forward time of chains and whole topologies.
+// Models the time of a broadcast: the physical lower bound, and store-and-forward times of chains and whole topologies.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -12,7 +12,7 @@
 
 namespace echoline::chains {
 
-// One worker's access link. `delay` is the one-way delay from its parent, where the regions do not say it.
+// One worker's access link. `delay` is the one-way delay from its parent, used if the regions do not state it.
 struct WorkerLink {
   WorkerId id;
   BitRate up;
@@ -21,46 +21,47 @@ struct WorkerLink {
   std::uint32_t region = 0;  // of Regions::ways
 };
 
-// Workers that a fraction q in (0, 1] (checked) of n is: ceil(q n), at least one.
+// The number of workers in a fraction q of n, q in (0, 1] (checked): ceil(q n), at least one.
 std::size_t counted(double q, std::size_t n);
 
-// No schedule is faster: max{F/B, F/d_min, N*F/(B + sum u)} (Kumar-Ross). Zero without workers. Delays not counted.
-// With q < 1, for the time until k = ceil(q N) workers hold the payload: d_min is the k-th fastest downlink, and k*F
-// have to be uploaded, at most by all. With regions, nobody receives faster than its region (inflow()), and of a
-// region's n workers, n - (N - k) at least have to be sent to by it and over the ways to it.
+// No schedule is faster: max{F/B, F/d_min, N*F/(B + sum u)} (Kumar-Ross), without delays. Zero without workers.
+// With q < 1, the time until k = ceil(q N) workers hold the payload: d_min is the k-th fastest downlink, and k*F must
+// be uploaded, at most by all nodes.
+// With regions, no worker receives faster than its region (inflow()), and of a region's n workers at least n - (N - k)
+// receive from the region itself or over the links to it.
 Duration lower_bound(Bytes payload, BitRate learner_up, std::span<const WorkerLink> workers, double q = 1,
                      const Regions& regions = {});
 
-// Chunks a payload is cut into: ceil(F / c); 0 for an empty payload. `chunk` must be positive.
+// The number of chunks of a payload: ceil(F / c); 0 for an empty payload. `chunk` must be positive.
 std::uint64_t chunk_count(Bytes payload, Bytes chunk);
 
-// The chunk, a power of two, with which a payload F is there soonest over a topology of depth h and s stripes, at a
-// rate r of each receiver: the c that makes (F/c)(o/r + t) + (h - 1) s c/r least, which is what its chunks cost on the
-// way and what the first one takes from hop to hop. o and t: bytes that a chunk adds (its proof), and what a node
-// spends on one (overlay/FORMAT.md, docs/overlay.md). `bound`: lower_bound(), from which r follows.
+// The chunk size, a power of two, with which a payload F arrives soonest over a topology of depth h and s stripes, at a
+// receiving rate r. It minimises (F/c)(o/r + t) + (h - 1) s c/r: the costs of all chunks, plus the time of the first
+// chunk from hop to hop. o and t are the bytes that a chunk adds (its proof) and a node's time per chunk
+// (overlay/FORMAT.md, docs/overlay.md). `bound`: lower_bound(), which gives r.
 inline constexpr double kBytesPerChunk = 300, kSecondsPerChunk = 15e-6;
 inline constexpr std::uint64_t kBestChunkMin = 2 * 1024, kBestChunkMax = 1024 * 1024;
 Bytes best_chunk(Bytes payload, const Topology& topology, Duration bound);
 
 struct Completion {
   WorkerId id;
-  Duration time;  // from the start of the broadcast until it holds the whole payload
+  Duration time;  // from the start of the broadcast until the worker holds the whole payload
 };
 
 struct BroadcastTimes {
   std::vector<Completion> workers;  // ascending id
 
-  // Until ceil(q * N) workers hold the payload, q in (0, 1]; zero without workers.
+  // The time until ceil(q * N) workers hold the payload, q in (0, 1]; zero without workers.
   Duration fraction(double q) const;
   Duration last() const { return fraction(1.0); }
-  Duration of(WorkerId id) const;  // the worker must be in it (checked)
+  Duration of(WorkerId id) const;  // the worker must be present (checked)
 };
 
-// Completion time of every worker of a topology, all of its stripes. Everybody's uplink is shared max-min fairly by its
-// children, of which none takes more than its downlink, shared evenly by the stripes that carry anything; a way between
-// regions likewise by all that cross it. Errors (kInvalid): a worker without a link or with a rate that is not
-// positive, of a region that is not there, a way that carries nothing, chunk 0. The topology must be valid
-// (validate()).
+// The completion times of all workers of a topology, over all stripes. Each uplink is shared max-min fairly by its
+// children. A child takes at most its downlink, divided evenly by the stripes that carry data. A link between regions
+// is shared in the same way by the edges that cross it. The topology must be valid (validate()). kInvalid for a worker
+// without a link, with a rate that is not positive or in an unknown region, for an inter-region link without capacity,
+// and for chunk 0.
 Result<BroadcastTimes> broadcast_time(const Topology& topology, Bytes payload, Bytes chunk, BitRate learner_up,
                                       std::span<const WorkerLink> links, const Regions& regions = {});
 

@@ -24,7 +24,7 @@ Result<Choice> choose_topology(BitRate learner_up, BitRate chain_rate, std::span
     ECHO_ASSIGN(one.times, broadcast_time(one.topology, cargo.payload, one.chunk, learner_up, links, regions));
     one.predicted = one.times.fraction(cargo.quorum);
     candidates.push_back({policy, one.predicted});
-    // What is preferred counts as so much sooner than it is.
+    // The preferred policy's time counts less.
     const bool preferred = policy == present.value_or(TopologyPolicy::kTrees);
     const double weighed = seconds(one.predicted) * (!preferred ? 1 : present ? kSoonerToMove : kSoonerToLeaveTrees);
     if (best && weighed >= best_weighed) continue;

@@ -1,4 +1,4 @@
-// Which topology brings a payload to a fleet soonest, by the planner's model (broadcast_model.hpp).
+// Chooses the topology that brings a payload to a fleet soonest, by the model of broadcast_model.hpp.
 #pragma once
 #include <optional>
 #include <span>
@@ -9,11 +9,11 @@
 
 namespace echoline::chains {
 
-// What is broadcast, and when it has arrived.
+// A payload and the condition for its arrival.
 struct Cargo {
   Bytes payload;
-  Bytes chunk;        // none: whichever is best for a topology (best_chunk())
-  double quorum = 1;  // part of the workers that must hold it
+  Bytes chunk;        // 0: the best for each topology (best_chunk())
+  double quorum = 1;  // fraction of the workers that must hold it
 };
 
 struct Candidate {
@@ -22,22 +22,24 @@ struct Candidate {
 };
 
 struct Choice {
-  Topology topology;  // of the policy that was chosen
+  Topology topology;  // of the chosen policy
   BroadcastTimes times;
-  Bytes chunk;  // with which it was predicted
+  Bytes chunk;  // used for the prediction
   Duration predicted{};
-  Duration lower_bound{};  // that no schedule can beat
+  Duration lower_bound{};  // no schedule is faster
   std::vector<Candidate>
-      candidates;  // all that were looked at, the soonest first; trees before others of the same time
+      // All considered policies, the soonest first; on equal times, trees first.
+      candidates;
 };
 
-// Another policy than trees has to be so much sooner: trees can be mended where they break without moving everybody.
+// Another policy replaces trees only below this fraction of their time, because trees can be repaired without moving
+// all workers.
 inline constexpr double kSoonerToLeaveTrees = 0.98;
-// And another one than what a fleet has already.
+// Another policy replaces the fleet's current one only below this fraction of its time.
 inline constexpr double kSoonerToMove = 0.8;
 
-// Looks at trees, stripes, best_chains and, in fleets of at most kStarMax workers, star. `present` is what the fleet
-// has. Pure. Errors as of plan_chains() and broadcast_time(); requires a worker (checked).
+// Considers trees, stripes, best_chains and, in fleets of at most kStarMax workers, star. `present`: the fleet's
+// current policy. Pure. Errors as those of plan_chains() and broadcast_time(); requires a worker (checked).
 inline constexpr std::size_t kStarMax = 64;
 Result<Choice> choose_topology(BitRate learner_up, BitRate chain_rate, std::span<const ChainWorker> workers,
                                std::span<const WorkerLink> links, const Cargo& cargo,

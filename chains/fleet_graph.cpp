@@ -44,7 +44,7 @@ Status validate(const Topology& topology, std::span<const WorkerId> workers) {
       const WorkerId root = topology.root_of(s, chain.front());
       std::size_t from = root == kLearnerId ? all.size() : index_of(root);
       if (root != kLearnerId && (from == all.size() || !placed[from]))
-        return fail(Code::kInternal, kOperation, "the chain of {} hangs on {}, who does not stand before it",
+        return fail(Code::kInternal, kOperation, "the chain of {} is attached to {}, which does not come before it",
                     name_of(chain.front()), name_of(root));
       for (const WorkerId id : chain) {
         const std::size_t at = index_of(id);

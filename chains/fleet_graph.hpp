@@ -1,4 +1,4 @@
-// Topologies as graphs: the proof that one delivers, independent of how it was built, and a drawing of it.
+// Topologies as graphs: a check, independent of the planner, that every worker is reached, and a drawing.
 #pragma once
 #include <functional>
 #include <span>
@@ -15,17 +15,17 @@ struct Edge {
   friend bool operator==(const Edge&, const Edge&) = default;
 };
 
-// parent -> child for every worker, chain by chain, of one stripe.
+// The edges parent -> child of all workers of one stripe, chain by chain.
 std::vector<Edge> edges_of(const Topology& topology, std::size_t stripe = 0);
 
-// Holds iff every stripe is a tree rooted at the learner that spans exactly `workers`: each worker stands in one chain,
-// and each chain behind the worker it hangs on, so no worker has two parents or stands on a cycle. And: no empty chain,
-// no worker of `leaves_only` with a child; only under trees a worker with two children in one stripe. kInternal
-// otherwise, naming the worker and the defect.
+// Checks that every stripe is a tree rooted at the learner that spans exactly `workers`: each worker is in one chain,
+// and each chain comes after the worker to which it is attached, so no worker has two parents or is on a cycle. Also:
+// no chain is empty, no worker of `leaves_only` has a child, and only under trees a worker has two children in a
+// stripe. Otherwise kInternal, naming the worker and the defect.
 Status validate(const Topology& topology, std::span<const WorkerId> workers);
 
-// For Graphviz: an arrow for everybody who sends to somebody, with how many of the stripes where there are several;
-// dashed who may not forward. `label`: the second line of a worker's box, which may be empty.
+// Graphviz text: an arrow per sender and receiver, labelled with its number of stripes if there are several; boxes of
+// workers that may not forward are dashed. `label`: the second line of a worker's box; may be empty.
 std::string to_dot(const Topology& topology, const std::function<std::string(WorkerId)>& label);
 
 }  // namespace echoline::chains

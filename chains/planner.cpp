@@ -13,10 +13,10 @@
 namespace echoline::chains {
 namespace {
 
-// A rate ratio that misses an integer by rounding alone still counts as that integer.
+// Tolerance: a ratio of rates that misses an integer by rounding counts as that integer.
 constexpr double kRounding = 1e-9;
-// Trees that take no notice of regions have to be so much faster: relays are near, and ways between regions may have
-// others on them.
+// Trees that ignore regions must be faster by this factor, because relays are near and other traffic may use the links
+// between regions.
 constexpr double kWorthNoRelays = 0.98;
 
 Status check(BitRate learner_up, BitRate chain_rate, std::span<const ChainWorker> workers, TopologyPolicy policy) {
@@ -26,7 +26,7 @@ Status check(BitRate learner_up, BitRate chain_rate, std::span<const ChainWorker
     return fail(Code::kInvalid, kOperation, "the learner's uplink must be positive, found {} bit/s",
                 learner_up.bits_per_s);
   if (policy == TopologyPolicy::kAuto)
-    return fail(Code::kInvalid, kOperation, "'auto' is no topology: what it stands for depends on the payload");
+    return fail(Code::kInvalid, kOperation, "'auto' is not a topology: it stands for one that depends on the payload");
   if (policy == TopologyPolicy::kEcho2 && !positive(chain_rate))
     return fail(Code::kInvalid, kOperation, "the rate of one chain must be positive, found {} bit/s",
                 chain_rate.bits_per_s);
@@ -52,28 +52,27 @@ Status check(const Regions& regions, std::span<const ChainWorker> workers) {
   if (!regions.several()) return ok();
   const std::size_t n = regions.ways.size();
   if (n > kRegionsMax || regions.learner >= n)
-    return fail(Code::kInvalid, kOperation, "the learner stands in region {} of {}, of which {} may be",
+    return fail(Code::kInvalid, kOperation, "the learner is in region {} of {}, at most {} are allowed",
                 regions.learner, n, kRegionsMax);
   for (const auto& row : regions.ways) {
-    if (row.size() != n) return fail(Code::kInvalid, kOperation, "ways to {} of {} regions", row.size(), n);
+    if (row.size() != n) return fail(Code::kInvalid, kOperation, "links to {} of {} regions", row.size(), n);
     for (const RegionWay& way : row)
       if (!(way.rate.bits_per_s > 0))
-        return fail(Code::kInvalid, kOperation, "a way between regions must carry something, found {} bit/s",
+        return fail(Code::kInvalid, kOperation, "a link between regions needs a capacity, found {} bit/s",
                     way.rate.bits_per_s);
   }
   for (const ChainWorker& w : workers)
-    if (w.region >= n)
-      return fail(Code::kInvalid, kOperation, "worker {} stands in region {} of {}", w.id, w.region, n);
+    if (w.region >= n) return fail(Code::kInvalid, kOperation, "worker {} is in region {} of {}", w.id, w.region, n);
   return ok();
 }
 
-// Forwarders before leaves, possible seeds before others, then by score; ids make the order total.
+// Forwarders before leaves, possible seeds before others, then by score; ids break ties.
 bool stands_before(const ChainWorker& a, const ChainWorker& b) {
   return std::tuple(!a.may_forward, !a.may_seed, -a.score, a.id) <
          std::tuple(!b.may_forward, !b.may_seed, -b.score, b.id);
 }
 
-// Deals the workers over m chains in order: the first m are seeds, the last m are tails.
+// Deals the workers over m chains in turn: the first m become seeds, the last m tails.
 std::vector<std::vector<WorkerId>> deal(std::span<const ChainWorker> order, std::size_t m) {
   std::vector<std::vector<WorkerId>> chains(std::min(m, order.size()));
   for (std::size_t i = 0; i < order.size(); ++i) chains[i % chains.size()].push_back(order[i].id);
@@ -179,11 +178,11 @@ Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<c
     prove(topology);
     return topology;
   }
-  // A chain holds at most one leaf, at its tail. Leaves are the last of the order, so with a chain for each of them
-  // the deal puts every one on a tail of its own.
+  // A chain holds at most one leaf, at its tail. Leaves are the last of the order, so with a chain per leaf the deal
+  // makes each of them a tail.
   const std::size_t m = std::max(topology.chains_wanted, leaves);
   if (policy == TopologyPolicy::kBestChains && order.size() > m) {
-    // The slowest uplinks need not send at all: the last m become the tails. The rest keep the score order.
+    // The slowest uplinks need not send at all: the last m become tails. The others keep the score order.
     std::sort(order.begin(), order.end(), [](const ChainWorker& a, const ChainWorker& b) {
       return std::tuple(b.usable_up(), -a.score, a.id) < std::tuple(a.usable_up(), -b.score, b.id);
     });
@@ -208,8 +207,8 @@ Topology detach(const Topology& topology, WorkerId dead) {
 
 Topology append(const Topology& topology, const ChainWorker& joiner) {
   ECHO_CHECK(topology.policy != TopologyPolicy::kTrees);
-  ECHO_CHECK(joiner.id != kLearnerId && !topology.contains(joiner.id), "worker {} cannot join: it is in the topology",
-             joiner.id);
+  ECHO_CHECK(joiner.id != kLearnerId && !topology.contains(joiner.id),
+             "worker {} cannot join: it is in the topology already", joiner.id);
   Topology next = topology;
   const auto any = [](const auto&) { return true; };
   const auto open_tail = [&](const auto& chain) { return may_forward(next, chain.back()); };

@@ -18,7 +18,7 @@ using Graph = boost::adjacency_list<
                     boost::property<boost::edge_residual_capacity_t, Flow,
                                     boost::property<boost::edge_reverse_t, Traits::edge_descriptor>>>>;
 
-// Rounded up, so that a bound stays one.
+// Rounded up, so that an upper bound stays one.
 Flow whole(BitRate rate) { return static_cast<Flow>(std::ceil(std::clamp(rate.bits_per_s, 0.0, 1e15))); }
 
 void connect(Graph& graph, std::size_t from, std::size_t to, Flow capacity) {
@@ -36,8 +36,8 @@ std::vector<BitRate> inflow(const Regions& regions, BitRate learner_up, std::spa
   ECHO_CHECK(regions.learner < n && (!regions.several() || regions.ways.size() == n));
   std::vector<BitRate> into(n, learner_up);
   if (!regions.several()) return into;
-  // A region is two vertices, what comes in and what its workers send on. Behind them the learner, which stands in the
-  // midst of its own region.
+  // A region has two vertices: its input, and the output of its workers. The learner is a further vertex that feeds its
+  // own region's.
   Graph graph(2 * n + 1);
   const std::size_t learner = 2 * n;
   const auto in = [](std::size_t region) { return 2 * region; };

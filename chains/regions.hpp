@@ -1,4 +1,4 @@
-// Where workers stand, and what the ways between those places carry.
+// Regions of workers, and the capacity of the links between regions.
 #pragma once
 #include <limits>
 #include <optional>
@@ -11,15 +11,15 @@ namespace echoline::chains {
 
 inline constexpr std::size_t kRegionsMax = 32;
 
-// From one region to another, one way.
+// The link from one region to another, in one direction.
 struct RegionWay {
-  BitRate rate{std::numeric_limits<double>::infinity()};  // of all that crosses, together
-  std::optional<Duration> delay;                          // one way; absent: as it is known of a worker's own link
+  BitRate rate{std::numeric_limits<double>::infinity()};  // of all traffic together
+  std::optional<Duration> delay;                          // one way; absent: use the delay of the worker's own link
 };
 
 struct Regions {
-  std::uint32_t learner = 0;                 // where it stands
-  std::vector<std::vector<RegionWay>> ways;  // [from][to], square; empty: one place, that nothing limits
+  std::uint32_t learner = 0;                 // the learner's region
+  std::vector<std::vector<RegionWay>> ways;  // [from][to], square; empty: a single region without limits
 
   bool several() const { return ways.size() > 1; }
   BitRate rate(std::uint32_t from, std::uint32_t to) const {
@@ -30,23 +30,23 @@ struct Regions {
   }
 };
 
-// At most so much of what the learner sends reaches each region, over whichever regions: the maximum flow from the
-// learner, whose uplink is `learner_up`, through the ways and through what the workers of every region send together
-// (`up`, by region). Push-relabel (Goldberg and Tarjan, 1988).
+// An upper bound of the rate at which the learner's data reaches each region, possibly through other regions. It is the
+// maximum flow from the learner (uplink `learner_up`) through the links and through the total uplink of each region's
+// workers (`up`, by region). Push-relabel (Goldberg and Tarjan, 1988).
 std::vector<BitRate> inflow(const Regions& regions, BitRate learner_up, std::span<const BitRate> up);
 
-// How much all that receive get together, at most: the maximum flow from what is sent in every region (`up`, the
-// learner's own uplink among it), over the ways, to what is taken in there (`taken`).
+// An upper bound of the total rate of all receivers: the maximum flow from the uplinks of the regions (`up`, the
+// learner's included), over the links, to the total downlinks (`taken`).
 BitRate delivered(const Regions& regions, std::span<const BitRate> up, std::span<const BitRate> taken);
 
-// What some regions lack of uplink, and others send for them over what the ways still carry, so that as much as
-// possible comes to where it is lacking. One that is helped may help a third with what its own workers then need not
-// send (`through`, at most).
+// Uplink that regions with a surplus lend to regions with a deficit, over the free capacity of the links, as the
+// maximum flow. A region that receives help may help a third one with uplink that its own workers then need not use (at
+// most `through`).
 struct Lending {
   double all = 0;                         // bit/s
   std::vector<std::vector<double>> over;  // [from][to], bit/s
 };
-// `spare` by region, bit/s; negative: so much is lacking there. `taken` of each way is in use, [from][to].
+// `spare`: surplus by region, bit/s; negative: deficit. `taken`: used capacity of each link, [from][to].
 Lending lend(const Regions& regions, std::span<const double> spare, std::span<const double> through,
              const std::vector<std::vector<double>>& taken);
 

@@ -15,32 +15,32 @@ namespace {
 
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
 constexpr double kRounding = 1 + 1e-9;
-constexpr double kWorthMoreStripes = 0.97;  // of the time with fewer
-constexpr double kWeightOfMean = 0.05;      // of the mean time, beside the quorum's
+constexpr double kWorthMoreStripes = 0.97;  // more stripes must reduce the time to this fraction
+constexpr double kWeightOfMean = 0.05;      // of the mean time, added to the quorum's
 constexpr int kBisections = 20;
-constexpr double kLessTried = 0.02;  // of the best rates, where trees do not come to them
+constexpr double kLessTried = 0.02;  // fraction by which rates are lowered if no trees reach them
 
-// A region as the rates see it.
+// A region with the link rates of its workers.
 struct Vessel {
   std::uint32_t region = 0;
-  std::vector<double> up;    // of those in time, bit/s
-  std::vector<double> late;  // downlinks of the others
-  double down = kInfinite;   // the least of those in time
+  std::vector<double> up;    // of workers in time, bit/s
+  std::vector<double> late;  // downlinks of late workers
+  double down = kInfinite;   // least downlink of workers in time
 };
 
-// Rates of regions, which are numbered by place here: the learner's is the first.
+// The rates of the regions, by index here; index 0 is the learner's region.
 struct Rates {
-  std::vector<double> into;    // what relays are sent, bit/s
-  std::vector<double> inside;  // what everybody in time receives: no more than that
+  std::vector<double> into;    // receiving rate of relays, bit/s
+  std::vector<double> inside;  // receiving rate of workers in time, at most `into`
 };
 
-// Ways of all stripes, and what goes out of every region over them.
+// The routes of all stripes, and the traffic that leaves every region over them.
 struct Ways {
-  std::vector<std::vector<std::size_t>> from;   // by stripe and place
-  std::vector<std::vector<std::size_t>> order;  // by stripe: places
-  std::vector<double> onward;                   // by place, bit/s
-  std::vector<std::vector<double>> taken;       // of each way, by region
-  Lending lent;                                 // besides
+  std::vector<std::vector<std::size_t>> from;   // by stripe and index
+  std::vector<std::vector<std::size_t>> order;  // by stripe: indices
+  std::vector<double> onward;                   // by index, bit/s
+  std::vector<std::vector<double>> taken;       // by link, of region and region
+  Lending lent;                                 // in addition
 };
 
 class Filling {
@@ -50,7 +50,7 @@ class Filling {
 
   Rates fill() const {
     const std::size_t n = vessels_.size();
-    std::vector<double> into(n, kInfinite), inside(n, kInfinite);  // at most, as far as it is known
+    std::vector<double> into(n, kInfinite), inside(n, kInfinite);  // upper limits known so far
     for (std::size_t i = 0; i < n; ++i) into[i] = std::min(up_, vessels_[i].down);
     const auto at = [&](double x) {
       Rates rates{into, inside};
@@ -69,7 +69,7 @@ class Filling {
         (served(at(middle)) ? low : high) = middle;
       }
       const Rates now = at(low);
-      // Who holds the others back stays at that, first of all whom no way leads to, and then whom most is lacking.
+      // The limiting regions stay at their rate: first an unreachable region, then those with the largest deficit.
       const auto held = [&](std::size_t i) { return std::min(into[i], inside[i]) <= now.inside[i]; };
       const auto others_go_on = [&] { return served(at(low * 1.01)); };
       std::vector<std::size_t> order = most_lacking(at(low * 1.01));
@@ -84,7 +84,7 @@ class Filling {
     }
   }
 
-  // Nothing where these rates are not served; those that fill() found are.
+  // The routes for these rates; nothing if they are not feasible. Rates from fill() are.
   std::optional<Ways> ways(const Rates& rates) const {
     Ways found;
     const Capacities c = capacities(rates);
@@ -95,7 +95,7 @@ class Filling {
 
  private:
   struct Capacities {
-    std::vector<double> own, spare;  // what a region's uplinks carry, and what of it its own workers do not need
+    std::vector<double> own, spare;  // a region's total uplink, and the part that its own workers do not need
   };
 
   double carried(double up, double rate, std::size_t most) const {
@@ -118,7 +118,7 @@ class Filling {
     return c;
   }
 
-  // Places: whom no way leads to at these rates, then those that lack most.
+  // Indices of regions: first an unreachable one, then by surplus, smallest first.
   std::vector<std::size_t> most_lacking(const Rates& rates) const {
     const Capacities c = capacities(rates);
     Ways ways;
@@ -133,9 +133,9 @@ class Filling {
     return order;
   }
 
-  // Stripe by stripe: from the learner's region to the next over whichever way leaves most, of the way itself and of
-  // the uplinks where it begins; the shortest where there is far more than that. A place for which there is no room;
-  // without one, kAll.
+  // Routes each stripe from the learner's region to one region after another. Each step takes the route with most
+  // capacity left, of the link and of the uplinks at its start; if there is plenty, the shortest. Returns the index of
+  // a region without a feasible route, or kAll if all have one.
   static constexpr std::size_t kAll = std::numeric_limits<std::size_t>::max();
   std::size_t find_ways(const Rates& rates, Capacities left, Ways& ways) const {
     const std::size_t n = vessels_.size();
@@ -143,7 +143,7 @@ class Filling {
     ways.taken.assign(regions_.ways.size(), std::vector<double>(regions_.ways.size(), 0));
     for (std::size_t s = 0; s < stripes_; ++s) {
       struct Reach {
-        double spare = -1, own = -1, far = 0;  // rates as so many stripes, and negated seconds
+        double spare = -1, own = -1, far = 0;  // capacities as numbers of stripes; negated seconds
         auto operator<=>(const Reach&) const = default;
       };
       std::vector<Reach> reach(n);
@@ -153,7 +153,7 @@ class Filling {
       in[0] = true;
       for (std::size_t last = 0;;) {
         for (std::size_t i = 1; i < n; ++i) {
-          // Faster than its own workers receive, the learner's region is left by what the learner itself sends.
+          // Only the learner itself can feed a region that receives faster than the region before it.
           const bool faster = rates.into[last] < rates.into[i] * 0.999;
           if (in[i] || (faster && last != 0)) continue;
           const double most = faster ? up_ - (vessels_[0].up.empty() ? 0 : rates.into[0]) - ways.onward[0] : kInfinite;
@@ -190,12 +190,12 @@ class Filling {
     return kAll;
   }
 
-  // Whether all uplinks and ways serve these rates.
+  // Whether uplinks and links suffice for these rates.
   bool served(const Rates& rates) const {
     const Capacities c = capacities(rates);
     Ways ways;
     if (find_ways(rates, c, ways) != kAll) return false;
-    // The learner begins every stripe.
+    // The learner sends the first copy of every stripe.
     if (up_ < (vessels_[0].up.empty() ? *std::max_element(rates.into.begin(), rates.into.end()) : rates.into[0]))
       return false;
     double lacking = 0, all = 0;
@@ -208,7 +208,7 @@ class Filling {
     return all > -1 && lend_over(c, ways).all >= lacking / kRounding - 1;
   }
 
-  // What regions send for others that lack something, besides what goes over these ways to relays.
+  // Uplink that regions lend to others, beyond the traffic of these routes.
   Lending lend_over(const Capacities& c, const Ways& ways) const {
     std::vector<double> spare(regions_.ways.size(), 0), through(spare);
     for (std::size_t i = 0; i < vessels_.size(); ++i) {
@@ -225,7 +225,7 @@ class Filling {
   const Regions& regions_;
 };
 
-// For one bit, until a part `quorum` has it.
+// Time per bit until a fraction `quorum` of the workers has it.
 double time_of(const Rates& rates, const std::vector<Vessel>& vessels, double quorum) {
   std::vector<double> times;
   for (std::size_t i = 0; i < vessels.size(); ++i) {
@@ -238,18 +238,18 @@ double time_of(const Rates& rates, const std::vector<Vessel>& vessels, double qu
   return *last + kWeightOfMean * mean;
 }
 
-// Hangs on nobody, until it is hung on somebody.
+// Marks a chain that is not attached yet.
 constexpr WorkerId kNoRoot{std::numeric_limits<std::uint64_t>::max()};
 
-// At which a part `quorum` of them receives.
+// The rate that a fraction `quorum` of the workers reaches.
 BitRate nth_rate(std::vector<BitRate> rates, double quorum) {
   const auto nth = rates.end() - static_cast<std::ptrdiff_t>(counted(quorum, rates.size()));
   std::nth_element(rates.begin(), nth, rates.end());
   return *nth;
 }
 
-// Each region's trees first, for those in time; then whoever begins one there is hung on its way in, or on whom there
-// is to help.
+// Builds each region's trees of the workers in time. Then hang_up() attaches the first workers of the trees to another
+// region's workers, along the routes or to lent uplink.
 void build_relays(const RelayPlan& plan, BitRate learner_up, std::span<const ChainWorker> workers,
                   const Regions& regions, Topology& topology) {
   const std::size_t stripes = plan.stripes.size();
@@ -258,8 +258,8 @@ void build_relays(const RelayPlan& plan, BitRate learner_up, std::span<const Cha
   topology.grafts.assign(stripes, {});
   for (const std::uint32_t region : plan.stripes.front().order) {
     std::vector<ChainWorker> there;
-    double others = std::accumulate(plan.crossing[region].begin(), plan.crossing[region].end(),
-                                    0.0);  // sent from here besides to those in time
+    // Uplink of this region for other regions and for late workers.
+    double others = std::accumulate(plan.crossing[region].begin(), plan.crossing[region].end(), 0.0);
     for (std::size_t i = 0; i < workers.size(); ++i) {
       if (workers[i].region == region && !plan.late[i]) there.push_back(workers[i]);
       if (workers[i].region == region && plan.late[i]) others += plan.rates[i].bits_per_s;
@@ -267,8 +267,7 @@ void build_relays(const RelayPlan& plan, BitRate learner_up, std::span<const Cha
     if (there.empty()) continue;
     const bool home = region == regions.learner;
     const BitRate rate = plan.by_region[region];
-    double first =
-        0;  // of what the learner sends, for those here: all that they, with it, do not have to send to others
+    double first = 0;  // the learner's uplink for this region: all that is not needed for other regions
     if (home) {
       double carried = learner_up.bits_per_s - others;
       first = std::max(rate.bits_per_s, carried);
@@ -358,8 +357,8 @@ RelayTrees plan_relays(BitRate learner_up, std::span<const ChainWorker> workers,
     }
     return plan;
   };
-  // Somebody is left over where every uplink is needed to the last bit, and halves what whoever takes it on has for
-  // others. So less is tried, as long as it may come to more.
+  // At full use of every uplink a worker may remain without a place, and the parent that takes it halves its other
+  // children's rates. So lower rates are tried while they may improve the result.
   RelayTrees found;
   for (double part = 1; part > 0.9; part -= kLessTried) {
     Rates rates = best;

@@ -1,6 +1,6 @@
-// Trees over several regions. Between two of them a payload crosses once where a region's workers can pass it on among
-// themselves: in every stripe one of them is the relay, who has it from another region and whom the others have it
-// from.
+// Trees over several regions. A payload crosses once between two regions if the region's workers can forward it among
+// themselves. In every stripe one worker of a region is the relay: it receives from another region, and the others
+// receive from it.
 #pragma once
 #include <span>
 #include <vector>
@@ -10,34 +10,35 @@
 
 namespace echoline::chains {
 
-// Whether there is anything to relay: the workers and the learner do not all stand in one region.
+// Whether relays are needed: some worker is not in the learner's region.
 bool spread_out(std::span<const ChainWorker> workers, const Regions& regions);
 
-// How one stripe gets about: for every region where its relay is sent to from, and the regions in the order in which
-// they are reached, the learner's first.
+// The route of one stripe: for each region the region that feeds its relay, and the regions in the order in which they
+// are reached, the learner's first.
 struct RelayPaths {
-  std::vector<std::uint32_t> from;   // by region; the learner's and those without workers: the learner's
-  std::vector<std::uint32_t> order;  // of those with somebody in them
+  std::vector<std::uint32_t> from;   // by region; for the learner's and empty regions: the learner's
+  std::vector<std::uint32_t> order;  // regions with workers or the learner
 };
 
 struct RelayPlan {
   std::vector<RelayPaths> stripes;
   std::vector<bool> late;          // by worker (trees.hpp)
-  std::vector<BitRate> rates;      // by worker: at which it receives
-  std::vector<BitRate> by_region;  // at which those in time receive there
+  std::vector<BitRate> rates;      // by worker: receiving rate
+  std::vector<BitRate> by_region;  // receiving rate of the workers in time
   std::vector<std::vector<double>>
-      crossing;  // [from][to] by region: what goes over, to relays and others, all stripes together, bit/s
+      // [from][to] by region: bit/s over this link, to relays and other workers, all stripes together.
+      crossing;
 };
 
 struct RelayTrees {
   RelayPlan plan;
   Topology topology;  // chains, grafts and policy
-  BitRate rate;       // steady_rate() of it
+  BitRate rate;       // steady_rate() of the topology
 };
 
-// Max-min fair rates over the regions: all rise together until one's uplinks, with what the uplinks of others have to
-// spare, serve no more (lend()), or the ways to it carry no more; then the others go on. Every stripe goes over the
-// ways that have most left. Requires spread_out() and regions that plan_chains() takes.
+// Finds max-min fair rates of the regions. All rates rise together until a region is limited: by its uplinks plus the
+// surplus of other regions (lend()), or by the links to it. The other rates rise further. Each stripe uses the links
+// with most capacity left. Requires spread_out() and regions that plan_chains() accepts.
 RelayTrees plan_relays(BitRate learner_up, std::span<const ChainWorker> workers, double quorum, const Regions& regions);
 
 }  // namespace echoline::chains

@@ -1,4 +1,4 @@
-// How good a peer is at forwarding: the score that orders chains, and the role a failing peer falls to.
+// Rates a peer's forwarding: the score that orders chains, and the role of a failing peer.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -7,20 +7,20 @@
 
 namespace echoline::chains {
 
-// What the learner has seen of one peer.
+// The learner's observations of one peer.
 struct PeerStats {
   BitRate forwarding_rate;      // measured while it forwarded
-  std::optional<BitRate> cap;   // the rate it is allowed; without a cap the bandwidth term is 1
+  std::optional<BitRate> cap;   // its allowed rate; without it the bandwidth term is 1
   std::uint32_t attempts = 0;   // forwards begun
   std::uint32_t successes = 0;  // forwards finished, at most `attempts`
-  Duration age{};               // since it was last heard
+  Duration age{};               // since its last message
 };
 
 struct ScoreWeights {
   double bandwidth = 0.60;
   double success = 0.25;
   double freshness = 0.15;
-  std::uint32_t attempts_trusted = 20;  // success counts in full from this many attempts on
+  std::uint32_t attempts_trusted = 20;  // attempts from which on the success rate counts in full
   Duration age_scale = std::chrono::seconds(300);
 };
 
@@ -28,12 +28,12 @@ struct ScoreWeights {
 //   + freshness * exp(-age / age_scale); in [0, 1] for the default weights. (ECHO-2 App. C.3.)
 double peer_score(const PeerStats& stats, const ScoreWeights& weights = {});
 
-// What a peer may do in the topology. A seed may stand anywhere; a tail forwards but is not put first; a
-// rollout-only peer receives and generates but forwards to nobody.
+// A peer's place in the topology. A seed may be anywhere. A tail forwards but is not placed first. A rollout-only peer
+// receives and generates but does not forward.
 enum class Role { kSeed, kTail, kRolloutOnly };
 
-// Steps down a role when it is found to fail, and up again for every ten deliveries to others: what it installs itself
-// says nothing about its uplink. Who may not forward at all is given another try after a while, longer every time.
+// A peer's role over time. It falls a step at each failure and rises a step for every ten deliveries to others; its own
+// installations say nothing about its uplink. A rollout-only peer may try again after a pause that doubles each time.
 class RoleLadder {
  public:
   static constexpr int kDeliveriesPerStep = 10;
@@ -42,7 +42,7 @@ class RoleLadder {
   RoleLadder() = default;
   RoleLadder(Role role, TimePoint now) : role_(role), rests_until_(now + kRest) {}
   Role role() const { return role_; }
-  // All return whether the role changed.
+  // All three return whether the role changed.
   bool demoted(TimePoint now);
   bool delivered();
   bool tries_again(TimePoint now);

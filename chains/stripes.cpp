@@ -15,21 +15,21 @@ constexpr int kBisections = 60;
 constexpr double kWorthMoreStripes = 1.03;
 constexpr double kRounding = 1 + 1e-9;
 
-// Whether everybody is fed in `s` stripes, given the children that all uplinks carry, the learner's last.
+// Whether all workers are fed in `s` stripes, given the children that each uplink carries; the learner's is last.
 bool all_fed(std::size_t s, std::span<const std::size_t> carried) {
   const std::size_t n = carried.size() - 1, seeds_max = carried.back();
   const std::size_t total = std::accumulate(carried.begin(), carried.end() - 1, std::size_t{0});
-  // Whoever does not forward in a stripe ends a chain there, and every chain begins at the learner.
+  // A worker that does not forward in a stripe ends a chain there, and every chain begins at the learner.
   return seeds_max >= s && s * n - std::min(total, s * (n - 1)) <= seeds_max;
 }
 
-// The children each worker feeds, given those that all uplinks carry, the learner's last.
+// The number of children that each worker feeds, given the number that each uplink carries; the learner's is last.
 std::vector<std::size_t> forwards_of(std::size_t s, std::vector<std::size_t> forwards,
                                      std::span<const ChainWorker> workers) {
   const std::size_t n = workers.size(), seeds_max = forwards.back();
   forwards.pop_back();
   std::size_t total = std::accumulate(forwards.begin(), forwards.end(), std::size_t{0});
-  // The learner's uplink is used up: those with the least uplink are spared first, for as long as it lasts.
+  // The learner feeds as many as it can; this relieves the workers with the least uplink first.
   std::vector<std::size_t> order(n);
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),
@@ -47,8 +47,7 @@ std::vector<std::size_t> forwards_of(std::size_t s, std::vector<std::size_t> for
   return forwards;
 }
 
-// How many children every worker's uplink, and last the learner's, carries while all receive at `rate`, counted in
-// every stripe.
+// How many children each uplink, the learner's last, carries while all workers receive at `rate`, summed over stripes.
 std::vector<std::size_t> children_carried(BitRate rate, std::size_t stripes, BitRate learner_up,
                                           std::span<const ChainWorker> workers, const StripeLimits& limits) {
   const double q = std::max(rate.bits_per_s, 1.0) / static_cast<double>(stripes);
@@ -88,7 +87,7 @@ BitRate best_rate(std::size_t stripes, BitRate learner_up, std::span<const Chain
 
 StripePlan plan_stripes(BitRate learner_up, std::span<const ChainWorker> workers, const StripeLimits& limits) {
   ECHO_CHECK(!workers.empty());
-  std::map<std::size_t, BitRate> rates;  // by stripes
+  std::map<std::size_t, BitRate> rates;  // by number of stripes
   for (std::size_t s = limits.children_max == 1 ? 1 : kTreeStripesMin; s <= kPlannedStripesMax; s *= 2)
     rates[s] = best_rate(s, learner_up, workers, limits);
   BitRate best{0};
@@ -108,15 +107,15 @@ StripePlan plan_at(BitRate rate, std::size_t stripes, BitRate learner_up, std::s
   plan.carried = std::accumulate(carried.begin(), carried.end() - 1, std::size_t{0});
   if (rate.bits_per_s > 0)
     plan.forwards = forwards_of(stripes, std::move(carried), workers);
-  else  // nobody may forward: the learner serves everybody
+  else  // no worker may forward, so the learner serves all
     plan.forwards.assign(workers.size(), 0);
   return plan;
 }
 
 void build_stripes(const StripePlan& plan, std::span<const ChainWorker> workers, Topology& topology) {
   const std::size_t s = plan.stripes;
-  // Places at a tail go round over the stripes, so every stripe has nearly as many chains as the others, and at
-  // least one: in all there are at least s.
+  // Deals the tail places over the stripes in turn, so all stripes have nearly the same number of chains, and at least
+  // one.
   std::vector<std::vector<bool>> tail(s, std::vector<bool>(workers.size(), false));
   std::size_t next = 0;
   for (std::size_t i = 0; i < workers.size(); ++i)
@@ -129,14 +128,14 @@ void build_stripes(const StripePlan& plan, std::span<const ChainWorker> workers,
     std::vector<std::size_t> forwarders, tails;
     for (std::size_t i = 0; i < workers.size(); ++i) (tail[j][i] ? tails : forwarders).push_back(i);
     if (tails.empty()) tails.push_back(std::exchange(forwarders, {forwarders.begin(), forwarders.end() - 1}).back());
-    // Everybody is near the learner in some stripe.
+    // Rotates the order, so that each worker is near the learner in some stripe.
     if (!forwarders.empty())
       std::rotate(forwarders.begin(),
                   forwarders.begin() + static_cast<std::ptrdiff_t>(j * forwarders.size() / s % forwarders.size()),
                   forwarders.end());
     Chains chains(tails.size());
     for (std::size_t i = 0; i < forwarders.size(); ++i) chains[i % chains.size()].push_back(workers[forwarders[i]].id);
-    // The longest chains get their tails last: all are equally long, but for one worker.
+    // The longest chains get their tails last, so lengths differ by at most one.
     for (std::size_t i = 0; i < tails.size(); ++i) chains[chains.size() - 1 - i].push_back(workers[tails[i]].id);
     topology.stripe(j) = std::move(chains);
   }

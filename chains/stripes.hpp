@@ -1,9 +1,9 @@
 // Stripes: several sets of chains or trees at once, for fleets whose uplinks differ.
 //
 // A chain is as fast as its slowest forwarder. With s stripes, each a set of chains over all workers for 1/s of the
-// chunks, a worker forwards as many shares as its uplink carries and stands at the tail of the other stripes' chains.
-// In chains it sends at most one copy, however fast it is. With trees it may feed several children in the stripes where
-// it forwards, and all uplinks can be used: the bound N*F/(B + sum u) is reached but for rounding (formula 4.6).
+// chunks, a worker forwards as many shares as its uplink carries and is a tail in the other stripes. With chains it
+// sends at most one copy, however fast it is. With trees it may feed several children in the stripes where it forwards,
+// so all uplinks are used and the bound N*F/(B + sum u) is reached up to rounding (formula 4.6).
 #pragma once
 #include <span>
 
@@ -12,42 +12,42 @@
 namespace echoline::chains {
 
 inline constexpr std::size_t kPlannedStripesMax = 16;
-// Of trees: whose uplink carries one copy has so many children where it forwards, so the trees are shallow.
+// For trees: a worker whose uplink carries one copy has this many children where it forwards, so trees are shallow.
 inline constexpr std::size_t kTreeStripesMin = 4;
-inline constexpr std::size_t kTreeChildrenMax = 8;      // of a worker in one stripe
-inline constexpr std::size_t kPlannedChildrenMax = 64;  // of a worker in all stripes
+inline constexpr std::size_t kTreeChildrenMax = 8;      // per worker and stripe
+inline constexpr std::size_t kPlannedChildrenMax = 64;  // per worker, all stripes
 
-// Of all uplinks together, what can be given to edges of different rates: the rest is in pieces too small for one.
+// Usable fraction of the sum of all uplinks with edges of different rates; the rest is in pieces too small for an edge.
 inline constexpr double kSharedOut = 0.95;
 
-// What a plan may use.
+// Limits of a plan.
 struct StripeLimits {
-  std::size_t children_max = 1;  // of a worker in one stripe
-  BitRate others{};              // what the uplinks carry besides, to workers that are not among these
+  std::size_t children_max = 1;  // per worker and stripe
+  BitRate others{};              // uplink used for workers outside this plan
 };
 
 struct StripePlan {
   std::size_t stripes = 1;            // a power of two
-  BitRate rate;                       // at which every worker receives, all stripes together
-  std::vector<std::size_t> forwards;  // for each worker, its children, counted in every stripe
-  std::size_t carried = 0;            // children that all of their uplinks would carry
+  BitRate rate;                       // receiving rate of every worker, all stripes together
+  std::vector<std::size_t> forwards;  // per worker: its children, summed over stripes
+  std::size_t carried = 0;            // children that all uplinks of workers would carry
 };
 
-// The highest rate r, up to rounding, for which with q = r/s and c children a worker may have in a stripe:
-// sum_i min(s*c, floor(u_i/q)) + floor(B/q) >= s*N, no stripe without a seed, and r <= min(B, d_min); with as few
-// stripes as come within 3 % of the best. Workers that may not forward count as uplink 0. What is carried for others:
-// N r + others <= kSharedOut (B + sum u). Requires at least one worker.
+// The highest rate r, up to rounding, for which with q = r/s and at most c children per worker and stripe: sum_i
+// min(s*c, floor(u_i/q)) + floor(B/q) >= s*N, every stripe has a seed, r <= min(B, d_min), and N r + others <=
+// kSharedOut (B + sum u). Uses the fewest stripes within 3 % of the best rate. Workers that may not forward count as
+// uplink 0. Requires at least one worker.
 StripePlan plan_stripes(BitRate learner_up, std::span<const ChainWorker> workers, const StripeLimits& limits = {});
 
-// For a given rate and number of stripes. It may leave more to be fed by the learner than its uplink carries.
+// The plan for a given rate and number of stripes. The learner may get more children than its uplink carries.
 StripePlan plan_at(BitRate rate, std::size_t stripes, BitRate learner_up, std::span<const ChainWorker> workers,
                    const StripeLimits& limits);
 
-// The rate of such a plan with so many stripes.
+// The highest rate with this number of stripes.
 BitRate best_rate(std::size_t stripes, BitRate learner_up, std::span<const ChainWorker> workers,
                   const StripeLimits& limits);
 
-// Sets the chains of every stripe, for workers in the order in which they should stand and a plan for one child.
+// Builds the chains of every stripe from a plan with one child per stripe, for workers in placement order.
 void build_stripes(const StripePlan& plan, std::span<const ChainWorker> workers, Topology& topology);
 
 }  // namespace echoline::chains

@@ -94,7 +94,7 @@ double Topology::copies_sent_by(WorkerId id) const {
 std::size_t Topology::depth() const {
   std::size_t deepest = 0;
   for (std::size_t s = 0; s < stripes(); ++s) {
-    std::unordered_map<WorkerId, std::size_t> depths;  // of those that a chain hangs on
+    std::unordered_map<WorkerId, std::size_t> depths;  // of workers with attached chains
     if (s < grafts.size())
       for (const auto& [first, root] : grafts[s]) depths[root] = 0;
     for (const auto& chain : stripe(s)) {

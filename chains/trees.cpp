@@ -16,7 +16,7 @@ namespace echoline::chains {
 namespace {
 
 constexpr std::size_t kNobody = std::numeric_limits<std::size_t>::max();
-// A worker keeps the children that it has, and takes some where nobody else can, while all receive at this part of the
+// Children are kept, and extra ones accepted where no other parent exists, while all receive at this fraction of the
 // best rate.
 constexpr double kKept = 0.9;
 constexpr double kRounding = 1 + 1e-9;
@@ -36,7 +36,7 @@ BitRate taken_by_late(std::span<const ChainWorker> workers, const std::vector<bo
   return sum;
 }
 
-// For trees, whose uplinks carry so much besides.
+// The limits for trees; `others`: uplink used for other workers.
 StripeLimits tree_limits(BitRate others = {}) {
   StripeLimits limits;
   limits.children_max = kTreeChildrenMax;
@@ -44,15 +44,15 @@ StripeLimits tree_limits(BitRate others = {}) {
   return limits;
 }
 
-// What each worker is sent to, at which rate, and who is late.
+// The receiving rate of each worker, the late workers, and the routes.
 struct Aims {
   std::vector<bool> late;
   std::vector<BitRate> rates;
-  std::vector<RelayPaths> paths;              // of the stripes, in several regions (relays.hpp)
-  std::vector<std::vector<double>> crossing;  // bit/s from region to region, likewise
+  std::vector<RelayPaths> paths;              // of the stripes, with several regions (relays.hpp)
+  std::vector<std::vector<double>> crossing;  // bit/s from region to region, with several regions
 };
 
-// All at one rate, and who is late as it can.
+// One rate for all; late workers receive as fast as they can.
 Aims aims_of(BitRate rate, std::span<const ChainWorker> workers, std::vector<bool> late) {
   Aims aims{std::move(late), {}, {}, {}};
   for (std::size_t i = 0; i < workers.size(); ++i)
@@ -60,7 +60,7 @@ Aims aims_of(BitRate rate, std::span<const ChainWorker> workers, std::vector<boo
   return aims;
 }
 
-// Workers are numbered as they are given, and the learner comes last.
+// Repairs trees. Workers are numbered by input order, the learner comes last.
 class Mending {
  public:
   Mending(const Topology& topology, BitRate learner_up, std::span<const ChainWorker> workers, Aims aims,
@@ -83,14 +83,15 @@ class Mending {
     places_ = std::max<std::size_t>(places_, place(learner_) + 1);
     crossing_.assign(places_, std::vector<double>(places_, 0));
     keep(topology, moved);
-    // Who brings a region what it lacks in one stripe comes before all that would be fed besides in another.
+    // In all stripes, attaches the relays before other workers, which could use up the links' capacity.
     for (std::size_t s = 0; s < parents_.size() && places_ > 1; ++s) mend(s, true);
     relayed_ = crossing_;
     for (std::size_t s = 0; s < parents_.size(); ++s) mend(s, false);
     for (std::vector<std::size_t>& parents : parents_) hang_late(parents);
   }
 
-  // Of those in time: what the late ones leave to them, at most what all children of a sender get.
+  // The rate of the workers in time: late children leave it to them, and they get at least an even share of all
+  // children.
   BitRate rate() const {
     double rate = up_[learner_];
     std::vector<double> late(up_.size(), 0), children(up_.size(), 0), in_time(up_.size(), 0);
@@ -111,7 +112,7 @@ class Mending {
     return {rate};
   }
 
-  // The first child of everybody continues its chain.
+  // A worker's first child continues its chain.
   void write(Topology& topology) const {
     topology.further.resize(parents_.size() - 1);
     topology.grafts.assign(parents_.size(), {});
@@ -141,17 +142,17 @@ class Mending {
     return children;
   }
 
-  // Where somebody stands.
+  // The region of a node.
   std::uint32_t place(std::size_t i) const {
     return !regions_.several() ? 0 : i == learner_ ? regions_.learner : workers_[i].region;
   }
 
-  // Whether a parent's uplink carries one more, while all receive at this part of the best rate.
+  // Whether a parent's uplink carries one more child while all receive at this fraction of the best rate.
   bool carries(std::size_t parent, std::size_t child, double part) const {
     return (load_[parent] + edge_[child]) * part <= up_[parent] * kRounding &&
            (parent == learner_ || sent_[parent] < std::min(parents_.size() * kTreeChildrenMax, kPlannedChildrenMax));
   }
-  // And the way there.
+  // Whether the link between their regions carries it too.
   bool crosses(std::size_t parent, std::size_t child, double part) const {
     const auto from = place(parent), to = place(child);
     return (crossing_[from][to] + edge_[child]) * part <= regions_.rate(from, to).bits_per_s * kRounding;
@@ -179,7 +180,7 @@ class Mending {
         }
   }
 
-  // One stripe: whoever is cut off from the learner is hung up again, with all that hangs on it.
+  // Repairs one stripe: attaches each worker cut off from the learner, with all its descendants.
   void mend(std::size_t stripe, bool relays) {
     std::vector<std::size_t>& parents = parents_[stripe];
     const RelayPaths* paths = paths_.empty() ? nullptr : &paths_[stripe % paths_.size()];
@@ -190,10 +191,10 @@ class Mending {
     const auto spare = [&](std::size_t i) { return up_[i] - load_[i]; };
     std::stable_sort(orphans.begin(), orphans.end(), [&](auto a, auto b) { return spare(a) > spare(b); });
 
-    using Open = std::set<std::pair<std::size_t, std::size_t>>;  // those that may have a place, by depth
-    std::vector<Open> open(places_);                             // by where they stand
-    Open open_at_most;                                           // where that is one place
-    const auto below = [&](std::size_t top) {                    // and itself
+    using Open = std::set<std::pair<std::size_t, std::size_t>>;  // possible parents, by depth
+    std::vector<Open> open(places_);                             // by region
+    Open open_at_most;                                           // all of them, if there is one region
+    const auto below = [&](std::size_t top) {                    // including itself
       std::vector<std::size_t> all{top};
       for (std::size_t k = 0; k < all.size(); ++k)
         all.insert(all.end(), children[all[k]].begin(), children[all[k]].end());
@@ -207,7 +208,7 @@ class Mending {
         if (places_ == 1) open_at_most.emplace(depth[i], i);
       }
     };
-    // Uplinks fill and never empty again here, so who has no place now is not asked again.
+    // Uplinks only fill here, so a parent without capacity is removed for good.
     const auto nearest = [&](Open& from, std::size_t child, double part, bool learner_too) {
       for (auto it = from.begin(); it != from.end();) {
         const std::size_t i = it->second;
@@ -221,12 +222,12 @@ class Mending {
       return kNobody;
     };
     reached(learner_, 0);
-    // The regions that a parent is looked for in, one after the other, and whether it may be the learner.
+    // The regions to search for a parent, in order, and whether the learner may be the parent.
     const auto ways_to = [&](std::size_t orphan) {
       const std::size_t home = place(orphan);
       const bool may_seed = workers_[orphan].may_seed;
       std::vector<std::pair<std::size_t, bool>> ways;
-      // What others are to send here is taken before what is here: it is needed elsewhere.
+      // Planned inter-region capacity comes first, because local uplink is needed for other workers.
       for (std::size_t there = 0; there < std::min(planned_.size(), places_) && !relays; ++there)
         if (there != home && crossing_[there][home] + edge_[orphan] <= due(there, home, stripe) * kRounding)
           ways.emplace_back(there, may_seed);
@@ -242,8 +243,8 @@ class Mending {
       std::size_t parent = kNobody;
       for (const auto& [there, learner_too] : ways_to(orphan))
         if (parent == kNobody) parent = nearest(open[there], orphan, 1, learner_too);
-      // In one region the nearest; between several, where a way makes all behind it wait, whoever is asked for least
-      // too much.
+      // In a single region the nearest parent. With several regions an overloaded link delays all workers behind it, so
+      // the least overloaded parent.
       if (parent == kNobody && places_ == 1) parent = nearest(open_at_most, orphan, kKept, true);
       if (parent == kNobody) parent = least_asked(orphan, depth, children);
       feed(parents, orphan, parent);
@@ -255,13 +256,13 @@ class Mending {
       if (depth[orphan] == kNobody) hang(orphan);
   }
 
-  // What is to go over until this stripe: evenly.
+  // The planned traffic between two regions up to this stripe, spread evenly over stripes.
   double due(std::size_t from, std::size_t to, std::size_t stripe) const {
     const double part = static_cast<double>(stripe + 1) / static_cast<double>(parents_.size());
     return relayed_[from][to] + (planned_[from][to] - relayed_[from][to]) * part;
   }
 
-  // In every region where nobody is reached the one that most hang on.
+  // In every region that is not reached, attaches the orphan with the most descendants as relay.
   void hang_relays(const RelayPaths& paths, const std::vector<std::size_t>& orphans, const auto& below,
                    const std::vector<std::size_t>& depth, const auto& hang) const {
     std::vector<std::size_t> relay(places_, kNobody), behind(places_, 0);
@@ -275,7 +276,7 @@ class Mending {
       }
     for (const std::uint32_t region : paths.order) {
       if (relay[region] == kNobody) continue;
-      double helped = 0;  // the learner's own region, by others: the learner itself is needed elsewhere
+      double helped = 0;  // uplink lent to the learner's own region, so that the learner can serve others
       for (std::size_t there = 0; there < places_ && region == place(learner_); ++there)
         if (there != region) helped += planned_[there][region] - crossing_[there][region];
       if (helped < edge_[relay[region]] / 2) hang(relay[region]);
@@ -295,7 +296,7 @@ class Mending {
     return best;
   }
 
-  // They take what is to spare, where most is; of the learner, whose uplink is dear, only where nobody else has any.
+  // Attaches late workers where most uplink is spare. The learner's uplink is valuable, so it is used last.
   void hang_late(std::vector<std::size_t>& parents) {
     std::vector<std::size_t> late, children(up_.size(), 0);
     for (std::size_t i = 0; i < parents.size(); ++i) {
@@ -303,11 +304,12 @@ class Mending {
       if (parents[i] == kNobody) late.push_back(i);
     }
     if (late.empty()) return;
-    std::vector<std::set<std::pair<double, std::size_t>>> by_spare(places_);  // where they stand; negated: most first
+    // by region; negated, so the largest is first
+    std::vector<std::set<std::pair<double, std::size_t>>> by_spare(places_);
     const auto spare = [&](std::size_t i) { return up_[i] - load_[i]; };
     for (std::size_t i = 0; i < workers_.size(); ++i)
       if (up_[i] > 0 && children[i] < kTreeChildrenMax) by_spare[place(i)].emplace(-spare(i), i);
-    // Who has most to spare there, if its uplink and the way carry one more.
+    // Whether the parent with most spare uplink there, and the link, carry one more child.
     const auto carrying = [&](std::size_t there, std::size_t child) {
       const auto& open = by_spare[there];
       return !open.empty() && carries(open.begin()->second, child, 1) && crosses(open.begin()->second, child, 1);
@@ -333,20 +335,21 @@ class Mending {
   std::span<const ChainWorker> workers_;
   const Regions regions_;
   std::size_t learner_;
-  std::size_t places_ = 1;  // regions where anybody stands, and those numbered before them
+  std::size_t places_ = 1;  // regions up to the highest with a node
   std::vector<bool> late_;
   std::vector<RelayPaths> paths_;
-  std::vector<std::vector<double>> planned_, relayed_;  // as crossing_, which is relayed_ when all relays hang
-  std::vector<std::vector<std::size_t>> parents_;       // by stripe and worker
-  std::vector<double> up_, edge_;                       // bit/s: for sending, and what one edge to it carries
-  std::vector<double> load_;                            // bit/s, of the edges to its children
-  std::vector<std::vector<double>> crossing_;           // bit/s, from region to region
-  std::vector<std::size_t> sent_;                       // children in all stripes
+  // Like crossing_; relayed_: its value once all relays are attached.
+  std::vector<std::vector<double>> planned_, relayed_;
+  std::vector<std::vector<std::size_t>> parents_;  // by stripe and worker
+  std::vector<double> up_, edge_;                  // bit/s: uplink, and the rate of one edge to the node
+  std::vector<double> load_;                       // bit/s to its children
+  std::vector<std::vector<double>> crossing_;      // bit/s from region to region
+  std::vector<std::size_t> sent_;                  // children in all stripes
 };
 
 }  // namespace
 
-// One payload over so many workers in time, rate by rate; slowest downlinks first.
+// Considers one payload with 0, 1, 2, ... late workers, slowest downlinks first.
 std::vector<bool> late_workers(BitRate learner_up, std::span<const ChainWorker> workers, double quorum) {
   ECHO_CHECK(!workers.empty());
   const std::size_t n = workers.size();
@@ -356,14 +359,14 @@ std::vector<bool> late_workers(BitRate learner_up, std::span<const ChainWorker> 
                    [&](std::size_t a, std::size_t b) { return workers[a].down < workers[b].down; });
   const auto down = [&](std::size_t place) { return workers[order[place]].down.bits_per_s; };
   const std::size_t in_quorum = counted(quorum, n);
-  double up = learner_up.bits_per_s;  // of the learner and of those in time
+  double up = learner_up.bits_per_s;  // of the learner and the workers in time
   for (const ChainWorker& w : workers) up += w.usable_up().bits_per_s;
   struct Line {
     std::size_t late;
-    double quorum_time, mean_time;  // for one bit
+    double quorum_time, mean_time;  // per bit
   };
   std::vector<Line> lines;
-  double taken = 0, late_time = 0;  // by those that are late
+  double taken = 0, late_time = 0;  // of late workers
   for (std::size_t late = 0; late < n; ++late) {
     if (late > 0) {
       taken += down(late - 1);
@@ -372,7 +375,7 @@ std::vector<bool> late_workers(BitRate learner_up, std::span<const ChainWorker> 
     }
     const double carried = late > 0 ? kSharedOut * up - taken : up;
     const double rate = std::min({learner_up.bits_per_s, down(late), carried / static_cast<double>(n - late)});
-    if (rate <= 0 || (late > 0 && rate < down(late - 1))) continue;  // nobody is late who could be faster
+    if (rate <= 0 || (late > 0 && rate < down(late - 1))) continue;  // a worker that could be faster is not late
     const double last_counted = late <= n - in_quorum ? rate : std::min(rate, down(n - in_quorum));
     lines.push_back({late, 1 / last_counted, (static_cast<double>(n - late) / rate + late_time) / n});
   }
@@ -399,7 +402,7 @@ TreePlan plan_trees(BitRate learner_up, std::span<const ChainWorker> workers, do
 
 namespace {
 
-// Of workers that are all in time.
+// For workers that are all in time.
 void build(const StripePlan& plan, std::span<const ChainWorker> workers, Topology& topology) {
   const std::size_t s = plan.stripes, n = workers.size();
   std::vector<std::size_t> left = plan.forwards, order(n), children(n);
@@ -408,7 +411,7 @@ void build(const StripePlan& plan, std::span<const ChainWorker> workers, Topolog
   topology.further.resize(s - 1);
   topology.grafts.assign(s, {});
   for (std::size_t j = 0; j < s; ++j) {
-    // Who has most left to give is asked first: no one is left with more than the remaining stripes can take.
+    // Workers with most children left come first, so that the remaining stripes can use all of them.
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return left[a] > left[b]; });
     std::size_t from_learner = seeds / s + (j < seeds % s), wanted = n - from_learner;
@@ -419,15 +422,15 @@ void build(const StripePlan& plan, std::span<const ChainWorker> workers, Topolog
       wanted -= children[i];
     }
     from_learner += wanted;
-    // Those with most children stand nearest to the learner, after those that should.
+    // Placement order: workers with children first, then possible seeds, then by number of children.
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
       return std::tuple(children[a] == 0, !workers[a].may_seed, children[b]) <
              std::tuple(children[b] == 0, !workers[b].may_seed, children[a]);
     });
     constexpr std::size_t kLearner = std::numeric_limits<std::size_t>::max();
-    std::deque<std::size_t> open(from_learner, kLearner);  // places to stand, by parent
-    std::map<std::size_t, std::size_t> tails;              // of chains: worker -> chain
+    std::deque<std::size_t> open(from_learner, kLearner);  // free places, by parent
+    std::map<std::size_t, std::size_t> tails;              // worker -> chain whose tail it is
     Chains& chains = topology.stripe(j);
     for (const std::size_t i : order) {
       const std::size_t parent = open.front();
@@ -460,7 +463,7 @@ void build_trees(const TreePlan& plan, BitRate learner_up, std::span<const Chain
 void grow_trees(BitRate rate, std::size_t stripes, BitRate source, std::span<const ChainWorker> workers, BitRate others,
                 Topology& topology) {
   StripePlan plan = plan_at(rate, stripes, source, workers, tree_limits());
-  // Of what they carry and do not need themselves anyway.
+  // `others` comes from the uplink that the workers do not need themselves.
   const auto edges = static_cast<std::size_t>(
       std::ceil(others.bits_per_s / rate.bits_per_s * static_cast<double>(stripes) / kRounding));
   const std::size_t carried = plan.carried, kept = carried - std::min(carried, edges);

@@ -92,7 +92,7 @@ TEST(Choice, AutoAloneIsNoTopology) {
   const RandomFleet fleet = equal_fleet(3, 100, {});
   const auto planned = plan_chains(fleet.learner_up, kChainRate, fleet.workers, TopologyPolicy::kAuto);
   ASSERT_FALSE(planned);
-  EXPECT_NE(planned.error().message().find("'auto' is no topology"), std::string::npos);
+  EXPECT_NE(planned.error().message().find("'auto' is not a topology"), std::string::npos);
   EXPECT_EQ(parse_topology_policy("auto").value(), TopologyPolicy::kAuto);
 }
 
