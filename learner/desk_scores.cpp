@@ -1,97 +1,104 @@
-// The rollout desk where scores are not settled at the door: those that are looked at again, and those that the learner
-// finds.
+#include "learner/desk_scores.hpp"
+
+#include <random>
+
 #include "base/log.hpp"
 #include "base/text.hpp"
-#include "learner/rollout_desk.hpp"
 
 namespace echoline::learner {
 namespace {
 
 constexpr std::string_view kScoringFailed = "scoring failed";
 
+std::uint64_t unforeseeable() {
+  std::random_device device;
+  return (std::uint64_t{device()} << 32) | device();
+}
+
 }  // namespace
 
-// Its text is all there is: the learner scores it.
-bool RolloutDesk::is_unscored(const schema::Submission& submission) {
+DeskScores::DeskScores(const DeskContext& desk, Discipline& discipline, SetAsideGroups& set_aside, StepBatches& batches,
+                       const std::function<void()>& wake)
+    : desk_(desk),
+      discipline_(discipline),
+      set_aside_(set_aside),
+      batches_(batches),
+      regrader_(desk.door.second_look(), unforeseeable(), wake),
+      scorer_(desk.door.second_look(), wake) {}
+
+bool DeskScores::is_unscored(const schema::Submission& submission) {
   if (submission.trajectories().empty()) return false;
-  const auto asked = door_.question(GroupId{submission.trajectories(0).group()});
-  return asked && door_.unscored((*asked)->problem);
+  const auto asked = desk_.door.question(GroupId{submission.trajectories(0).group()});
+  return asked && desk_.door.unscored((*asked)->problem);
 }
 
-void RolloutDesk::note_taken_in(WorkerId worker, const schema::Submission& submission) {
-  if (submission.trajectories_size() == 0) return;
+void DeskScores::count_accepted(WorkerId worker, const schema::Submission& submission) {
+  if (submission.trajectories().empty()) return;
   const GroupId group{submission.trajectories(0).group()};
-  const auto asked = door_.question(group);
-  const bool unscored = asked && door_.unscored((*asked)->problem);
-  const replay_buffer::Misconduct before = conduct_.of(worker);
-  conduct_.accepted(worker, !unscored);
-  if (conduct_.of(worker) != before) keep_conduct(worker);
-  unscored_wait_ = unscored_wait_ || unscored;
+  const bool unscored = is_unscored(submission);
+  discipline_.count_accepted(worker);
+  if (unscored)
+    may_be_unscored_ = true;
+  else
+    set_aside_.group_succeeded();
+  const auto asked = desk_.door.question(group);
   if (asked && !unscored &&
-      door_.second_look()->adapter().repeatable((*asked)->problem) == data_plane::Repeatable::kCostly)
-    regrader_->taken_in(worker, (*asked)->problem, submission);
-  door_.forget(group);
+      desk_.door.second_look()->adapter().repeatable((*asked)->problem) == data_plane::Repeatable::kCostly)
+    regrader_.taken_in(worker, (*asked)->problem, submission);
+  desk_.door.forget(group);
 }
 
-// Whose rewards are not what the learner finds, again and again. What waits of it is not trained on.
-void RolloutDesk::expel_liars() {
-  for (const RegradingCounts::Expelled& liar : regrader_->newly_found()) {
+void DeskScores::expel_liars() {
+  for (const RegradingCounts::Expelled& liar : regrader_.newly_found()) {
     log::warn("worker {}: {}", liar.worker, liar.reason);
-    expel(liar.worker, liar.reason);
-    database_.push_back(Write{[this, worker = liar.worker] { return discard_of(worker, "wrong score"); }});
+    discipline_.expel(liar.worker, liar.reason);
+    desk_.database.push_back(
+        Write{[this, worker = liar.worker] { return batches_.discard_waiting_of(worker, "wrong score"); }});
   }
 }
 
-// Groups whose workers hand in text only: what is stored without a score goes to the scorer, as much as it takes at a
-// time.
-void RolloutDesk::score() {
-  for (Scorer::Done& done : scorer_->done()) {
-    unscored_wait_ = true;
-    // Scores that could not be stored are found again: their groups still wait for them.
-    if (const Status taken = database_.checked(take_scores(std::move(done))); !taken)
-      log::error("scores not stored: {}", taken.error().message());
+void DeskScores::run_due() {
+  expel_liars();
+  for (Scorer::Done& done : scorer_.done()) {
+    may_be_unscored_ = true;
+    // Scores that could not be stored are computed again: their groups still wait for them.
+    if (const Status stored = desk_.database.checked(store(std::move(done))); !stored)
+      log::error("scores not stored: {}", stored.error().message());
   }
-  if (!unscored_wait_) return;
-  if (const Status fed = database_.checked(feed_scorer()); !fed) log::error("{}", fed.error().message());
+  if (!may_be_unscored_) return;
+  if (const Status fed = desk_.database.checked(feed_scorer()); !fed) log::error("{}", fed.error().message());
 }
 
-Status RolloutDesk::take_scores(Scorer::Done done) {
+Status DeskScores::store(Scorer::Done done) {
   if (done.status) {
-    ECHO_ASSIGN(const bool wanted, buffer_->scored(done.group));
-    if (wanted) conduct_.scored();
+    ECHO_ASSIGN(const bool wanted, desk_.buffer.scored(done.group));
+    if (wanted) set_aside_.group_succeeded();
     return ok();
   }
-  ECHO_ASSIGN(const bool wanted, buffer_->awaits_scores(done.group));
+  ECHO_ASSIGN(const bool wanted, desk_.buffer.awaits_scores(done.group));
   if (!wanted) return ok();
-  // Nobody's answer is worth nothing because a grader failed.
+  // A grader that fails says nothing of the answer: no reward is stored in its place.
   const std::string detail = printable(done.status.error().message());
   log::warn("group {} could not be scored: {}", done.group.id, detail);
-  ECHO_TRY(buffer_->discard(done.group.id, kScoringFailed));
-  ECHO_TRY(
-      ledger_->unscorable(done.group.id, WorkerId{done.group.trajectories.front().worker()}, kScoringFailed, detail));
-  tell_set_aside();
+  ECHO_TRY(desk_.buffer.discard(done.group.id, kScoringFailed));
+  ECHO_TRY(desk_.ledger.unscorable(done.group.id, WorkerId{done.group.trajectories.front().worker()}, kScoringFailed,
+                                   detail));
+  set_aside_.report_new();
   return ok();
 }
 
-Status RolloutDesk::feed_scorer() {
-  const std::size_t room = scorer_->room();
-  if (room == 0) return ok();  // it is asked again when something is done
-  ECHO_ASSIGN(std::vector<replay_buffer::Group> groups, buffer_->unscored(room, scorer_->inside()));
-  unscored_wait_ = groups.size() == room;
+Status DeskScores::feed_scorer() {
+  const std::size_t room = scorer_.room();
+  if (room == 0) return ok();  // run_due() comes again when a group is done
+  ECHO_ASSIGN(std::vector<replay_buffer::Group> groups, desk_.buffer.unscored(room, scorer_.inside()));
+  may_be_unscored_ = groups.size() == room;
   for (replay_buffer::Group& group : groups) {
-    auto problem = door_.problem(group.id);
+    auto problem = desk_.door.problem(group.id);
     if (problem)
-      scorer_->add(std::move(group), *std::move(problem));
+      scorer_.add(std::move(group), *std::move(problem));
     else
-      ECHO_TRY(take_scores({std::move(group), std::move(problem).error()}));
+      ECHO_TRY(store({std::move(group), std::move(problem).error()}));
   }
-  return ok();
-}
-
-// What is being trained on now can no longer be taken back.
-Status RolloutDesk::discard_of(WorkerId worker, std::string_view reason) {
-  ECHO_ASSIGN(const std::uint64_t discarded, buffer_->discard_of(worker, reason, in_training_));
-  if (discarded > 0) log::warn("worker {}: {} groups that wait are discarded", worker, discarded);
   return ok();
 }
 

@@ -9,11 +9,6 @@ namespace echoline::learner {
 namespace {
 
 constexpr std::size_t kQuestionsMax = 65'536;  // remembered at once
-constexpr std::uint32_t kMalformedMax = 5;
-constexpr std::uint32_t kForgivenAfter = 20;  // submissions accepted
-constexpr std::uint32_t kFailuresInARowMax = 8;
-constexpr std::uint32_t kSetAsideInARowMax = 256;
-constexpr Allowance kTalk{2000, 100};  // a worker without work asks 25 times a second
 
 bool same_tokens(const google::protobuf::RepeatedField<std::uint32_t>& found, std::span<const model::Token> expected) {
   return std::equal(found.begin(), found.end(), expected.begin(), expected.end(),
@@ -151,49 +146,6 @@ Status Door::trainable(std::span<const schema::Trajectory> group) const {
   if (options_.trainable)
     for (const schema::Trajectory& t : group) ECHO_TRY(options_.trainable(t));
   return ok();
-}
-
-void Conduct::restore(WorkerId worker, const replay_buffer::Misconduct& kept) {
-  Record& record = records_[worker];
-  record.malformed = kept.malformed;
-  record.failures = kept.failures;
-}
-
-replay_buffer::Misconduct Conduct::of(WorkerId worker) const {
-  const auto it = records_.find(worker);
-  if (it == records_.end()) return {};
-  return {it->second.malformed, it->second.failures};
-}
-
-bool Conduct::malformed(WorkerId worker) {
-  Record& record = records_[worker];
-  record.good_since = 0;
-  return ++record.malformed >= kMalformedMax;
-}
-
-bool Conduct::failed(WorkerId worker) {
-  Record& record = records_[worker];
-  if (record.failures++ == 0) record.successes_at_first = successes_;
-  return record.failures >= kFailuresInARowMax && successes_ > record.successes_at_first;
-}
-
-void Conduct::accepted(WorkerId worker, bool sound) {
-  ++successes_;
-  if (sound) failed_in_a_row_ = 0;
-  const auto it = records_.find(worker);
-  if (it == records_.end()) return;
-  Record& record = it->second;
-  record.failures = 0;
-  if (record.malformed > 0 && ++record.good_since >= kForgivenAfter) record.good_since = 0, --record.malformed;
-  if (record.malformed == 0) records_.erase(it);
-}
-
-bool Conduct::talked(WorkerId worker, TimePoint now) {
-  return !talk_.try_emplace(worker, kTalk).first->second.take(now);
-}
-
-bool Conduct::set_aside(bool unasked) {
-  return ++(unasked ? unasked_in_a_row_ : failed_in_a_row_) >= kSetAsideInARowMax;
 }
 
 }  // namespace echoline::learner

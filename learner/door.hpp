@@ -9,15 +9,12 @@
 #include <string_view>
 #include <vector>
 
-#include "base/clock.hpp"
 #include "base/ids.hpp"
 #include "base/result.hpp"
-#include "base/token_bucket.hpp"
 #include "data_plane/adapters/adapter.hpp"
 #include "data_plane/trajectory.hpp"
 #include "learner/second_look.hpp"
 #include "model/phrasing.hpp"
-#include "replay_buffer/job_ledger.hpp"
 
 namespace echoline::learner {
 
@@ -80,45 +77,6 @@ class Door {
   DoorOptions options_;
   std::shared_ptr<const SecondLook> look_;
   std::map<GroupId, std::unique_ptr<Question>> questions_;  // those asked and not settled, within a limit
-};
-
-// What the desk thinks of its workers, by identity: neither a new connection nor a new learner wipes it. A broken
-// driver is no attack: a worker is told to go only after several bad messages, or when group after group fails on it
-// while others get on.
-class Conduct {
- public:
-  // What was kept of an earlier process.
-  void restore(WorkerId worker, const replay_buffer::Misconduct& kept);
-  replay_buffer::Misconduct of(WorkerId worker) const;
-  // Bad form; true when it was once too often.
-  bool malformed(WorkerId worker);
-  // A group failed on it; true when the worker is to blame.
-  bool failed(WorkerId worker);
-  // What it handed in was taken in; `sound`: and is good for something, as it stands.
-  void accepted(WorkerId worker, bool sound = true);
-  void scored() { failed_in_a_row_ = 0; }
-
-  // A message that brought no trajectories: a request, a sign of progress, a result that was there already. True when
-  // it was one of too many.
-  bool talked(WorkerId worker, TimePoint now);
-
-  // A group was set aside, before anybody was asked for it or after it had failed; true when so many were in a row that
-  // it cannot be the groups.
-  bool set_aside(bool unasked);
-  // A group was not set aside before anybody was asked for it.
-  void asked() { unasked_in_a_row_ = 0; }
-
- private:
-  struct Record {
-    std::uint32_t malformed = 0;
-    std::uint32_t good_since = 0;          // submissions accepted since the last bad one, or since one was forgiven
-    std::uint32_t failures = 0;            // groups in a row
-    std::uint64_t successes_at_first = 0;  // of everybody, when the row began
-  };
-  std::map<WorkerId, Record> records_;
-  std::map<WorkerId, TokenBucket> talk_;
-  std::uint64_t successes_ = 0;
-  std::uint32_t unasked_in_a_row_ = 0, failed_in_a_row_ = 0;  // groups set aside
 };
 
 }  // namespace echoline::learner

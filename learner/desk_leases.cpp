@@ -1,0 +1,222 @@
+#include "learner/desk_leases.hpp"
+
+#include <algorithm>
+
+#include "base/log.hpp"
+#include "base/text.hpp"
+
+namespace echoline::learner {
+namespace {
+
+constexpr std::uint32_t kRetryMs = 40;           // when there is nothing to generate yet
+constexpr std::uint32_t kRefusedRetryMs = 1000;  // when its policy is not the published one
+constexpr int kRefillsMax = 8;                   // rounds in which groups that are set aside are replaced by others
+constexpr double kProgressPerLease = 3;          // signs of life in the shortest lease granted
+
+// The stable text that reports count by.
+std::string_view text_of(schema::WorkFailure failure) {
+  switch (failure) {
+    case schema::WORK_FAILURE_PROMPT:
+      return "prompt cannot be used";
+    case schema::WORK_FAILURE_MEMORY:
+      return "out of memory";
+    case schema::WORK_FAILURE_SCORING:
+      return "scoring failed";
+    case schema::WORK_FAILURE_SIZE:
+      return "too large to send";
+    default:
+      return "generation failed";
+  }
+}
+
+LeaseId lease_id(std::uint64_t stated) { return LeaseId{stated & static_cast<std::uint64_t>(INT64_MAX)}; }
+
+std::vector<LeaseId> lease_ids(const google::protobuf::RepeatedField<std::uint64_t>& stated) {
+  std::vector<LeaseId> ids;
+  for (const std::uint64_t id : stated) ids.push_back(lease_id(id));
+  return ids;
+}
+
+}  // namespace
+
+bool DeskLeases::grant_and_renew(std::span<const Message> messages) {
+  std::vector<std::pair<WorkerId, schema::LearnerMessage>> answers;
+  const Status durable = desk_.ledger.together([&] {
+    for (const auto& [worker, message] : messages) {
+      if (message->has_request())
+        grant(worker, message->request(),
+              *answers.emplace_back(worker, schema::LearnerMessage()).second.mutable_grant());
+      else
+        renew(worker, message->progress());
+    }
+  });
+  if (!durable && desk_.database.held_up_by(durable.error())) return false;
+  if (!durable) log::error("no lease is granted or renewed: {}", durable.error().message());
+  for (auto& [worker, answer] : answers) {
+    if (!durable) answer.mutable_grant()->clear_leases();
+    desk_.events.send(worker, answer.SerializeAsString());
+  }
+  set_aside_.report_new(true);
+  return true;
+}
+
+void DeskLeases::grant(WorkerId worker, const schema::WorkRequest& request, schema::WorkGrant& answer) {
+  const Version version{request.version()};
+  answer.set_retry_after_ms(kRetryMs);
+  policies_.asked(worker, version);
+  if (retired_.contains(worker)) {
+    answer.set_retry_after_ms(kRefusedRetryMs);
+    if (desk_.ledger.held(worker) == 0 && desk_.events.drained) desk_.events.drained(worker);
+    return;
+  }
+  const std::string* known = policies_.digest_of(version);
+  if (known != nullptr && *known != request.policy_digest()) {
+    // Faulty memory or a faulty disk looks like this as well: the worker is expelled only if it repeats it.
+    discipline_.count_malformed(worker,
+                                fmt::format("its version {} has another digest than the published one", version));
+    answer.set_retry_after_ms(kRefusedRetryMs);
+    return;
+  }
+  if (policies_.is_kept_from(worker, version)) return answer.set_retry_after_ms(kRefusedRetryMs);
+  if (known == nullptr || !set_aside_.can_generate()) return;
+  const Status filled = fill(worker, request, answer);
+  if (!filled) log::error("no lease granted: {}", filled.error().message());
+  const auto slow = desk_.ledger.too_slow(worker);
+  if (slow && logged_slow_.insert(worker).second)
+    log::warn(
+        "worker {} takes {:.1f} s for a batch of groups and a policy is fresh enough for {} steps of {:.1f} s: it only "
+        "helps where the learner would wait. Raise staleness.budget, or rent a faster one",
+        worker, *slow, desk_.options.pacing.staleness.budget + 1, batches_.step_seconds().value_or(0));
+}
+
+Status DeskLeases::fill(WorkerId worker, const schema::WorkRequest& request, schema::WorkGrant& grant) {
+  const Version version{request.version()};
+  double shortest_s = 0;
+  for (int round = 0; round < kRefillsMax && grant.leases().empty() && set_aside_.can_generate(); ++round) {
+    ECHO_ASSIGN(const auto leases,
+                desk_.ledger.grant({worker, version, *policies_.digest_of(version), request.groups_max(),
+                                    batches_.step_seconds(), policies_.newest_published()},
+                                   batches_.step(), desk_.clock.unix_seconds()));
+    if (desk_.events.turned_away && desk_.ledger.turned_away(worker)) desk_.events.turned_away(worker);
+    if (leases.empty()) break;
+    for (const replay_buffer::LeaseRecord& record : leases) {
+      const auto question = desk_.door.question(record.group);
+      if (!question) {
+        ECHO_TRY(desk_.ledger.set_aside(record.id, text_of(schema::WORK_FAILURE_PROMPT), question.error().detail));
+        continue;
+      }
+      set_aside_.group_leased();
+      schema::Lease& lease = *grant.add_leases();
+      lease.set_id(record.id.value);
+      lease.set_version(record.version.value);
+      lease.set_policy_digest(record.policy_digest);
+      lease.set_expires_unix_s(record.expires_unix_s);
+      lease.set_group(record.group.value);
+      *lease.mutable_problem() = desk_.door.shown((*question)->problem);
+      lease.set_unscored(desk_.door.unscored((*question)->problem));
+      lease.set_rollouts(record.rollouts);
+      shortest_s = shortest_s == 0 ? record.lease_s : std::min(shortest_s, record.lease_s);
+    }
+  }
+  grant.set_progress_every_ms(static_cast<std::uint32_t>(1000 * shortest_s / kProgressPerLease));
+  return ok();
+}
+
+void DeskLeases::renew(WorkerId worker, const schema::WorkProgress& progress) {
+  const auto renewed =
+      desk_.ledger.renew(worker, lease_ids(progress.leases()), progress.progress(), desk_.clock.unix_seconds());
+  if (!renewed) log::error("leases not renewed: {}", renewed.error().message());
+}
+
+bool DeskLeases::return_leases(WorkerId worker, const schema::WorkReturned& returned) {
+  const auto known = desk_.ledger.give_back(worker, lease_ids(returned.leases()));
+  if (!known && desk_.database.held_up_by(known.error())) return false;
+  if (!known) log::error("leases not returned: {}", known.error().message());
+  return true;
+}
+
+bool DeskLeases::fail_lease(WorkerId worker, const schema::WorkFailed& failure) {
+  if (failure.failure() == schema::WORK_FAILURE_GENERATION) return blame_policy(worker, failure);
+  const std::string_view reason = text_of(failure.failure());
+  const LeaseId lease = lease_id(failure.lease());
+  const std::string detail = printable(failure.detail());
+  const auto known = desk_.ledger.failed({worker, lease, reason, detail});
+  if (!known && desk_.database.held_up_by(known.error())) return false;
+  if (!known) log::error("lease {} not taken back: {}", lease, known.error().message());
+  if (!known || !*known) return true;
+  log::warn("worker {} gives lease {} back: {}: {}", worker, lease, reason, detail);
+  set_aside_.report_new();
+  discipline_.count_failure(worker, fmt::format("group after group fails on it alone: {}", reason));
+  return true;
+}
+
+// The lease goes back and does not count against its problem. One worker's word keeps that worker from the version and
+// no other one: its memory may be broken, or it may lie.
+bool DeskLeases::blame_policy(WorkerId worker, const schema::WorkFailed& failure) {
+  const LeaseId lease = lease_id(failure.lease());
+  const auto returned = desk_.ledger.give_back(worker, std::span(&lease, 1));
+  if (!returned && desk_.database.held_up_by(returned.error())) return false;
+  if (!returned) {
+    log::error("lease {} not taken back: {}", lease, returned.error().message());
+    return true;
+  }
+  if (*returned == 0) return true;
+  const auto blamed = policies_.blame(worker, printable(failure.detail()));
+  if (!blamed) return true;  // it was lost since it asked
+  if (blamed->first)
+    log::warn("worker {} cannot generate with version {}: {}", worker, blamed->version, printable(failure.detail()));
+  if (!policies_.is_unusable(blamed->version))
+    discipline_.count_failure(worker, "log-probabilities of one policy after another are not finite on it alone");
+  return true;
+}
+
+void DeskLeases::expire() {
+  if (const auto expired = desk_.ledger.expire(desk_.clock.unix_seconds());
+      !expired && !desk_.database.held_up_by(expired.error()))
+    log::error("{}", expired.error().message());
+}
+
+bool DeskLeases::excuse(Duration late) {
+  const auto excused = desk_.ledger.excuse(seconds(late), desk_.clock.unix_seconds());
+  if (!excused && desk_.database.held_up_by(excused.error())) return false;
+  if (!excused) log::error("{}", excused.error().message());
+  return true;
+}
+
+Status DeskLeases::release_worker(WorkerId worker) {
+  ECHO_ASSIGN(const std::uint64_t released, desk_.ledger.release_worker(worker, desk_.clock.unix_seconds()));
+  if (released > 0) log::info("worker {} is lost: {} groups return to the pool", worker, released);
+  logged_slow_.erase(worker);
+  policies_.left(worker);
+  set_aside_.report_new();
+  return ok();
+}
+
+Status DeskLeases::can_complete() {
+  const std::optional<Version> newest = policies_.newest();
+  const bool kept =
+      newest && policies_.is_unusable(*newest) && std::ranges::all_of(policies_.asking(), [&](const auto& asked) {
+        return retired_.contains(asked.first) || policies_.is_kept_from(asked.first, asked.second);
+      });
+  std::uint64_t live = 0;
+  if (kept) {
+    ECHO_ASSIGN(const replay_buffer::LedgerCounts leases, desk_.ledger.counts());
+    live = leases.live;
+  }
+  if (!kept || live > 0) {
+    stuck_since_ = kNever;
+    return ok();
+  }
+  if (stuck_since_ == kNever) stuck_since_ = desk_.clock.now();
+  if (desk_.clock.now() - stuck_since_ < desk_.options.stuck_max) return ok();
+  return fail(Code::kInvalid, "generate rollouts",
+              "no worker can generate with version {}, because {}, and what earlier versions left is less than a batch "
+              "for step {}. Go on from a checkpoint before that version, with --resume",
+              *newest, policies_.detail_of(*newest), batches_.step() + 1);
+}
+
+void DeskLeases::check() const {
+  ECHO_CHECK(stuck_since_ == kNever || stuck_since_ <= desk_.clock.now(), "the run is stuck from a later time on");
+}
+
+}  // namespace echoline::learner

@@ -1,0 +1,60 @@
+// Leases of the rollout desk: granted, renewed, given back, and the workers that get no more. Private to learner/.
+#pragma once
+#include <atomic>
+#include <set>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "learner/discipline.hpp"
+#include "learner/set_aside_groups.hpp"
+#include "learner/step_batches.hpp"
+
+namespace echoline::learner {
+
+// One thread, the desk's. Methods that return a bool return false if the database could not store the change: the
+// message waits for another try.
+class DeskLeases {
+ public:
+  // The parts must outlive it.
+  DeskLeases(const DeskContext& desk, OfferedPolicies& policies, Discipline& discipline, SetAsideGroups& set_aside,
+             const StepBatches& batches)
+      : desk_(desk), policies_(policies), discipline_(discipline), set_aside_(set_aside), batches_(batches) {}
+
+  using Message = std::pair<WorkerId, const schema::WorkerMessage*>;
+  // Requests and signs of progress, in one transaction. Each request is answered once its leases are on disk.
+  bool grant_and_renew(std::span<const Message> messages);
+  bool fail_lease(WorkerId worker, const schema::WorkFailed& failure);
+  bool return_leases(WorkerId worker, const schema::WorkReturned& returned);
+  // Ends overdue leases.
+  void expire();
+  // Every live lease lasts longer by the time for which no message could be handled. False if the database cannot
+  // store.
+  bool excuse(Duration late);
+  // The worker is lost: its groups go to other workers.
+  Status release_worker(WorkerId worker);
+  // Until reinstate(), the worker gets no new lease, and finishes those that it has.
+  void retire(WorkerId worker) { retired_.insert(worker); }
+  void reinstate(WorkerId worker) { retired_.erase(worker); }
+  // An error if no worker can generate with the policy it has, and that has lasted for DeskOptions::stuck_max.
+  Status can_complete();
+
+  void check() const;  // aborts if its parts disagree
+
+ private:
+  void grant(WorkerId worker, const schema::WorkRequest& request, schema::WorkGrant& answer);
+  // Leases for groups that can be generated; other groups are set aside.
+  Status fill(WorkerId worker, const schema::WorkRequest& request, schema::WorkGrant& grant);
+  void renew(WorkerId worker, const schema::WorkProgress& progress);
+  bool blame_policy(WorkerId worker, const schema::WorkFailed& failure);
+
+  const DeskContext& desk_;
+  OfferedPolicies& policies_;
+  Discipline& discipline_;
+  SetAsideGroups& set_aside_;
+  const StepBatches& batches_;
+  TimePoint stuck_since_ = kNever;
+  std::set<WorkerId> logged_slow_, retired_;
+};
+
+}  // namespace echoline::learner

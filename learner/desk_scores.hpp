@@ -1,0 +1,45 @@
+// The rollout desk's scores that are not settled at the door: those that are computed again, and those that only the
+// learner computes. Private to learner/.
+#pragma once
+#include <functional>
+
+#include "learner/discipline.hpp"
+#include "learner/regrader.hpp"
+#include "learner/scorer.hpp"
+#include "learner/set_aside_groups.hpp"
+#include "learner/step_batches.hpp"
+
+namespace echoline::learner {
+
+// One thread, the desk's.
+class DeskScores {
+ public:
+  // The parts must outlive it. `wake` is called on other threads when run_due() has something to do.
+  DeskScores(const DeskContext& desk, Discipline& discipline, SetAsideGroups& set_aside, StepBatches& batches,
+             const std::function<void()>& wake);
+
+  // Whether the workers of this group hand in text only, and the learner scores it.
+  bool is_unscored(const schema::Submission& submission);
+  void count_accepted(WorkerId worker, const schema::Submission& submission);
+  void step_measured(double seconds) { regrader_.step_measured(seconds, desk_.options.pacing.trajectories_per_step); }
+  // Expels workers whose rewards are not what the learner computes, stores new scores, and gives the scorer more work.
+  void run_due();
+
+  Regrader::State regrading() const { return regrader_.state(); }
+  ScorerCounts scoring() const { return scorer_.counts(); }
+
+ private:
+  void expel_liars();
+  Status store(Scorer::Done done);
+  Status feed_scorer();
+
+  const DeskContext& desk_;
+  Discipline& discipline_;
+  SetAsideGroups& set_aside_;
+  StepBatches& batches_;
+  Regrader regrader_;
+  Scorer scorer_;
+  bool may_be_unscored_ = true;  // some stored group
+};
+
+}  // namespace echoline::learner

@@ -1,0 +1,69 @@
+#include "learner/desk_submissions.hpp"
+
+#include "base/log.hpp"
+#include "base/text.hpp"
+
+namespace echoline::learner {
+
+// A token of a policy that is not published yet would pass for a fresh one. The door has checked the rest.
+std::optional<Refusal> DeskSubmissions::unpublished(const schema::Submission& submission) const {
+  for (const schema::Trajectory& t : submission.trajectories()) {
+    const Version last{t.spans(t.spans_size() - 1).version()};
+    if (!policies_.newest() || last > *policies_.newest())
+      return Refusal{"malformed", fmt::format("tokens of version {}, which is not published", last), false};
+  }
+  return std::nullopt;
+}
+
+void DeskSubmissions::refuse_unreadable(WorkerId worker, const std::string& what) {
+  ++refused_["unreadable message"];
+  discipline_.count_malformed(worker, what);
+}
+
+bool DeskSubmissions::store(const Submissions& submissions) {
+  std::vector<replay_buffer::Delivery> deliveries;
+  std::vector<std::optional<Refusal>> refusals;
+  for (const auto& [worker, submission] : submissions) {
+    refusals.push_back(desk_.door.refusal(submission));
+    if (!refusals.back()) refusals.back() = unpublished(submission);
+    const auto& refused = refusals.back();
+    deliveries.push_back({worker, &submission, refused ? refused->reason : std::string_view(),
+                          refused ? refused->detail : std::string(), !refused && scores_.is_unscored(submission)});
+  }
+  const auto verdicts = desk_.ledger.submit(deliveries, batches_.step(), desk_.clock.unix_seconds());
+  if (!verdicts) {
+    if (desk_.database.held_up_by(verdicts.error())) return false;
+    log::error("trajectories not stored: {}", verdicts.error().message());
+    return true;
+  }
+  for (std::size_t i = 0; i < verdicts->size(); ++i) {
+    const replay_buffer::Verdict& verdict = (*verdicts)[i];
+    const auto& [worker, submission] = submissions[i];
+    acknowledge(worker, submission, verdict);
+    const bool forged = refusals[i] && refusals[i]->forged && verdict.reason == refusals[i]->reason;
+    const bool not_its = verdict.reason == "unknown lease" || verdict.reason == "lease of another worker";
+    if (forged || not_its || verdict.reason == "malformed")
+      discipline_.count_malformed(
+          worker, fmt::format("lease {}: {}: {}", verdict.lease, verdict.reason, printable(verdict.detail)), forged);
+  }
+  return true;
+}
+
+void DeskSubmissions::acknowledge(WorkerId worker, const schema::Submission& submission,
+                                  const replay_buffer::Verdict& verdict) {
+  schema::LearnerMessage message;
+  schema::SubmissionAck& ack = *message.mutable_ack();
+  ack.set_lease(verdict.lease.value);
+  ack.set_accepted(verdict.accepted);
+  ack.set_reason(verdict.reason);
+  desk_.events.send(worker, message.SerializeAsString());
+  if (!verdict.accepted) ++refused_[verdict.reason];
+  if (verdict.accepted && !verdict.duplicate) {
+    scores_.count_accepted(worker, submission);
+    desk_.events.accepted(worker, static_cast<std::uint64_t>(submission.trajectories_size()), verdict.held_s);
+  } else {
+    (void)discipline_.may_talk(worker);  // it brought nothing
+  }
+}
+
+}  // namespace echoline::learner

@@ -1,0 +1,34 @@
+#include "learner/set_aside_groups.hpp"
+
+#include "base/log.hpp"
+#include "base/text.hpp"
+
+namespace echoline::learner {
+
+void SetAsideGroups::report_new(bool before_lease) {
+  constexpr std::uint64_t kLogged = 20;
+  for (replay_buffer::SetAside& aside : desk_.ledger.newly_set_aside()) {
+    const auto problem = desk_.door.problem(aside.group);
+    const GroupSetAside group{aside.group, problem ? problem->id() : "", std::move(aside.reason),
+                              std::move(aside.detail)};
+    if (++reported_ <= kLogged)
+      log::warn("group {} ('{}') is set aside: {}: {}{}", group.group, printable(group.problem), group.reason,
+                group.detail, reported_ == kLogged ? "; further ones are in events.jsonl only" : "");
+    const std::uint32_t in_a_row = ++(before_lease ? before_lease_in_a_row_ : failed_in_a_row_);
+    if (in_a_row >= kInARowMax && can_generate_)
+      can_generate_ =
+          fail(Code::kInvalid, "generate rollouts",
+               "one group after another is set aside and none succeeds, the last one ('{}') because: {}: {}",
+               printable(group.problem), group.reason, group.detail);
+    desk_.door.forget(group.group);
+    if (desk_.events.set_aside) desk_.events.set_aside(group);
+  }
+}
+
+void SetAsideGroups::check() const {
+  ECHO_CHECK(can_generate_ || reported_ >= kInARowMax, "the run is given up after {} groups", reported_);
+  ECHO_CHECK(before_lease_in_a_row_ <= reported_ && failed_in_a_row_ <= reported_, "of {} groups {} and {} in a row",
+             reported_, before_lease_in_a_row_, failed_in_a_row_);
+}
+
+}  // namespace echoline::learner

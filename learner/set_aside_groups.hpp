@@ -1,0 +1,31 @@
+// Groups that cannot be generated, and whether the run can still generate any. Private to learner/.
+#pragma once
+#include "learner/desk_context.hpp"
+
+namespace echoline::learner {
+
+// One thread, the desk's. Many groups set aside in a row, none of which succeeded, are a fault of the run and not of
+// the groups.
+class SetAsideGroups {
+ public:
+  static constexpr std::uint32_t kInARowMax = 256;
+
+  explicit SetAsideGroups(const DeskContext& desk) : desk_(desk) {}
+
+  // Reports the groups that the ledger has set aside since the last call. `before_lease`: no worker had them.
+  void report_new(bool before_lease = false);
+  void group_leased() { before_lease_in_a_row_ = 0; }
+  void group_succeeded() { failed_in_a_row_ = 0; }
+  // The error that ends the run; ok while groups succeed.
+  const Status& can_generate() const { return can_generate_; }
+
+  void check() const;  // aborts if its parts disagree
+
+ private:
+  const DeskContext& desk_;
+  std::uint64_t reported_ = 0;
+  std::uint32_t before_lease_in_a_row_ = 0, failed_in_a_row_ = 0;
+  Status can_generate_;
+};
+
+}  // namespace echoline::learner
