@@ -1,12 +1,16 @@
 // The surroundings that all parts of the rollout desk share. Private to learner/.
 #pragma once
+#include <atomic>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "base/ids.hpp"
 #include "base/result.hpp"
+#include "learner/batch_hand_over.hpp"
 #include "learner/database_edge.hpp"
+#include "learner/desk_inbox.hpp"
 #include "learner/door.hpp"
 #include "learner/offered_policies.hpp"
 #include "replay_buffer/buffer.hpp"
@@ -48,14 +52,20 @@ struct DeskEvents {
   std::function<void(const Error*)> held_up;
 };
 
+// One desk's; the first seven outlive it, and other threads use some of them.
 struct DeskContext {
   const DeskOptions& options;
   const DeskEvents& events;
   LeaseClock& clock;
   DatabaseEdge& database;
-  replay_buffer::ReplayBuffer& buffer;
-  replay_buffer::JobLedger& ledger;
-  Door& door;
+  DeskInbox& inbox;
+  BatchHandOver& hand_over;
+  const std::atomic<bool>& results_wanted;
+  std::function<void()> wake;  // called on threads of the scorers
+  std::function<void(WorkerId, const std::string& reason)> expel;
+  Door door;
+  std::unique_ptr<replay_buffer::ReplayBuffer> buffer = nullptr;  // opened by DeskLogic
+  std::unique_ptr<replay_buffer::JobLedger> ledger = nullptr;
 };
 
 }  // namespace echoline::learner

@@ -41,7 +41,7 @@ std::vector<LeaseId> lease_ids(const google::protobuf::RepeatedField<std::uint64
 
 bool DeskLeases::grant_and_renew(std::span<const Message> messages) {
   std::vector<std::pair<WorkerId, schema::LearnerMessage>> answers;
-  const Status durable = desk_.ledger.together([&] {
+  const Status durable = desk_.ledger->together([&] {
     for (const auto& [worker, message] : messages) {
       if (message->has_request())
         grant(worker, message->request(),
@@ -66,7 +66,7 @@ void DeskLeases::grant(WorkerId worker, const schema::WorkRequest& request, sche
   policies_.asked(worker, version);
   if (retired_.contains(worker)) {
     answer.set_retry_after_ms(kRefusedRetryMs);
-    if (desk_.ledger.held(worker) == 0 && desk_.events.drained) desk_.events.drained(worker);
+    if (desk_.ledger->held(worker) == 0 && desk_.events.drained) desk_.events.drained(worker);
     return;
   }
   const std::string* known = policies_.digest_of(version);
@@ -81,7 +81,7 @@ void DeskLeases::grant(WorkerId worker, const schema::WorkRequest& request, sche
   if (known == nullptr || !set_aside_.can_generate()) return;
   const Status filled = fill(worker, request, answer);
   if (!filled) log::error("no lease granted: {}", filled.error().message());
-  const auto slow = desk_.ledger.too_slow(worker);
+  const auto slow = desk_.ledger->too_slow(worker);
   if (slow && logged_slow_.insert(worker).second)
     log::warn(
         "worker {} takes {:.1f} s for a batch of groups and a policy is fresh enough for {} steps of {:.1f} s: it only "
@@ -94,15 +94,15 @@ Status DeskLeases::fill(WorkerId worker, const schema::WorkRequest& request, sch
   double shortest_s = 0;
   for (int round = 0; round < kRefillsMax && grant.leases().empty() && set_aside_.can_generate(); ++round) {
     ECHO_ASSIGN(const auto leases,
-                desk_.ledger.grant({worker, version, *policies_.digest_of(version), request.groups_max(),
-                                    batches_.step_seconds(), policies_.newest_published()},
-                                   batches_.step(), desk_.clock.unix_seconds()));
-    if (desk_.events.turned_away && desk_.ledger.turned_away(worker)) desk_.events.turned_away(worker);
+                desk_.ledger->grant({worker, version, *policies_.digest_of(version), request.groups_max(),
+                                     batches_.step_seconds(), policies_.newest_published()},
+                                    batches_.step(), desk_.clock.unix_seconds()));
+    if (desk_.events.turned_away && desk_.ledger->turned_away(worker)) desk_.events.turned_away(worker);
     if (leases.empty()) break;
     for (const replay_buffer::LeaseRecord& record : leases) {
       const auto question = desk_.door.question(record.group);
       if (!question) {
-        ECHO_TRY(desk_.ledger.set_aside(record.id, text_of(schema::WORK_FAILURE_PROMPT), question.error().detail));
+        ECHO_TRY(desk_.ledger->set_aside(record.id, text_of(schema::WORK_FAILURE_PROMPT), question.error().detail));
         continue;
       }
       set_aside_.group_leased();
@@ -124,12 +124,12 @@ Status DeskLeases::fill(WorkerId worker, const schema::WorkRequest& request, sch
 
 void DeskLeases::renew(WorkerId worker, const schema::WorkProgress& progress) {
   const auto renewed =
-      desk_.ledger.renew(worker, lease_ids(progress.leases()), progress.progress(), desk_.clock.unix_seconds());
+      desk_.ledger->renew(worker, lease_ids(progress.leases()), progress.progress(), desk_.clock.unix_seconds());
   if (!renewed) log::error("leases not renewed: {}", renewed.error().message());
 }
 
 bool DeskLeases::return_leases(WorkerId worker, const schema::WorkReturned& returned) {
-  const auto known = desk_.ledger.give_back(worker, lease_ids(returned.leases()));
+  const auto known = desk_.ledger->give_back(worker, lease_ids(returned.leases()));
   if (!known && desk_.database.held_up_by(known.error())) return false;
   if (!known) log::error("leases not returned: {}", known.error().message());
   return true;
@@ -140,7 +140,7 @@ bool DeskLeases::fail_lease(WorkerId worker, const schema::WorkFailed& failure) 
   const std::string_view reason = text_of(failure.failure());
   const LeaseId lease = lease_id(failure.lease());
   const std::string detail = printable(failure.detail());
-  const auto known = desk_.ledger.failed({worker, lease, reason, detail});
+  const auto known = desk_.ledger->failed({worker, lease, reason, detail});
   if (!known && desk_.database.held_up_by(known.error())) return false;
   if (!known) log::error("lease {} not taken back: {}", lease, known.error().message());
   if (!known || !*known) return true;
@@ -154,7 +154,7 @@ bool DeskLeases::fail_lease(WorkerId worker, const schema::WorkFailed& failure) 
 // no other one: its memory may be broken, or it may lie.
 bool DeskLeases::blame_policy(WorkerId worker, const schema::WorkFailed& failure) {
   const LeaseId lease = lease_id(failure.lease());
-  const auto returned = desk_.ledger.give_back(worker, std::span(&lease, 1));
+  const auto returned = desk_.ledger->give_back(worker, std::span(&lease, 1));
   if (!returned && desk_.database.held_up_by(returned.error())) return false;
   if (!returned) {
     log::error("lease {} not taken back: {}", lease, returned.error().message());
@@ -171,20 +171,20 @@ bool DeskLeases::blame_policy(WorkerId worker, const schema::WorkFailed& failure
 }
 
 void DeskLeases::expire() {
-  if (const auto expired = desk_.ledger.expire(desk_.clock.unix_seconds());
+  if (const auto expired = desk_.ledger->expire(desk_.clock.unix_seconds());
       !expired && !desk_.database.held_up_by(expired.error()))
     log::error("{}", expired.error().message());
 }
 
 bool DeskLeases::excuse(Duration late) {
-  const auto excused = desk_.ledger.excuse(seconds(late), desk_.clock.unix_seconds());
+  const auto excused = desk_.ledger->excuse(seconds(late), desk_.clock.unix_seconds());
   if (!excused && desk_.database.held_up_by(excused.error())) return false;
   if (!excused) log::error("{}", excused.error().message());
   return true;
 }
 
 Status DeskLeases::release_worker(WorkerId worker) {
-  ECHO_ASSIGN(const std::uint64_t released, desk_.ledger.release_worker(worker, desk_.clock.unix_seconds()));
+  ECHO_ASSIGN(const std::uint64_t released, desk_.ledger->release_worker(worker, desk_.clock.unix_seconds()));
   if (released > 0) log::info("worker {} is lost: {} groups return to the pool", worker, released);
   logged_slow_.erase(worker);
   policies_.left(worker);
@@ -200,7 +200,7 @@ Status DeskLeases::can_complete() {
       });
   std::uint64_t live = 0;
   if (kept) {
-    ECHO_ASSIGN(const replay_buffer::LedgerCounts leases, desk_.ledger.counts());
+    ECHO_ASSIGN(const replay_buffer::LedgerCounts leases, desk_.ledger->counts());
     live = leases.live;
   }
   if (!kept || live > 0) {

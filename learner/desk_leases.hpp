@@ -17,7 +17,7 @@ namespace echoline::learner {
 class DeskLeases {
  public:
   // The parts must outlive it.
-  DeskLeases(const DeskContext& desk, OfferedPolicies& policies, Discipline& discipline, SetAsideGroups& set_aside,
+  DeskLeases(DeskContext& desk, OfferedPolicies& policies, Discipline& discipline, SetAsideGroups& set_aside,
              const StepBatches& batches)
       : desk_(desk), policies_(policies), discipline_(discipline), set_aside_(set_aside), batches_(batches) {}
 
@@ -48,7 +48,7 @@ class DeskLeases {
   void renew(WorkerId worker, const schema::WorkProgress& progress);
   bool blame_policy(WorkerId worker, const schema::WorkFailed& failure);
 
-  const DeskContext& desk_;
+  DeskContext& desk_;
   OfferedPolicies& policies_;
   Discipline& discipline_;
   SetAsideGroups& set_aside_;

@@ -16,52 +16,47 @@ void report_unusable(const DeskEvents& events, const PolicyUnusable& policy) {
 
 }  // namespace
 
-Result<std::unique_ptr<DeskLogic>> DeskLogic::open(const DeskFrame& frame, Door door, std::uint64_t resume_step) {
-  const replay_buffer::Pacing& pacing = frame.options.pacing;
-  replay_buffer::BufferOptions buffer_options;
-  buffer_options.group_size = pacing.group_size;
-  buffer_options.staleness_budget = pacing.staleness.budget;
-  ECHO_ASSIGN(auto buffer, replay_buffer::ReplayBuffer::open(frame.options.file, buffer_options));
-  ECHO_ASSIGN(auto ledger, replay_buffer::JobLedger::open(*buffer, {.pacing = pacing, .lease = frame.options.lease}));
-  ECHO_TRY(buffer->rewind(resume_step));
-  ECHO_ASSIGN(const std::uint64_t released, ledger->release_all());  // workers end with their learner
+Result<std::unique_ptr<DeskLogic>> DeskLogic::open(DeskContext desk, std::uint64_t resume_step) {
+  const replay_buffer::Pacing& pacing = desk.options.pacing;
+  replay_buffer::BufferOptions buffer;
+  buffer.group_size = pacing.group_size;
+  buffer.staleness_budget = pacing.staleness.budget;
+  ECHO_ASSIGN(desk.buffer, replay_buffer::ReplayBuffer::open(desk.options.file, buffer));
+  ECHO_ASSIGN(desk.ledger,
+              replay_buffer::JobLedger::open(*desk.buffer, {.pacing = pacing, .lease = desk.options.lease}));
+  ECHO_TRY(desk.buffer->rewind(resume_step));
+  ECHO_ASSIGN(const std::uint64_t released, desk.ledger->release_all());  // workers end with their learner
   if (released > 0) log::info("{} groups of the earlier process return to the pool", released);
-  return std::unique_ptr<DeskLogic>(
-      new DeskLogic(frame, std::move(door), std::move(buffer), std::move(ledger), resume_step));
+  return std::unique_ptr<DeskLogic>(new DeskLogic(std::move(desk), resume_step));
 }
 
-DeskLogic::DeskLogic(const DeskFrame& frame, Door door, std::unique_ptr<replay_buffer::ReplayBuffer> buffer,
-                     std::unique_ptr<replay_buffer::JobLedger> ledger, std::uint64_t resume_step)
-    : frame_(frame),
-      buffer_(std::move(buffer)),
-      ledger_(std::move(ledger)),
-      door_(std::move(door)),
-      context_{frame_.options, frame_.events, frame_.clock, frame_.database, *buffer_, *ledger_, door_},
-      policies_(frame_.options.pacing.staleness.budget,
-                [this](const PolicyUnusable& policy) { report_unusable(frame_.events, policy); }),
-      discipline_(context_, frame_.expel),
-      set_aside_(context_),
-      batches_(context_, frame_.hand_over, resume_step),
-      scores_(context_, discipline_, set_aside_, batches_, frame_.wake),
-      leases_(context_, policies_, discipline_, set_aside_, batches_),
-      submissions_(context_, policies_, discipline_, scores_, batches_) {
-  limits_.message_max = door_.message_max(frame_.options.pacing.group_size);
+DeskLogic::DeskLogic(DeskContext desk, std::uint64_t resume_step)
+    : desk_(std::move(desk)),
+      policies_(desk_.options.pacing.staleness.budget,
+                [this](const PolicyUnusable& policy) { report_unusable(desk_.events, policy); }),
+      discipline_(desk_),
+      set_aside_(desk_),
+      batches_(desk_, resume_step),
+      scores_(desk_, discipline_, set_aside_, batches_),
+      leases_(desk_, policies_, discipline_, set_aside_, batches_),
+      submissions_(desk_, policies_, discipline_, scores_, batches_) {
+  limits_.message_max = desk_.door.message_max(desk_.options.pacing.group_size);
 }
 
 void DeskLogic::excuse_pauses() {
-  DatabaseEdge& database = frame_.database;
-  const TimePoint now = frame_.clock.now();
-  const Duration passed = now - frame_.clock.last_tick();
+  DatabaseEdge& database = desk_.database;
+  const TimePoint now = desk_.clock.now();
+  const Duration passed = now - desk_.clock.last_tick();
   if (database.can_store()) {
     // A stopped process or a busy disk: messages of that time are still unread.
     if (const Duration late = passed - kTick; late >= kPauseMin) {
       log::info("the rollout desk was held up for {}: no lease ends for that", to_text(late));
       if (!leases_.excuse(late)) return;
     }
-    frame_.clock.tick(now);
+    desk_.clock.tick(now);
   } else if (database.is_retry_due() && leases_.excuse(passed)) {
     batches_.paused(passed);
-    frame_.clock.tick(now);
+    desk_.clock.tick(now);
     database.retry_succeeded();
     release_overflowed();
   }
@@ -69,9 +64,9 @@ void DeskLogic::excuse_pauses() {
 
 // These workers sent more than the desk keeps while it is held up. Their groups go to other workers, without blame.
 void DeskLogic::release_overflowed() {
-  for (const WorkerId worker : frame_.inbox.take_overflowed())
-    frame_.database.push_back(Write{[this, worker]() -> Status {
-      ECHO_ASSIGN(const std::uint64_t leases, ledger_->give_back_all(worker));
+  for (const WorkerId worker : desk_.inbox.take_overflowed())
+    desk_.database.push_back(Write{[this, worker]() -> Status {
+      ECHO_ASSIGN(const std::uint64_t leases, desk_.ledger->give_back_all(worker));
       log::warn(
           "worker {} sent more messages than are kept while the database could not store; {} of its groups go to other "
           "workers",
@@ -81,24 +76,23 @@ void DeskLogic::release_overflowed() {
 }
 
 void DeskLogic::defer(Deferred work) {
-  frame_.database.push_back(std::move(work));
-  if (frame_.database.backlog() >= kCommitMax) work_off();
+  desk_.database.push_back(std::move(work));
+  if (desk_.database.backlog() >= kCommitMax) work_off();
 }
 
 void DeskLogic::work_off() {
-  frame_.database.work_off(kCommitMax,
-                           [this](std::vector<Incoming> messages) { handle_messages(std::move(messages)); });
+  desk_.database.work_off(kCommitMax, [this](std::vector<Incoming> messages) { handle_messages(std::move(messages)); });
 }
 
 void DeskLogic::run_due() {
   work_off();
-  if (frame_.database.can_store()) {
+  if (desk_.database.can_store()) {
     leases_.expire();
     discipline_.expel_idle_workers();
     scores_.run_due();
     work_off();
   }
-  frame_.database.finish_catching_up();
+  desk_.database.finish_catching_up();
   batches_.hand_over_batch(set_aside_.can_generate(), [this] { return leases_.can_complete(); });
 }
 
@@ -110,7 +104,7 @@ void DeskLogic::handle_messages(std::vector<Incoming> messages) {
   std::vector<bool> waits(messages.size(), false);
   for (std::size_t i = 0; i < messages.size(); ++i) {
     const Incoming& message = messages[i];
-    if (frame_.inbox.is_barred(message.worker)) continue;
+    if (desk_.inbox.is_barred(message.worker)) continue;
     auto parsed = data_plane::parse_worker_message(message.bytes, limits_);
     if (!parsed) {
       submissions_.refuse_unreadable(message.worker, parsed.error().message());
@@ -127,8 +121,8 @@ void DeskLogic::handle_messages(std::vector<Incoming> messages) {
   std::vector<std::size_t> places;  // in `messages`
   for (const auto& [i, message] : others) {
     Incoming& from = messages[i];
-    if (frame_.inbox.is_barred(from.worker)) continue;
-    if (frame_.database.can_store()) {
+    if (desk_.inbox.is_barred(from.worker)) continue;
+    if (desk_.database.can_store()) {
       if (!std::exchange(from.counted, true) && !discipline_.may_talk(from.worker)) continue;
       if (message.has_request() || message.has_progress()) {
         together.emplace_back(from.worker, &message);
@@ -139,13 +133,13 @@ void DeskLogic::handle_messages(std::vector<Incoming> messages) {
     }
     waits[i] = true;
   }
-  if (!together.empty() && (!frame_.database.can_store() || !leases_.grant_and_renew(together)))
+  if (!together.empty() && (!desk_.database.can_store() || !leases_.grant_and_renew(together)))
     for (const std::size_t i : places) waits[i] = true;
   for (std::size_t i = messages.size(); i-- > 0;) {
     if (waits[i])
-      frame_.database.push_front(std::move(messages[i]));
+      desk_.database.push_front(std::move(messages[i]));
     else
-      frame_.inbox.read(messages[i].worker, messages[i].bytes.size());
+      desk_.inbox.read(messages[i].worker, messages[i].bytes.size());
   }
 }
 
@@ -160,13 +154,13 @@ bool DeskLogic::handle(WorkerId worker, const schema::WorkerMessage& message) {
 // The machine of the worker ends. It finishes its groups if the run still wants them.
 void DeskLogic::end_worker(WorkerId worker) {
   leases_.retire(worker);
-  if (frame_.results_wanted) {
-    if (frame_.events.leaving) frame_.events.leaving(worker);
+  if (desk_.results_wanted) {
+    if (desk_.events.leaving) desk_.events.leaving(worker);
     return;
   }
   schema::LearnerMessage message;
   message.mutable_stop()->set_reason("the run has ended");
-  frame_.events.send(worker, message.SerializeAsString());
+  desk_.events.send(worker, message.SerializeAsString());
 }
 
 Status DeskLogic::consume(std::uint64_t step, const replay_buffer::Batch& batch) {
@@ -178,8 +172,8 @@ Status DeskLogic::consume(std::uint64_t step, const replay_buffer::Batch& batch)
 Result<DeskCounts> DeskLogic::counts() {
   check();
   DeskCounts counts;
-  ECHO_ASSIGN(counts.buffer, buffer_->counts(batches_.step()));
-  ECHO_ASSIGN(counts.leases, ledger_->counts());
+  ECHO_ASSIGN(counts.buffer, desk_.buffer->counts(batches_.step()));
+  ECHO_ASSIGN(counts.leases, desk_.ledger->counts());
   counts.refused = submissions_.refused();
   counts.regrading = scores_.regrading();
   counts.scoring = scores_.scoring();
@@ -187,8 +181,8 @@ Result<DeskCounts> DeskLogic::counts() {
 }
 
 void DeskLogic::check() const {
-  frame_.database.check();
-  frame_.inbox.check();
+  desk_.database.check();
+  desk_.inbox.check();
   policies_.check();
   discipline_.check();
   set_aside_.check();

@@ -17,14 +17,13 @@ std::uint64_t unforeseeable() {
 
 }  // namespace
 
-DeskScores::DeskScores(const DeskContext& desk, Discipline& discipline, SetAsideGroups& set_aside, StepBatches& batches,
-                       const std::function<void()>& wake)
+DeskScores::DeskScores(DeskContext& desk, Discipline& discipline, SetAsideGroups& set_aside, StepBatches& batches)
     : desk_(desk),
       discipline_(discipline),
       set_aside_(set_aside),
       batches_(batches),
-      regrader_(desk.door.second_look(), unforeseeable(), wake),
-      scorer_(desk.door.second_look(), wake) {}
+      regrader_(desk.door.second_look(), unforeseeable(), desk.wake),
+      scorer_(desk.door.second_look(), desk.wake) {}
 
 bool DeskScores::is_unscored(const schema::Submission& submission) {
   if (submission.trajectories().empty()) return false;
@@ -51,7 +50,7 @@ void DeskScores::count_accepted(WorkerId worker, const schema::Submission& submi
 void DeskScores::expel_liars() {
   for (const RegradingCounts::Expelled& liar : regrader_.newly_found()) {
     log::warn("worker {}: {}", liar.worker, liar.reason);
-    discipline_.expel(liar.worker, liar.reason);
+    desk_.expel(liar.worker, liar.reason);
     desk_.database.push_back(
         Write{[this, worker = liar.worker] { return batches_.discard_waiting_of(worker, "wrong score"); }});
   }
@@ -71,18 +70,18 @@ void DeskScores::run_due() {
 
 Status DeskScores::store(Scorer::Done done) {
   if (done.status) {
-    ECHO_ASSIGN(const bool wanted, desk_.buffer.scored(done.group));
+    ECHO_ASSIGN(const bool wanted, desk_.buffer->scored(done.group));
     if (wanted) set_aside_.group_succeeded();
     return ok();
   }
-  ECHO_ASSIGN(const bool wanted, desk_.buffer.awaits_scores(done.group));
+  ECHO_ASSIGN(const bool wanted, desk_.buffer->awaits_scores(done.group));
   if (!wanted) return ok();
   // A grader that fails says nothing of the answer: no reward is stored in its place.
   const std::string detail = printable(done.status.error().message());
   log::warn("group {} could not be scored: {}", done.group.id, detail);
-  ECHO_TRY(desk_.buffer.discard(done.group.id, kScoringFailed));
-  ECHO_TRY(desk_.ledger.unscorable(done.group.id, WorkerId{done.group.trajectories.front().worker()}, kScoringFailed,
-                                   detail));
+  ECHO_TRY(desk_.buffer->discard(done.group.id, kScoringFailed));
+  ECHO_TRY(desk_.ledger->unscorable(done.group.id, WorkerId{done.group.trajectories.front().worker()}, kScoringFailed,
+                                    detail));
   set_aside_.report_new();
   return ok();
 }
@@ -90,7 +89,7 @@ Status DeskScores::store(Scorer::Done done) {
 Status DeskScores::feed_scorer() {
   const std::size_t room = scorer_.room();
   if (room == 0) return ok();  // run_due() comes again when a group is done
-  ECHO_ASSIGN(std::vector<replay_buffer::Group> groups, desk_.buffer.unscored(room, scorer_.inside()));
+  ECHO_ASSIGN(std::vector<replay_buffer::Group> groups, desk_.buffer->unscored(room, scorer_.inside()));
   may_be_unscored_ = groups.size() == room;
   for (replay_buffer::Group& group : groups) {
     auto problem = desk_.door.problem(group.id);

@@ -1,8 +1,6 @@
 // The rollout desk's scores that are not settled at the door: those that are computed again, and those that only the
 // learner computes. Private to learner/.
 #pragma once
-#include <functional>
-
 #include "learner/discipline.hpp"
 #include "learner/regrader.hpp"
 #include "learner/scorer.hpp"
@@ -14,9 +12,8 @@ namespace echoline::learner {
 // One thread, the desk's.
 class DeskScores {
  public:
-  // The parts must outlive it. `wake` is called on other threads when run_due() has something to do.
-  DeskScores(const DeskContext& desk, Discipline& discipline, SetAsideGroups& set_aside, StepBatches& batches,
-             const std::function<void()>& wake);
+  // The parts must outlive it. Its threads call DeskContext::wake when run_due() has something to do.
+  DeskScores(DeskContext& desk, Discipline& discipline, SetAsideGroups& set_aside, StepBatches& batches);
 
   // Whether the workers of this group hand in text only, and the learner scores it.
   bool is_unscored(const schema::Submission& submission);
@@ -33,7 +30,7 @@ class DeskScores {
   Status store(Scorer::Done done);
   Status feed_scorer();
 
-  const DeskContext& desk_;
+  DeskContext& desk_;
   Discipline& discipline_;
   SetAsideGroups& set_aside_;
   StepBatches& batches_;

@@ -30,7 +30,7 @@ bool DeskSubmissions::store(const Submissions& submissions) {
     deliveries.push_back({worker, &submission, refused ? refused->reason : std::string_view(),
                           refused ? refused->detail : std::string(), !refused && scores_.is_unscored(submission)});
   }
-  const auto verdicts = desk_.ledger.submit(deliveries, batches_.step(), desk_.clock.unix_seconds());
+  const auto verdicts = desk_.ledger->submit(deliveries, batches_.step(), desk_.clock.unix_seconds());
   if (!verdicts) {
     if (desk_.database.held_up_by(verdicts.error())) return false;
     log::error("trajectories not stored: {}", verdicts.error().message());

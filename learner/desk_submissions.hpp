@@ -14,7 +14,7 @@ namespace echoline::learner {
 class DeskSubmissions {
  public:
   // The parts must outlive it.
-  DeskSubmissions(const DeskContext& desk, const OfferedPolicies& policies, Discipline& discipline, DeskScores& scores,
+  DeskSubmissions(DeskContext& desk, const OfferedPolicies& policies, Discipline& discipline, DeskScores& scores,
                   const StepBatches& batches)
       : desk_(desk), policies_(policies), discipline_(discipline), scores_(scores), batches_(batches) {}
 
@@ -29,7 +29,7 @@ class DeskSubmissions {
   std::optional<Refusal> unpublished(const schema::Submission& submission) const;
   void acknowledge(WorkerId worker, const schema::Submission& submission, const replay_buffer::Verdict& verdict);
 
-  const DeskContext& desk_;
+  DeskContext& desk_;
   const OfferedPolicies& policies_;
   Discipline& discipline_;
   DeskScores& scores_;

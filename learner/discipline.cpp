@@ -56,29 +56,28 @@ void Conduct::check() const {
                "worker {}: {} good submissions are not forgiven", worker, record.good_since);
 }
 
-Discipline::Discipline(const DeskContext& desk, std::function<void(WorkerId, const std::string& reason)> expel)
-    : desk_(desk), expel_(std::move(expel)) {
-  for (const auto& [worker, kept] : desk_.ledger.misconduct()) conduct_.restore(worker, kept);
+Discipline::Discipline(DeskContext& desk) : desk_(desk) {
+  for (const auto& [worker, kept] : desk_.ledger->misconduct()) conduct_.restore(worker, kept);
 }
 
 void Discipline::store_conduct(WorkerId worker) {
   // After a failure the file lacks this until the next change; memory has it.
-  if (const Status kept = desk_.database.checked(desk_.ledger.keep(worker, conduct_.of(worker))); !kept)
+  if (const Status kept = desk_.database.checked(desk_.ledger->keep(worker, conduct_.of(worker))); !kept)
     log::error("{}", kept.error().message());
 }
 
 void Discipline::expel_idle_workers() {
-  for (const replay_buffer::Idler& idler : desk_.ledger.newly_idle()) expel(idler.worker, idler.reason);
+  for (const replay_buffer::Idler& idler : desk_.ledger->newly_idle()) desk_.expel(idler.worker, idler.reason);
 }
 
 void Discipline::count_malformed(WorkerId worker, const std::string& what, bool forged) {
   log::warn("worker {}: {}", worker, what);
-  if (forged || conduct_.malformed(worker)) expel(worker, what);
+  if (forged || conduct_.malformed(worker)) desk_.expel(worker, what);
   store_conduct(worker);
 }
 
 void Discipline::count_failure(WorkerId worker, const std::string& what) {
-  if (conduct_.failed(worker)) expel(worker, what);
+  if (conduct_.failed(worker)) desk_.expel(worker, what);
   store_conduct(worker);
 }
 
@@ -90,7 +89,7 @@ void Discipline::count_accepted(WorkerId worker) {
 
 bool Discipline::may_talk(WorkerId worker) {
   if (!conduct_.talked(worker, desk_.clock.now())) return true;
-  expel(worker, "it sends messages without end that bring nothing");
+  desk_.expel(worker, "it sends messages without end that bring nothing");
   return false;
 }
 

@@ -1,7 +1,6 @@
 // Misconduct of workers, and the expulsion that follows. Private to learner/.
 #pragma once
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <string>
 
@@ -16,7 +15,7 @@ class Conduct {
  public:
   void restore(WorkerId worker, const replay_buffer::Misconduct& kept);  // of an earlier process
   replay_buffer::Misconduct of(WorkerId worker) const;
-  // Both count an offence, and return true once the worker is to be expelled.
+  // Both count an offence, and return true once the worker must be expelled.
   bool malformed(WorkerId worker);
   bool failed(WorkerId worker);
   void accepted(WorkerId worker);  // a submission
@@ -41,9 +40,8 @@ class Conduct {
 // Counts offences, stores the counts with the leases, and expels guilty workers. One thread, the desk's.
 class Discipline {
  public:
-  Discipline(const DeskContext& desk, std::function<void(WorkerId, const std::string& reason)> expel);
+  explicit Discipline(DeskContext& desk);
 
-  void expel(WorkerId worker, const std::string& reason) { expel_(worker, reason); }
   void expel_idle_workers();
   // `forged`: no honest worker sends this, and one such message is enough.
   void count_malformed(WorkerId worker, const std::string& what, bool forged = false);
@@ -57,8 +55,7 @@ class Discipline {
  private:
   void store_conduct(WorkerId worker);
 
-  const DeskContext& desk_;
-  const std::function<void(WorkerId, const std::string& reason)> expel_;
+  DeskContext& desk_;
   Conduct conduct_;
 };
 

@@ -75,7 +75,7 @@ std::optional<Refusal> Door::refusal(const schema::Submission& submission) {
   return std::nullopt;
 }
 
-// Of a trajectory that passed data_plane::check.
+// The trajectory passed data_plane::check.
 std::optional<Refusal> Door::refusal(const schema::Trajectory& t, const Question& question) const {
   const std::string expected_id = fmt::format("{}/{}", t.lease(), t.member());
   if (t.id() != expected_id) return because("malformed", false, "id '{}', expected '{}'", t.id(), expected_id);

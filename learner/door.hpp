@@ -63,7 +63,7 @@ class Door {
 
   std::optional<Refusal> refusal(const schema::Submission& submission);
 
-  // What the learner scores with, for others to use as well.
+  // Shared with the scorers, which use it on their own threads.
   std::shared_ptr<const SecondLook> second_look() const { return look_; }
 
   // Why stored trajectories cannot be trained on.

@@ -26,16 +26,11 @@ Result<std::unique_ptr<RolloutDesk>> RolloutDesk::open(const DeskOptions& option
   std::promise<Status> opened;
   std::future<Status> outcome = opened.get_future();
   desk->thread_ = std::thread([&opened, &door, resume_step, d = desk.get()] {
-    const DeskFrame frame{d->options_,
-                          d->events_,
-                          d->clock_,
-                          d->database_,
-                          d->inbox_,
-                          d->hand_over_,
-                          d->results_wanted_,
-                          [d] { d->wake(); },
-                          [d](WorkerId worker, const std::string& reason) { d->expel(worker, reason); }};
-    auto logic = DeskLogic::open(frame, std::move(door), resume_step);
+    auto logic = DeskLogic::open(
+        {d->options_, d->events_, d->clock_, d->database_, d->inbox_, d->hand_over_, d->results_wanted_,
+         [d] { d->wake(); }, [d](WorkerId worker, const std::string& reason) { d->expel(worker, reason); },
+         std::move(door)},
+        resume_step);
     if (!logic) return opened.set_value(std::move(logic).error());
     d->logic_ = std::move(*logic);
     opened.set_value(ok());

@@ -7,7 +7,7 @@ namespace echoline::learner {
 
 void SetAsideGroups::report_new(bool before_lease) {
   constexpr std::uint64_t kLogged = 20;
-  for (replay_buffer::SetAside& aside : desk_.ledger.newly_set_aside()) {
+  for (replay_buffer::SetAside& aside : desk_.ledger->newly_set_aside()) {
     const auto problem = desk_.door.problem(aside.group);
     const GroupSetAside group{aside.group, problem ? problem->id() : "", std::move(aside.reason),
                               std::move(aside.detail)};

@@ -10,7 +10,7 @@ class SetAsideGroups {
  public:
   static constexpr std::uint32_t kInARowMax = 256;
 
-  explicit SetAsideGroups(const DeskContext& desk) : desk_(desk) {}
+  explicit SetAsideGroups(DeskContext& desk) : desk_(desk) {}
 
   // Reports the groups that the ledger has set aside since the last call. `before_lease`: no worker had them.
   void report_new(bool before_lease = false);
@@ -22,7 +22,7 @@ class SetAsideGroups {
   void check() const;  // aborts if its parts disagree
 
  private:
-  const DeskContext& desk_;
+  DeskContext& desk_;
   std::uint64_t reported_ = 0;
   std::uint32_t before_lease_in_a_row_ = 0, failed_in_a_row_ = 0;
   Status can_generate_;

@@ -4,9 +4,6 @@
 
 namespace echoline::learner {
 
-StepBatches::StepBatches(const DeskContext& desk, BatchHandOver& hand_over, std::uint64_t step)
-    : desk_(desk), hand_over_(hand_over), step_(step) {}
-
 double StepBatches::lease_time() const {
   return desk_.database.can_store() ? desk_.clock.unix_seconds() : desk_.clock.unix_seconds_at_last_tick();
 }
@@ -14,14 +11,14 @@ double StepBatches::lease_time() const {
 // Discards groups that training would refuse; other groups are generated in their place.
 Result<std::optional<replay_buffer::Batch>> StepBatches::whole_batch(std::uint64_t step) {
   for (;;) {
-    ECHO_ASSIGN(auto batch, desk_.buffer.sample(step, desk_.options.pacing.groups_per_step()));
+    ECHO_ASSIGN(auto batch, desk_.buffer->sample(step, desk_.options.pacing.groups_per_step()));
     if (!batch) return batch;
     bool sound = true;
     for (const replay_buffer::Group& group : batch->groups) {
       const Status status = desk_.door.trainable(group.trajectories);
       if (status) continue;
       log::warn("group {} is discarded: {}", group.id, status.error().message());
-      ECHO_TRY(desk_.buffer.discard(group.id, "not trainable"));
+      ECHO_TRY(desk_.buffer->discard(group.id, "not trainable"));
       sound = false;
     }
     if (sound) return batch;
@@ -29,13 +26,13 @@ Result<std::optional<replay_buffer::Batch>> StepBatches::whole_batch(std::uint64
 }
 
 void StepBatches::hand_over_batch(const Status& can_generate, const std::function<Status()>& can_complete) {
-  const std::optional<std::uint64_t> wanted = hand_over_.wanted();
+  const std::optional<std::uint64_t> wanted = desk_.hand_over.wanted();
   if (!wanted) return;
   const std::uint64_t step = *wanted;
   const auto compute = [&]() -> Result<std::optional<replay_buffer::Batch>> {
     ECHO_TRY(desk_.database.status());
     ECHO_TRY(can_generate);
-    ECHO_ASSIGN(const std::uint64_t stranded, desk_.ledger.stranded_by_next_step(step, lease_time()));
+    ECHO_ASSIGN(const std::uint64_t stranded, desk_.ledger->stranded_by_next_step(step, lease_time()));
     if (stranded > 0) {
       pace_.waits(lease_time());
       return std::optional<replay_buffer::Batch>();
@@ -49,13 +46,13 @@ void StepBatches::hand_over_batch(const Status& can_generate, const std::functio
   if (answer && !*answer) return;
   if (!answer && desk_.database.held_up_by(answer.error()) && desk_.database.status()) return;
   std::vector<GroupId> ids = answer ? (*answer)->ids() : std::vector<GroupId>();
-  if (hand_over_.answer(step, std::move(answer))) in_training_ = std::move(ids);
+  if (desk_.hand_over.answer(step, std::move(answer))) in_training_ = std::move(ids);
 }
 
 Status StepBatches::consume(std::uint64_t step, const replay_buffer::Batch& batch) {
   ECHO_TRY(desk_.database.status());
-  ECHO_TRY(desk_.database.checked(desk_.buffer.consume(step, batch.ids())));
-  const auto dropped = desk_.buffer.drop_stale(step + 1);
+  ECHO_TRY(desk_.database.checked(desk_.buffer->consume(step, batch.ids())));
+  const auto dropped = desk_.buffer->drop_stale(step + 1);
   if (!dropped) return desk_.database.checked(dropped.error());
   if (*dropped > 0) log::warn("{} trajectories became too stale before step {} could use them", *dropped, step + 1);
   in_training_.clear();
@@ -66,7 +63,7 @@ Status StepBatches::consume(std::uint64_t step, const replay_buffer::Batch& batc
 
 Status StepBatches::prune(std::uint64_t step) {
   ECHO_TRY(desk_.database.status());
-  const auto pruned = desk_.buffer.prune(step);
+  const auto pruned = desk_.buffer->prune(step);
   return pruned ? ok() : desk_.database.checked(pruned.error());
 }
 
@@ -76,7 +73,7 @@ Status StepBatches::disown(WorkerId worker) {
 }
 
 Status StepBatches::discard_waiting_of(WorkerId worker, std::string_view reason) {
-  ECHO_ASSIGN(const std::uint64_t discarded, desk_.buffer.discard_of(worker, reason, in_training_));
+  ECHO_ASSIGN(const std::uint64_t discarded, desk_.buffer->discard_of(worker, reason, in_training_));
   if (discarded > 0) log::warn("worker {}: {} groups that wait are discarded", worker, discarded);
   return ok();
 }

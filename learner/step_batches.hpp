@@ -4,7 +4,6 @@
 #include <optional>
 #include <vector>
 
-#include "learner/batch_hand_over.hpp"
 #include "learner/desk_context.hpp"
 #include "replay_buffer/step_pace.hpp"
 
@@ -14,7 +13,7 @@ namespace echoline::learner {
 class StepBatches {
  public:
   // Later steps of an earlier process than `step` count as not trained: their groups are available again.
-  StepBatches(const DeskContext& desk, BatchHandOver& hand_over, std::uint64_t step);
+  StepBatches(DeskContext& desk, std::uint64_t step) : desk_(desk), step_(step) {}
 
   std::uint64_t step() const { return step_; }
   std::optional<double> step_seconds() const { return pace_.seconds(); }
@@ -37,8 +36,7 @@ class StepBatches {
   // Leases are compared with this time. It stands still while the database cannot store.
   double lease_time() const;
 
-  const DeskContext& desk_;
-  BatchHandOver& hand_over_;
+  DeskContext& desk_;
   std::uint64_t step_;
   replay_buffer::StepPace pace_;
   std::vector<GroupId> in_training_;  // handed over and not consumed
