@@ -16,7 +16,7 @@ class BitWriter {
     pending_ |= (value & ((std::uint64_t{1} << count) - 1)) << (filled_ & 63);
     filled_ += count;
   }
-  // Any 64-bit number: seven bits with its length, then the bits below its highest one.
+  // Any 64-bit number: its length in seven bits, then the bits below its highest one.
   void put_number(std::uint64_t value) {
     const auto length = static_cast<unsigned>(std::bit_width(value));
     put(length, 7);
@@ -32,7 +32,7 @@ class BitWriter {
   }
 
  private:
-  // Hands on whole bytes; at most seven bits stay.
+  // Moves whole bytes to `bytes_`; at most seven bits remain pending.
   void flush() {
     if (bytes_.size() < used_ + 8) bytes_.resize(2 * bytes_.size() + 64);
     store(bytes_.data() + used_, pending_);
@@ -46,12 +46,12 @@ class BitWriter {
   unsigned filled_ = 0;
 };
 
-// Reads what BitWriter wrote. Past the end every bit is zero. Plain data and functions with internal linkage, because
-// the block kernels use it in translation units compiled for different processors.
+// Reads the output of BitWriter. Past the end every bit is zero. Plain data and functions with internal linkage,
+// because the block kernels use it in translation units compiled for different processors.
 struct BitReader {
   const std::byte* bytes = nullptr;
   std::uint64_t byte_count = 0;
-  std::uint64_t at = 0;  // bit; beyond 8 * byte_count when too much was read
+  std::uint64_t at = 0;  // bit; beyond 8 * byte_count after reading past the end
 };
 
 // At most 57 bits.
@@ -78,15 +78,15 @@ static inline std::uint64_t get_number(BitReader& reader) {
   return (std::uint64_t{1} << (length - 1)) | high | low;
 }
 
-// Bits that are appended to memory with room for them and eight bytes more. Plain data, as BitReader.
+// Appends bits to memory that has room for them and eight more bytes. Plain data, like BitReader.
 struct BitSink {
   std::byte* bytes = nullptr;
-  std::uint64_t at = 0;  // whole bytes that are there
+  std::uint64_t at = 0;  // whole bytes written
   std::uint64_t pending = 0;
   unsigned filled = 0;  // bits of `pending`, below 8
 };
 
-// `value` has at most `count` bits, which are at most 56.
+// `value` has at most `count` bits; `count` is at most 56.
 static inline void put_bits(BitSink& sink, std::uint64_t value, unsigned count) {
   sink.pending |= value << sink.filled;
   sink.filled += count;

@@ -1,6 +1,6 @@
 // The kernels of block.hpp for one instruction set. Included by kernels_portable.cpp, kernels_avx2.cpp and
-// kernels_avx512.cpp, each compiled for its own processors; everything here has internal linkage, and nothing from the
-// standard library is instantiated, so that no function compiled for one processor is called on another.
+// kernels_avx512.cpp, each compiled for its own processors. Everything here has internal linkage and no standard
+// library template is instantiated, so that no function compiled for one processor is called on another.
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -23,7 +23,7 @@ T read_element(const std::byte* at) {
   return value;
 }
 
-// The position of the `rank`-th set bit, which exists.
+// The position of the `rank`-th set bit, which must exist.
 unsigned select_bit(std::uint32_t bits, std::uint32_t rank) {
 #if defined(__BMI2__)
   return static_cast<unsigned>(__builtin_ctz(_pdep_u32(1u << rank, bits)));
@@ -131,7 +131,7 @@ std::uint32_t diff(const std::byte* prev, const std::byte* cur, std::uint32_t co
 
 // ---- which range elements belong to ----
 
-// Entries of a SortedBlock are divided by class bounds; bound e is where entry e ends.
+// Class bounds separate the entries of a SortedBlock; bound e is the end of entry e.
 struct EntryBounds {
   std::uint32_t last = 0;  // entry
   std::uint8_t of[kRangesMax + 1] = {};
@@ -141,8 +141,8 @@ struct EntryBounds {
   }
 };
 
-// Sets mask[e][w] to the elements in entries 0 to e, for all entries but the last, word by word; gives the number of
-// words done. The others are left to nest_tail().
+// Sets mask[e][w] to the elements in entries 0 to e, for all entries but the last, word by word. Returns the number of
+// words done; nest_tail() does the others.
 template <class T>
 std::uint32_t nest_words(const std::byte*, std::uint32_t, const BlockModel&, const EntryBounds&, SortedBlock&) {
   return 0;
@@ -185,7 +185,8 @@ std::uint32_t nest_words<std::uint16_t>(const std::byte* old, std::uint32_t coun
       above[k] = _mm256_subs_epu16(_mm256_and_si256(_mm256_srl_epi16(bits, shift), exponent_mask), base);
     }
     for (std::uint32_t e = 0; e < bounds.last; ++e) {
-      const __m256i bound = _mm256_set1_epi16(bounds.of[e]);  // exponents fit in 15 bits: signed comparison is right
+      // Exponents fit in 15 bits, so signed comparison is correct.
+      const __m256i bound = _mm256_set1_epi16(bounds.of[e]);
       const __m256i packed = _mm256_permute4x64_epi64(
           _mm256_packs_epi16(_mm256_cmpgt_epi16(bound, above[0]), _mm256_cmpgt_epi16(bound, above[1])), 0xd8);
       sorted.mask[e][w] = static_cast<std::uint32_t>(_mm256_movemask_epi8(packed));
@@ -209,7 +210,7 @@ void nest_tail(const std::byte* old, std::uint32_t from, std::uint32_t count, co
   }
 }
 
-// Counts the bits of mask[w] & ~inner[w], stores those masks, and what lies before each word.
+// Stores the masks mask[w] & ~inner[w] and the number of bits before each word. Returns the number of bits.
 std::uint32_t separate(std::uint32_t* mask, const std::uint32_t* inner, std::uint32_t words, std::uint16_t* before) {
   std::uint32_t w = 0;
   std::uint32_t total = 0;
@@ -243,7 +244,7 @@ template <class T>
 void sort(const std::byte* old, std::uint32_t count, const BlockModel& model, SortedBlock& sorted) {
   const std::uint32_t words = (count + 31) / 32;
   const EntryBounds bounds(model);
-  if (bounds.last == 0) {  // the masks of what has all elements are not looked at
+  if (bounds.last == 0) {  // the mask of an entry with all elements is never read
     sorted.count[0] = count;
     return;
   }
@@ -262,8 +263,8 @@ __m512i iota16() {
 }
 #endif
 
-// The numbers of the elements that `mask` has and `without`, unless null, has not; gives how many there are. There is
-// room for kSpareElements more.
+// The indices of the elements in `mask` but not in `without` (which may be null). Returns their number. There is room
+// for kSpareElements more.
 std::uint32_t pick(const std::uint32_t* mask, const std::uint32_t* without, std::uint32_t words, std::uint16_t* index) {
   std::uint32_t count = 0;
   std::uint32_t w = 0;
@@ -284,9 +285,8 @@ std::uint32_t pick(const std::uint32_t* mask, const std::uint32_t* without, std:
   return count;
 }
 
-// Calls f(w) for the words of a mask that has `elements` elements: for all of them where most are not zero, because
-// whether one is would be mispredicted often.
-// Inlined in any case: what `f` counts has to stay in registers.
+// Calls f(w) for the words of a mask with `elements` elements. If most words are not zero, it calls f for all, because
+// the test would often be mispredicted. Always inlined, so that f's counters stay in registers.
 template <class F>
 [[gnu::always_inline]] inline void for_each_word(const std::uint32_t* mask, std::uint32_t words,
                                                  [[maybe_unused]] std::uint32_t elements, F&& f) {
@@ -303,11 +303,11 @@ template <class F>
     if (mask[w] != 0) f(w);
 }
 
-// Elements of a block that lie side by side.
+// Packed elements of a block.
 template <class T>
 using Packed = T[kBlockElementsMax + kSpareElements];
 
-// Puts the `elements` elements in `mask` side by side.
+// Packs the `elements` elements in `mask`.
 template <class T>
 void pack(const std::byte* block, const std::uint32_t* mask, std::uint32_t words, std::uint32_t elements,
           std::byte* packed) {
@@ -328,7 +328,7 @@ void pack(const std::byte* block, const std::uint32_t* mask, std::uint32_t words
   });
 }
 
-// The inverse: puts them back to where `mask` has them.
+// The inverse of pack(): moves elements to their places in `mask`.
 template <class T>
 void unpack(const T* packed, const std::uint32_t* mask, std::uint32_t words, std::uint32_t elements, std::byte* block) {
   for_each_word(mask, words, elements, [&](std::uint32_t w) {
@@ -379,7 +379,7 @@ struct Lanes16 {
 };
 #endif
 
-// What 64 lanes need of a table of kRangesMax * kSmallSymbols bytes. With kSmall, only the first half is used.
+// A table of kRangesMax * kSmallSymbols bytes for lookups by 64 lanes. With kSmall, only the first half is used.
 #if defined(__AVX512VBMI2__)
 template <bool kSmall>
 struct ByteTable {
@@ -387,7 +387,7 @@ struct ByteTable {
   explicit ByteTable(const std::uint8_t* table) {
     for (unsigned k = 0; k < (kSmall ? 2 : 4); ++k) part[k] = _mm512_load_si512(table + 64 * k);
   }
-  // `high` are the lanes whose index is 128 or more.
+  // `high`: the lanes whose index is 128 or more.
   __m512i at(__m512i index, [[maybe_unused]] __mmask64 high) const {
     const __m512i low_half = _mm512_permutex2var_epi8(part[0], index, part[1]);
     if constexpr (kSmall) return low_half;
@@ -395,7 +395,7 @@ struct ByteTable {
   }
 };
 
-// Eights of bytes, so that unpacking their lower and upper halves gives elements 0 to 31 and 32 to 63.
+// Rearranges groups of eight bytes, so that unpacking low and high halves gives elements 0 to 31 and 32 to 63.
 __m512i eights_apart(__m512i bytes) {
   return _mm512_permutexvar_epi64(_mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0), bytes);
 }
@@ -449,7 +449,7 @@ void hash_bytes(const std::byte* bytes, std::size_t count, std::uint64_t* low, s
   *high = h.high64;
 }
 
-// ---- how many elements have which exponent ----
+// ---- count elements by exponent ----
 
 template <class T>
 void count_exponents(const std::byte* old, std::uint32_t count, std::uint32_t shift, std::uint32_t mask,
@@ -459,8 +459,8 @@ void count_exponents(const std::byte* old, std::uint32_t count, std::uint32_t sh
       ++counts[static_cast<std::uint32_t>(read_element<T>(old + i * sizeof(T)) >> shift) & mask];
     return;
   }
-  // Exponents as bytes, in whole stripes of several vectors: what lies behind the last element gets the exponent of the
-  // first and is taken off again.
+  // Exponents as bytes, in whole stripes of several vectors. The padding gets the first element's exponent and is
+  // subtracted again.
 #if defined(__AVX512BW__)
   constexpr std::uint32_t kVector = 64;
 #elif defined(__AVX2__)
@@ -491,8 +491,8 @@ void count_exponents(const std::byte* old, std::uint32_t count, std::uint32_t sh
   for (std::uint32_t i = count; i < stripes * kStripe; ++i) exponents[i] = exponents[0];
   counts[exponents[0]] -= stripes * kStripe - count;
 
-  // Nearly all weights lie within a few exponents below the greatest: those are counted one after the other, a stripe
-  // at a time; 8192 / 64 stripes do not overflow a byte. The others one by one.
+  // Nearly all weights have exponents within a small window below the greatest. Counts these one exponent at a time
+  // over all stripes (8192 / 64 stripes do not overflow a byte), and the others individually.
   std::uint8_t greatest = 0;
   for (std::uint32_t i = 0; i < stripes * kStripe; ++i) greatest = exponents[i] > greatest ? exponents[i] : greatest;
   const auto least = static_cast<std::uint8_t>(greatest >= kWindow ? greatest - kWindow + 1 : 0);

@@ -4,7 +4,7 @@ namespace {
 
 // ---- tokens to changes ----
 
-// The word that holds the element with this rank: the last one with at most `rank` elements before it.
+// The word that holds the element with this rank: the last word with at most `rank` elements before it.
 std::uint32_t word_of(const std::uint16_t* before, std::uint32_t words, std::uint32_t rank) {
 #if defined(__AVX512BW__)
   const __m512i wanted = _mm512_set1_epi16(static_cast<short>(rank));
@@ -21,7 +21,7 @@ std::uint32_t word_of(const std::uint16_t* before, std::uint32_t words, std::uin
 #endif
 }
 
-// Reads a run of `count` symbols; on entry symbols[i] is the range of the i-th.
+// Reads a run of `count` symbols. On entry, symbols[i] is the range of the i-th.
 void read_wide(WideRansReader& reader, std::uint32_t count, const RansEntry* tables, std::uint16_t* symbols) {
   std::uint32_t done = 0;
 #if defined(__AVX512BW__)
@@ -83,7 +83,7 @@ void read_dense(const T* olds, std::uint32_t count, const BlockModel& model, Blo
   source.narrow = rans;
 }
 
-// Takes a step whose symbol does not say all about it.
+// Applies a step whose token needs further bits.
 template <class T>
 T open_step(T old, unsigned symbol, const BlockModel& model, BlockSource& source) {
   unsigned token = symbol - 1;
@@ -99,8 +99,8 @@ T open_step(T old, unsigned symbol, const BlockModel& model, BlockSource& source
 }
 
 #if defined(__AVX512VBMI2__)
-// open_step() for sixteen 16-bit elements; false, and nothing done, where that takes the long way: an escape, a token
-// of wider types, or the end of the bits.
+// open_step() for sixteen 16-bit elements. Returns false, without effect, for an escape, a token of wider types, or the
+// end of the bits.
 bool open_steps(__m512i symbol, std::uint16_t* olds, const BlockModel& model, BlockSource& source) {
   const auto set = [](unsigned value) { return _mm512_set1_epi32(static_cast<int>(value)); };
   constexpr unsigned kLargest = 16 + 4 * (16 - 4) + 3;
@@ -108,7 +108,7 @@ bool open_steps(__m512i symbol, std::uint16_t* olds, const BlockModel& model, Bl
                 above = _mm512_sub_epi32(token, set(16));
   if (_mm512_cmpgt_epu32_mask(token, set(kLargest)) != 0) return false;
   const __m512i length = _mm512_add_epi32(_mm512_srli_epi32(above, 2), set(2));
-  __m512i end = _mm512_add_epi32(length, _mm512_alignr_epi32(length, zero, 15));  // sums up to each
+  __m512i end = _mm512_add_epi32(length, _mm512_alignr_epi32(length, zero, 15));  // prefix sums
   end = _mm512_add_epi32(end, _mm512_alignr_epi32(end, zero, 14));
   end = _mm512_add_epi32(end, _mm512_alignr_epi32(end, zero, 12));
   end = _mm512_add_epi32(end, _mm512_alignr_epi32(end, zero, 8));
@@ -135,7 +135,7 @@ bool open_steps(__m512i symbol, std::uint16_t* olds, const BlockModel& model, Bl
 }
 #endif
 
-// Takes all steps, in `values`.
+// Applies all steps to `values`.
 template <class T>
 void take_steps(T* values, std::uint32_t count, const std::uint16_t* symbols, const BlockModel& model,
                 BlockSource& source) {
@@ -144,7 +144,7 @@ void take_steps(T* values, std::uint32_t count, const std::uint16_t* symbols, co
   if constexpr (sizeof(T) == 2) {
     const Lanes16 lanes(model);
     const __m512i one = _mm512_set1_epi16(1);
-    Packed<std::uint16_t> open, olds;  // those whose symbols do not say all
+    Packed<std::uint16_t> open, olds;  // elements with open symbols
     std::uint32_t open_count = 0, changed = 0;
     __m512i lane = iota16();
     for (; i < count; i += 32) {
@@ -152,7 +152,7 @@ void take_steps(T* values, std::uint32_t count, const std::uint16_t* symbols, co
       const __m512i symbol = _mm512_maskz_loadu_epi16(active, symbols + i);
       changed += static_cast<std::uint32_t>(__builtin_popcount(_mm512_test_epi16_mask(symbol, symbol)));
       const __m512i old = _mm512_loadu_si512(values + i);
-      // Odd symbols step away from zero, even ones towards it; ordered integers fall away from zero below it.
+      // Odd symbols step away from zero, even ones towards zero; below zero, ordered integers decrease away from zero.
       const __m512i magnitude = _mm512_srli_epi16(_mm512_add_epi16(symbol, one), 1);
       const __mmask32 down = ~_mm512_test_epi16_mask(symbol, one) ^ _mm512_test_epi16_mask(old, lanes.top);
       const __m512i ordered = lanes.to_ordered(old);
@@ -193,7 +193,7 @@ void take_steps(T* values, std::uint32_t count, const std::uint16_t* symbols, co
 // ---- small symbols to changes ----
 
 #if defined(__AVX512VBMI2__)
-// Reads kGroups times 64 symbols, in step: one group's next instruction waits for its last one, other groups' do not.
+// Reads kGroups times 64 symbols, interleaved, because each instruction of a group waits for the previous one.
 template <bool kSmall, unsigned kGroups>
 struct SmallLanes {
   const ByteTable<kSmall> first_of, more_of;
@@ -203,7 +203,7 @@ struct SmallLanes {
     for (unsigned k = 0; k < 64; ++k) lows[k] = static_cast<std::uint8_t>(2 * k);
     low_bytes = _mm512_load_si512(lows);
   }
-  // `count` symbols, at most 64 * kGroups. Gives what comes after the bytes that were read.
+  // Reads `count` symbols, at most 64 * kGroups. Returns the position after the bytes read.
   const std::byte* read(SmallReader& reader, std::uint32_t turn, std::uint32_t count, std::uint8_t* symbols,
                         const std::byte* bytes) const {
     const __m512i byte = _mm512_set1_epi16(0xff), floor = _mm512_set1_epi16(kSmallFloor);
@@ -256,11 +256,11 @@ std::uint32_t read_small_lanes(SmallReader& reader, std::uint32_t count, const S
   const SmallLanes<kSmall, 1> one(tables);
   const std::byte* bytes = reader.bytes + reader.at;
   const std::byte* last = reader.bytes + reader.byte_count;
-  // Whole vectors are loaded: what is left at the end, with zeros behind it, is copied to where there is room.
+  // Whole vectors are loaded, so the end of the input is copied to a buffer and padded with zeros.
   constexpr std::ptrdiff_t kRoom = 64 * kGroups;
   std::byte rest[3 * kRoom];
   const std::byte* origin = reader.bytes;
-  std::uint64_t before = 0;  // bytes in front of `origin`
+  std::uint64_t before = 0;  // bytes before `origin`
   const auto make_room = [&] {
     if (last - bytes >= kRoom) return true;
     if (origin != reader.bytes || reader.at > reader.byte_count) return false;
@@ -282,7 +282,8 @@ std::uint32_t read_small_lanes(SmallReader& reader, std::uint32_t count, const S
   return done < count ? done : count;
 }
 
-// The values of `lengths` bits, at most 14 each, that put_lows() wrote. There is room for kSpareElements more of both.
+// Reads values of `lengths` bits, at most 14 each, written by put_lows(). Both arrays have room for kSpareElements
+// more.
 void get_lows(BitReader& reader, std::uint16_t* lengths, std::uint32_t count, std::uint16_t* lows) {
   _mm512_storeu_si512(lengths + count, _mm512_setzero_si512());
   const __m512i low16 = _mm512_set1_epi64(0xffff), ones = _mm512_set1_epi64(-1);
@@ -327,7 +328,7 @@ void read_small(SmallReader& reader, std::uint32_t count, [[maybe_unused]] std::
   reader.turn = (reader.turn + (count + kRunStep - 1) / kRunStep * kRunStep) % reader.lanes;
 }
 
-// The exceptions among dense elements, whose old values are `olds`.
+// Applies the exceptions among dense elements with old values `olds`.
 template <class T>
 void take_exceptions(const T* olds, const std::uint8_t* symbols, std::uint64_t seen, std::uint64_t end, bool is_float,
                      GapSource& from, BlockSource& source, std::byte* now) {
@@ -339,13 +340,13 @@ void take_exceptions(const T* olds, const std::uint8_t* symbols, std::uint64_t s
   }
 }
 
-// The new values of dense elements that lie side by side; `now` may be `olds`. With kAhead, they are a block of the
-// segment, and later memory is asked for.
+// The new values of packed dense elements; `now` may be `olds`. kAhead: they are a block of the segment itself, and
+// later memory is prefetched.
 template <class T, bool kAhead>
 void take_dense(const std::byte* olds, std::uint32_t count, const BlockModel& model, BlockSource& source,
                 std::byte* now) {
   alignas(64) Packed<std::uint8_t> symbols;
-  // Exceptions are made of the old values, which `now` may take the place of.
+  // Exceptions are applied to the old values, which `now` may overwrite.
   GapSource& from = source.gap[kRangesMax];
   const std::uint64_t seen = from.seen, end = from.seen = seen + count;
   std::uint32_t changed = 0, i = 0;
@@ -443,7 +444,7 @@ void take_dense(const std::byte* olds, std::uint32_t count, const BlockModel& mo
 template <class T>
 void resolve(const std::byte* old, std::uint32_t count, const BlockModel& model, SortedBlock& sorted,
              BlockSource& source, std::byte* now) {
-  // The memory of a later block is asked for bit by bit between the steps: all at once would wait for it.
+  // Prefetches a later block in small parts between the steps, because one large prefetch would stall.
   const std::uint32_t step_bytes = count * sizeof(T) / (model.ranges - model.dense + 1);
   const std::byte* ahead = old + kPrefetchBytes;
   const std::byte* ahead_now = now + kPrefetchBytes;

@@ -4,9 +4,9 @@ namespace {
 
 // ---- changes to tokens ----
 
-// For each element: range << kTokenBits | symbol, the symbol being 0 for an unchanged element and the step token plus
-// one otherwise; and its magnitude where the token leaves bits open, with room for kSpareElements more. Gives the
-// number of magnitudes.
+// For each element: range << kTokenBits
+// symbol. The symbol is 0 for an unchanged element, otherwise the step token plus one. Also stores the magnitudes of
+// tokens with open bits, with room for kSpareElements more, and returns their number.
 template <class T>
 std::uint32_t symbols_of(const T* olds, const T* now, std::uint32_t count, const BlockModel& model,
                          std::uint16_t* symbols, std::uint64_t* extras) {
@@ -26,7 +26,7 @@ std::uint32_t symbols_of(const T* olds, const T* now, std::uint32_t count, const
       __m512i symbol = _mm512_sub_epi16(_mm512_add_epi16(_mm512_add_epi16(magnitude, magnitude), towards_zero), one);
       const __mmask32 large = _mm512_mask_cmpgt_epu16_mask(active, magnitude, small);
       if (large != 0) {
-        // The bits of a float of the magnitude begin with its length and its second highest bit.
+        // Converted to float, a magnitude shows its length and its second highest bit.
         const auto head_of = [](__m256i part) {
           const __m512i bits = _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_cvtepu16_epi32(part)));
           return _mm512_cvtepi32_epi16(
@@ -90,7 +90,7 @@ T step_between(T old, T now, bool is_float) {
   return static_cast<T>(is_float && (old & kTop) ? ~step + 1 : step);
 }
 
-// A change that no symbol stands for; `rank` is its element's place among the block's dense elements.
+// Adds a change that has no symbol; `rank` is its element's index among the block's dense elements.
 template <class T>
 void put_exception(T old, T now, std::uint32_t rank, bool is_float, GapSink& out) {
   std::uint64_t magnitude = 0;
@@ -102,7 +102,7 @@ void put_exception(T old, T now, std::uint32_t rank, bool is_float, GapSink& out
 }
 
 #if defined(__AVX512VBMI2__)
-// Appends values of `lengths` bits, at most 14 each. There is room for kSpareElements more of both.
+// Appends values of `lengths` bits, at most 14 each. Both arrays have room for kSpareElements more.
 void put_lows(std::uint16_t* lows, std::uint16_t* lengths, std::uint32_t count, BitSink& sink) {
   const __m512i zero = _mm512_setzero_si512(), low16 = _mm512_set1_epi32(0xffff), low32 = _mm512_set1_epi64(0xffffffff);
   _mm512_storeu_si512(lows + count, zero);
@@ -110,7 +110,7 @@ void put_lows(std::uint16_t* lows, std::uint16_t* lengths, std::uint32_t count, 
   BitSink bits = sink;  // in registers
   for (std::uint32_t i = 0; i < count; i += 32) {
     const __m512i value = _mm512_loadu_si512(lows + i), length = _mm512_loadu_si512(lengths + i);
-    // Two, then four of them side by side.
+    // Joins two, then four values.
     const __m512i length_of_first = _mm512_and_si512(length, low16);
     const __m512i two = _mm512_or_si512(_mm512_and_si512(value, low16),
                                         _mm512_sllv_epi32(_mm512_srli_epi32(value, 16), length_of_first));
@@ -127,7 +127,7 @@ void put_lows(std::uint16_t* lows, std::uint16_t* lengths, std::uint32_t count, 
 }
 #endif
 
-// Appends the small symbols of elements side by side, their low bits and exceptions to `sink`.
+// Appends the small symbols of packed elements, their low bits and exceptions to `sink`.
 template <class T>
 void put_dense(const std::byte* olds, const std::byte* now, std::uint32_t count, const BlockModel& model,
                BlockSink& sink) {
@@ -247,7 +247,7 @@ std::byte* write_small_lanes(const std::uint8_t* symbols, const std::uint32_t* l
   const ByteTable<kSmall> others_of(codes.others), first_of(codes.first), low_of(codes.reciprocal_low),
       high_of(codes.reciprocal_high), shift_of(codes.shift);
   const __m512i byte = _mm512_set1_epi16(0xff), zero = _mm512_setzero_si512();
-  // The states of 64 lanes from `lane` on take their symbols.
+  // Encodes the next symbols with the states of 64 lanes from `lane` on.
   const auto put = [&](const std::uint8_t* from, std::uint32_t lane, __mmask64 active) {
     const __m512i symbol = eights_apart(_mm512_maskz_loadu_epi8(active, from));
     const __mmask64 high = kSmall ? 0 : _mm512_movepi8_mask(symbol);

@@ -44,7 +44,7 @@ void put(ByteVector& out, T value) {
   put_bytes(out, std::as_bytes(std::span(&value, 1)));
 }
 
-// Calls f with a value of the unsigned integer type of the element size.
+// Calls f with a value of the unsigned integer type of this element size.
 template <class F>
 auto with_element_type(std::size_t element_bytes, F&& f) {
   switch (element_bytes) {
@@ -59,14 +59,14 @@ auto with_element_type(std::size_t element_bytes, F&& f) {
   }
 }
 
-// LEB128: seven bits per byte, low bits first, high bit set on all bytes but the last.
+// LEB128: seven bits per byte, low bits first; the high bit is set on all bytes but the last.
 inline void put_varint(ByteVector& out, std::uint64_t value) {
   for (; value >= 0x80; value >>= 7) out.push_back(static_cast<std::byte>(value | 0x80));
   out.push_back(static_cast<std::byte>(value));
 }
 
 // Reads from the front. After the first read past the end, or the first malformed varint, failed() is true and every
-// read gives zero or nothing: check once per unit, before values are used.
+// read returns zero or nothing. So check once per unit, before using its values.
 class Reader {
  public:
   explicit Reader(ByteSpan bytes) : rest_(bytes) {}

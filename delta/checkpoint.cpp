@@ -70,7 +70,7 @@ Result<SafetensorsFile> open_as_input(const fs::path& path) {
   return error;
 }
 
-// Opens every shard of the index once, in order of name.
+// Opens every shard of the index once, by name.
 Result<std::vector<SafetensorsFile>> open_shards(const fs::path& folder, const WeightMap& map) {
   std::map<std::string, std::vector<std::string>> tensors_of;
   for (const auto& [tensor, shard] : map) tensors_of[shard].push_back(tensor);
@@ -101,7 +101,7 @@ Status remove_file(const fs::path& path) {
   return ok();
 }
 
-// Consecutive tensors of at most `bytes_max` together.
+// Groups consecutive tensors with at most `bytes_max` together.
 std::vector<StateView> split_into_shards(const StateView& state, std::uint64_t bytes_max) {
   std::vector<StateView> shards(1);
   std::uint64_t filled = 0;
@@ -156,7 +156,7 @@ Status Checkpoint::open_folder() {
 }
 
 void Checkpoint::find_places() {
-  std::map<const std::byte*, std::size_t> file_at;  // by first byte in memory
+  std::map<const std::byte*, std::size_t> file_at;  // by address of the first byte
   for (std::size_t i = 0; i < files_.size(); ++i) file_at.emplace(files_[i].bytes().data(), i);
   for (const TensorView& t : view_) {
     if (t.bytes.empty()) {

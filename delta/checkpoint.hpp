@@ -9,15 +9,15 @@
 
 namespace echoline::delta {
 
-// The file that says which shards a sharded folder consists of.
+// The file that lists the shards of a sharded folder.
 inline constexpr const char* kCheckpointIndexName = "model.safetensors.index.json";
 
-// An opened checkpoint, mapped read-only; views are valid while this object (or what it was moved into) lives.
+// An opened checkpoint, mapped read-only. Views are valid while this object (or the one it was moved into) lives.
 class Checkpoint {
  public:
-  // `path` is a .safetensors file, or a folder that holds model.safetensors or, without it,
-  // model.safetensors.index.json and the shards it names. kInvalid for whatever is wrong with them, naming the file,
-  // shard or tensor: the path is the user's.
+  // `path` is a .safetensors file or a folder. The folder holds model.safetensors or otherwise
+  // model.safetensors.index.json and the shards named there. kInvalid for any defect, naming the file, shard or tensor,
+  // because the path is the user's.
   static Result<Checkpoint> open(const std::filesystem::path& path);
 
   const StateView& view() const { return view_; }  // canonical
@@ -25,13 +25,13 @@ class Checkpoint {
   Bytes total_bytes() const { return total_bytes_; }  // of tensor data
   std::size_t file_count() const { return files_.size(); }
 
-  // Where a tensor's bytes begin. An empty tensor is in file 0, at byte 0.
+  // The file and offset of a tensor's bytes. An empty tensor is in file 0, at byte 0.
   struct Place {
     std::size_t file = 0;
     std::uint64_t first_byte = 0;
   };
   Place place(std::size_t tensor) const { return places_.at(tensor); }
-  // As it was opened.
+  // As passed to open().
   const std::filesystem::path& path() const { return path_; }
   bool is_folder() const { return is_folder_; }
   bool is_sharded() const { return is_sharded_; }  // a folder with an index
@@ -51,10 +51,10 @@ class Checkpoint {
   Bytes total_bytes_;
 };
 
-// Writes `state` into the folder (made when absent): model.safetensors when it fits in `shard_bytes_max` of tensor
-// data, otherwise model-00001-of-0000N.safetensors and their index. A tensor is never split, so one that is larger
-// than the limit gets a shard of its own. Every file is replaced atomically and the index comes last; for a sharded
-// checkpoint that must survive a crash as a whole, write into a new folder.
+// Writes `state` into the folder, which is created if missing: as model.safetensors if its tensor data fits in
+// `shard_bytes_max`, otherwise as model-00001-of-0000N.safetensors and their index. Tensors are not split, so a larger
+// tensor gets its own shard. Every file is replaced atomically, the index last. If a sharded checkpoint must survive a
+// crash as a whole, write it into a new folder.
 Status write_checkpoint(const std::filesystem::path& folder, const StateView& state,
                         Bytes shard_bytes_max = {5'000'000'000}, const Metadata& metadata = {{"format", "pt"}});
 

@@ -1,5 +1,5 @@
-// The content that one segment codes: a part of a tensor, or the small tensors of a group as if they lay side by side.
-// Internal to this folder.
+// The content of one segment: a part of a tensor, or the concatenated small tensors of a group. Internal to this
+// folder.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -9,16 +9,16 @@
 
 namespace echoline::delta {
 
-// A view. One thread at a time uses it, since it remembers the piece that was read last.
+// A view for one thread at a time, because it caches the last piece read.
 class Content {
  public:
   Content(ByteSpan piece) : piece_(piece), size_(piece.size()) {}
-  // The pieces one after the other. Each has whole elements.
+  // The concatenation of the pieces, each of whole elements.
   explicit Content(std::vector<ByteSpan> pieces);
 
   std::size_t size() const { return size_; }
   bool in_one_piece() const { return pieces_.empty(); }
-  // Bytes from `first` on. They are copied to `room` unless they lie in one piece.
+  // Bytes from `first` on. Copies them to `room` if they are in several pieces.
   ByteSpan part(std::size_t first, std::size_t count, RawVector<std::byte>& room) const {
     return pieces_.empty() ? piece_.subspan(first, count) : gathered(first, count, room);
   }
@@ -40,10 +40,10 @@ class Content {
   }
 
   ByteSpan piece_;
-  std::vector<ByteSpan> pieces_;     // none when there is one piece
+  std::vector<ByteSpan> pieces_;     // empty for a single piece
   std::vector<std::size_t> begins_;  // of each piece, in bytes of the content
   std::size_t size_ = 0;
-  mutable std::size_t last_ = 0;  // the piece that was read last
+  mutable std::size_t last_ = 0;  // index of the last piece read
 };
 
 }  // namespace echoline::delta

@@ -16,7 +16,7 @@ namespace {
 
 Error corrupt(std::string_view why) { return fail(Code::kCorrupt, "decode patch", "{}", why); }
 
-// Byte `plane` of every element, its sign bit moved to the bottom when it is a float.
+// Copies byte `plane` of every element; a float's sign bit is first moved to the bottom.
 template <class T>
 void copy_plane(const std::byte* __restrict elements, std::size_t count, std::size_t plane, bool rotate,
                 std::byte* __restrict to) {
@@ -26,7 +26,7 @@ void copy_plane(const std::byte* __restrict elements, std::size_t count, std::si
   }
 }
 
-// The inverse, for all planes; the most significant lies first.
+// The inverse for all planes; the most significant comes first.
 template <class T>
 void join_planes(const std::byte* __restrict planes, std::size_t count, bool rotate, std::byte* __restrict elements) {
   for (std::size_t i = 0; i < count; ++i) {
@@ -37,8 +37,7 @@ void join_planes(const std::byte* __restrict planes, std::size_t count, bool rot
   }
 }
 
-// Whether all values of a byte are about as frequent, so that no code of their frequencies helps: the mantissas of
-// weights.
+// Whether all byte values are about equally frequent, so that an entropy code does not help. This is so for mantissas.
 bool looks_random(ByteSpan bytes) {
   constexpr std::size_t kSample = 4096;
   constexpr double kBitsMin = 7.9;  // a sample of random bytes has 7.95
@@ -82,12 +81,12 @@ struct DenseEncoder::Context {
   explicit Context(int level) : level(level), zstd(ZSTD_createCCtx()) {
     if (!zstd) throw std::bad_alloc();
     ZSTD_CCtx_setParameter(zstd, ZSTD_c_contentSizeFlag, 0);                      // the stream states it
-    ZSTD_CCtx_setParameter(zstd, ZSTD_c_literalCompressionMode, ZSTD_ps_enable);  // negative levels leave it out
+    ZSTD_CCtx_setParameter(zstd, ZSTD_c_literalCompressionMode, ZSTD_ps_enable);  // negative levels disable it
   }
   ~Context() { ZSTD_freeCCtx(zstd); }
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
-  const int level;  // of streams that are no planes
+  const int level;  // for streams other than planes
   ZSTD_CCtx* zstd;
   ByteVector scratch;  // compressed bytes
   ByteVector plane;
@@ -101,8 +100,8 @@ bool DenseEncoder::encode_stream(ByteSpan raw, std::size_t bytes_max, ByteVector
 }
 
 bool DenseEncoder::encode_stream(ByteSpan raw, std::optional<int> level, std::size_t bytes_max, ByteVector& out) {
-  // Room for a block beyond the limit, because zstd codes a block worse when the room is short; with it the result
-  // is the same as with unlimited room, and a hopeless attempt still ends early.
+  // Room for a block beyond the limit, because zstd codes a block worse if its room is short. The result is then the
+  // same as with unlimited room, and a hopeless attempt still ends early.
   constexpr std::size_t kSlack = ZSTD_BLOCKSIZE_MAX + 1024;
   const std::size_t room = std::min(ZSTD_compressBound(raw.size()), std::max(bytes_max, bytes_max + kSlack));
   ByteVector& scratch = context_->scratch;
@@ -127,14 +126,14 @@ bool DenseEncoder::encode_stream(ByteSpan raw, std::optional<int> level, std::si
 }
 
 bool DenseEncoder::encode(ByteSpan content, DType dtype, std::size_t bytes_max, ByteVector& out) {
-  // Exponents are short because some are frequent, not because they repeat. A level that hardly looks for repetitions
-  // is faster, and leaves more to the code of their frequencies.
+  // Exponents compress because some are frequent, not because they repeat. A level that hardly searches for repetitions
+  // is faster and leaves more to the entropy code.
   constexpr int kPlaneLevel = -500;
   const std::size_t size = dtype_bytes(dtype);
   const std::size_t start = out.size();
   ByteVector& plane = context_->plane;
   plane.resize(content.size() / size);
-  // The top plane first: when it takes too much already, the others need no look.
+  // The top plane first: if it is too large already, the others are skipped.
   for (std::size_t p = size; p-- > 0;) {
     with_element_type(
         size, [&]<class T>(T) { copy_plane<T>(content.data(), plane.size(), p, is_float(dtype), plane.data()); });

@@ -1,5 +1,5 @@
-// Dense coding: the whole content of a segment, byte plane by byte plane. Floats are rotated by one bit first, so that
-// the exponent has a plane of its own; it takes few values and compresses well. Internal to this folder; FORMAT.md,
+// Dense coding: the whole content of a segment, one byte plane after the other. Floats are first rotated by one bit, so
+// that the exponent has its own plane, which has few values and compresses well. Internal to this folder; FORMAT.md,
 // "Dense coding" and "Streams".
 #pragma once
 #include <memory>
@@ -12,36 +12,36 @@
 
 namespace echoline::delta {
 
-// A stream is a byte string, stored as it is or zstd-compressed, whichever is shorter; this is its form in a patch.
+// A byte string in its form in a patch: unchanged or zstd-compressed, whichever is shorter.
 struct Stream {
   bool compressed = false;
   std::size_t raw_bytes = 0;
   ByteSpan stored;
 };
-// Reads one whose content must have `raw_min` to `raw_max` bytes, without decompressing it.
+// Reads a stream whose content must have `raw_min` to `raw_max` bytes, without decompressing it.
 Result<Stream> read_stream(Reader& reader, std::uint64_t raw_min, std::uint64_t raw_max);
-// The content; kCorrupt when it does not have exactly the declared size.
+// Writes the content; kCorrupt if its size differs from the declared one.
 Status expand_stream(const Stream& stream, std::span<std::byte> to);
 
-// Keeps its working memory between calls. One per thread.
+// Keeps its working memory between calls. Use one per thread.
 class DenseEncoder {
  public:
   explicit DenseEncoder(int stream_level);
   ~DenseEncoder();
-  // Appends the coding of `content`, or nothing and false when it takes more than `bytes_max`.
+  // Appends the coding of `content`. Appends nothing and returns false if it needs more than `bytes_max`.
   bool encode(ByteSpan content, DType dtype, std::size_t bytes_max, ByteVector& out);
-  // About how many bytes encode() takes, from the values of some elements. Content that repeats itself takes less.
+  // Estimates the bytes that encode() needs from a sample of elements. Repetitive content needs less.
   static double estimate(const Content& content, DType dtype);
   bool encode_stream(ByteSpan raw, std::size_t bytes_max, ByteVector& out);
 
  private:
-  // Without a level, as it is.
+  // Without a level, the stream is stored unchanged.
   bool encode_stream(ByteSpan raw, std::optional<int> level, std::size_t bytes_max, ByteVector& out);
   struct Context;
   std::unique_ptr<Context> context_;
 };
 
-// Decodes into `to`, all of its bytes. kCorrupt when malformed.
+// Decodes into all bytes of `to`. kCorrupt if malformed.
 Status decode_dense(ByteSpan coded, DType dtype, std::span<std::byte> to);
 
 }  // namespace echoline::delta

@@ -1,6 +1,6 @@
-// Digests of tensors and states: XXH3-128 over leaves of the raw bytes, then over the leaves' digests together with
-// name, type and shape (FORMAT.md, "Digests"). Leaves are independent, so that threads share a tensor and only what
-// changed is hashed again.
+// Digests of tensors and states: XXH3-128 over leaves of the raw bytes, then over the leaves' digests with name, type
+// and shape (FORMAT.md, "Digests"). Leaves are independent, so threads can share a tensor, and only changed leaves are
+// hashed again.
 #pragma once
 #include <span>
 #include <vector>
@@ -15,22 +15,22 @@ inline std::size_t leaf_count(std::uint64_t bytes) {
 }
 
 Digest digest_bytes(std::span<const std::byte> bytes);
-// Of every leaf of `bytes`; `to` has room for leaf_count().
+// Digests of all leaves of `bytes`; `to` has room for leaf_count().
 void digest_leaves(std::span<const std::byte> bytes, Digest* to);
 
-// Room for the digests of every leaf of every tensor.
+// Allocates room for the digests of all leaves of all tensors.
 std::vector<std::vector<Digest>> places_for_leaves(const StateView& state);
-// Of every leaf of every tensor, in the order of `state`; on up to `threads` threads, also within one tensor.
+// Digests of all leaves of all tensors, in the order of `state`. Uses up to `threads` threads, also within one tensor.
 std::vector<std::vector<Digest>> leaves_of(const StateView& state, unsigned threads);
 
-// From the digests of the tensor's leaves; `tensor.bytes` is not read.
+// From the digests of the tensor's leaves; does not read `tensor.bytes`.
 Digest digest_tensor(const TensorView& tensor, std::span<const Digest> leaves);
 Digest digest_tensor(const TensorView& tensor);
 // From the digests of all tensors in canonical order.
 Digest combine_digests(std::span<const Digest> tensors);
-// Of a canonical state, from the digests of all leaves; the tensors' bytes are not read.
+// The digest of a canonical state, from the digests of all leaves; does not read the tensors' bytes.
 Digest combine_leaves(const StateView& state, const std::vector<std::vector<Digest>>& leaves);
-// kInvalid when the state is not sound.
+// kInvalid if the state is invalid.
 Result<Digest> digest_state(const StateView& state, unsigned threads = 1);
 
 }  // namespace echoline::delta

@@ -19,16 +19,16 @@ bool has_sign(DType dtype) {
   return dtype == DType::kI8 || dtype == DType::kI16 || dtype == DType::kI32 || dtype == DType::kI64;
 }
 
-constexpr std::int64_t kSmallStep = 64;  // steps in [-kSmallStep, kSmallStep) have a place in the table
+constexpr std::int64_t kSmallStep = 64;  // steps in [-kSmallStep, kSmallStep) have a table entry
 constexpr std::size_t kPlaces = 2 * kSmallStep;
-constexpr std::size_t kLooseSteps = 1u << 16;  // of a class, before they are sorted and counted
+constexpr std::size_t kLooseSteps = 1u << 16;  // per class, before they are sorted and counted
 
 struct StepCount {
   std::uint64_t step = 0;  // two's complement
   std::uint64_t count = 0;
 };
 
-// Two lists in order of the step as one.
+// Merges two lists sorted by step.
 std::vector<StepCount> merged(const std::vector<StepCount>& a, const std::vector<StepCount>& b) {
   std::vector<StepCount> all(a.size() + b.size());
   std::merge(a.begin(), a.end(), b.begin(), b.end(), all.begin(),
@@ -44,15 +44,15 @@ std::vector<StepCount> merged(const std::vector<StepCount>& a, const std::vector
   return all;
 }
 
-// n·log2(n), the form every entropy of counts is made of.
+// n·log2(n), the term of entropies from counts.
 double n_log_n(std::uint64_t n) { return n == 0 ? 0.0 : static_cast<double>(n) * std::log2(static_cast<double>(n)); }
 
 // The counts of one class.
 struct ClassCounts {
   std::uint64_t elements = 0;
   std::array<std::uint64_t, kPlaces> small{};
-  std::vector<std::uint64_t> loose;  // large steps as they came
-  std::vector<StepCount> large;      // those of before, in order
+  std::vector<std::uint64_t> loose;  // unsorted large steps
+  std::vector<StepCount> large;      // earlier ones, sorted and counted
 
   void add(std::int64_t step) {
     if (step >= -kSmallStep && step < kSmallStep) {
@@ -77,7 +77,7 @@ struct ClassCounts {
 
 struct TypeCounts {
   std::vector<ClassCounts> classes;     // by exponent field
-  std::vector<std::uint64_t> elements;  // by exponent field, not in `classes` yet
+  std::vector<std::uint64_t> elements;  // by exponent field, not yet in `classes`
 
   explicit TypeCounts(DType dtype) : classes(exponent_field(dtype).mask + 1), elements(classes.size()) {}
   void settle() {
@@ -95,7 +95,7 @@ void count_block(DType dtype, const std::byte* prev, const std::byte* cur, std::
   const bool is_float = field.mask != 0;
   const T mask = static_cast<T>(field.mask);
   const auto class_of = [&](T bits) { return static_cast<std::size_t>((bits >> field.shift) & mask); };
-  // An integer that grows with the value; a bijection.
+  // A bijection to integers that increase with the value.
   const auto ordered = [&](T bits) -> T {
     constexpr T kSign = static_cast<T>(T{1} << (8 * sizeof(T) - 1));
     if (is_float && (bits & kSign)) return static_cast<T>(~bits);
@@ -110,7 +110,7 @@ void count_block(DType dtype, const std::byte* prev, const std::byte* cur, std::
     for (std::uint32_t bits = changed[word]; bits != 0; bits &= bits - 1) {
       const std::size_t at = (word * 32 + static_cast<std::uint32_t>(std::countr_zero(bits))) * sizeof(T);
       const T from = load<T>(prev + at), to = load<T>(cur + at);
-      // Modulo 2^bits, which loses nothing given the old value.
+      // Modulo 2^bits, which is reversible given the old value.
       counts.classes[class_of(from)].add(
           static_cast<std::make_signed_t<T>>(static_cast<T>(ordered(to) - ordered(from))));
     }

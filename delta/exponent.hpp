@@ -1,4 +1,4 @@
-// Where the exponent lies in a type's bits; internal to this folder. FORMAT.md, "Sparse coding".
+// The position of the exponent in a type's bits; internal to this folder. FORMAT.md, "Sparse coding".
 #pragma once
 #include <cstdint>
 

@@ -35,7 +35,7 @@ fs::path journal_of(const fs::path& folder, const std::string& file_name) {
   return folder / fmt::format(".{}{}", file_name, kJournalSuffix);
 }
 
-// A journal that is being written; it becomes the journal itself by a rename.
+// The temporary name of a journal that is being written; a rename makes it the journal.
 fs::path part_of(const fs::path& journal) { return journal.string() + std::string(kPartSuffix); }
 
 fs::path resolved(const fs::path& path) {
@@ -44,14 +44,14 @@ fs::path resolved(const fs::path& path) {
   return ec ? path : real;
 }
 
-// The journal is named after what makes the checkpoint one: its file, or its index.
+// The journal is named after the checkpoint's file or index.
 fs::path own_journal(const Checkpoint& checkpoint) {
   if (checkpoint.is_sharded()) return journal_of(resolved(checkpoint.path()), kCheckpointIndexName);
   const fs::path file = resolved(checkpoint.file_path(0));
   return journal_of(file.parent_path(), file.filename());
 }
 
-// Journals of its files alone, and its own.
+// The checkpoint's own journal, and the journals of its files as checkpoints of one file.
 std::set<fs::path> inner_journals(const Checkpoint& checkpoint) {
   std::set<fs::path> journals{own_journal(checkpoint)};
   for (std::size_t i = 0; i < checkpoint.file_count(); ++i) {
@@ -61,7 +61,7 @@ std::set<fs::path> inner_journals(const Checkpoint& checkpoint) {
   return journals;
 }
 
-// Journals of checkpoints that its files may be shards of.
+// Journals of checkpoints of which its files may be shards.
 std::set<fs::path> outer_journals(const Checkpoint& checkpoint) {
   std::set<fs::path> journals;
   for (std::size_t i = 0; i < checkpoint.file_count(); ++i)
@@ -76,7 +76,7 @@ std::vector<fs::path> files_of(const Checkpoint& checkpoint) {
   return files;
 }
 
-// By their real names.
+// The files' real paths.
 std::set<fs::path> resolved_files(const Checkpoint& checkpoint) {
   std::set<fs::path> files;
   for (const fs::path& file : files_of(checkpoint)) files.insert(resolved(file));
@@ -152,11 +152,12 @@ bool is_about(const Journal& journal, const fs::path& folder, const std::set<fs:
   return std::ranges::any_of(journal.files, [&](const JournalFile& f) { return files.contains(folder / f.name); });
 }
 
-// Does what a journal says when it is about any of the files.
+// Completes a journal if it concerns any of the `about` files.
 Result<Recovery> complete(const fs::path& path, const std::set<fs::path>& about, const ApplyOptions& options) {
   if (!is_there(path)) return Recovery::kNothing;
   auto opened = open_journal(path);
-  if (!opened && opened.error().code == Code::kNotFound) return Recovery::kNothing;  // somebody has just completed it
+  // another process has just completed it
+  if (!opened && opened.error().code == Code::kNotFound) return Recovery::kNothing;
   if (!opened) return std::move(opened).error();
   const Journal& journal = opened->journal;
   const fs::path folder = path.parent_path();
@@ -167,7 +168,7 @@ Result<Recovery> complete(const fs::path& path, const std::set<fs::path>& about,
   auto locked = LockedFiles::take(names, LockMode::kExclusive, kRecovery);
   if (!locked) {
     Error error = std::move(locked).error();
-    error.detail += fmt::format(". An interrupted application of a delta is to be completed from {}", path.string());
+    error.detail += fmt::format(". An interrupted application of a delta must be completed from {}", path.string());
     return error;
   }
   const auto files = std::move(locked).value();
@@ -177,16 +178,17 @@ Result<Recovery> complete(const fs::path& path, const std::set<fs::path>& about,
   name.resize(name.size() - kJournalSuffix.size());
   const fs::path target = name == kCheckpointIndexName ? folder : folder / name;
   ECHO_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(target));
-  if (files_of(checkpoint) != names) return damaged(path, "it was written for other files than the checkpoint has now");
+  if (files_of(checkpoint) != names)
+    return damaged(path, "it was written for other files than those of the checkpoint");
   if (digest_after(checkpoint, journal, options.threads) != journal.result)
-    return damaged(path, "the files were changed by something else since it was written");
+    return damaged(path, "another program has changed the files since it was written");
   ECHO_TRY(Redo(journal, names, *files, options).run());
   ECHO_TRY(verify(target, journal.result, options));
   ECHO_TRY(remove_journal(path, options));
   return Recovery::kCompleted;
 }
 
-// Best effort: a journal that never got its name does no harm, and a process that is writing it has the lock.
+// Best effort: a journal without its final name does no harm, and a process that writes one holds the lock.
 Recovery discard_parts(const Checkpoint& checkpoint) {
   std::vector<fs::path> parts;
   for (const fs::path& journal : inner_journals(checkpoint))
@@ -198,7 +200,7 @@ Recovery discard_parts(const Checkpoint& checkpoint) {
   return discarded ? Recovery::kDiscarded : Recovery::kNothing;
 }
 
-// Whether there is something left to recover, seen under a lock.
+// Checks, under a lock, that nothing is left to recover.
 Status check_settled(const Checkpoint& checkpoint, std::string_view operation) {
   const std::set<fs::path> about = resolved_files(checkpoint);
   const auto concerns = [&](const fs::path& journal) {
@@ -215,7 +217,7 @@ Status check_settled(const Checkpoint& checkpoint, std::string_view operation) {
 
 // ---- application ----
 
-// A journal being written; goes away unless it is committed.
+// A journal being written; removed unless it is committed.
 class PendingJournal {
  public:
   explicit PendingJournal(fs::path path) : path_(std::move(path)), part_(part_of(path_)) {
@@ -234,13 +236,13 @@ class PendingJournal {
     if (!status) failed_ = status.error();
     return status;
   }
-  // When this returns success, the journal survives anything.
+  // After success, the journal survives a crash.
   Status commit() {
     if (failed_) return *failed_;
     if (::fsync(fd_->get()) != 0 || ::rename(part_.c_str(), path_.c_str()) != 0) return os_error(kOperation, part_);
     committed_ = true;
     if (Status status = sync_folder(path_.parent_path()); !status) {
-      ::unlink(path_.c_str());  // no byte of the checkpoint has changed
+      ::unlink(path_.c_str());  // the checkpoint is unchanged
       return status;
     }
     return ok();
@@ -259,8 +261,8 @@ Status check_changeable(const std::vector<fs::path>& files) {
     if (::lstat(file.c_str(), &info) != 0) return os_error(kOperation, file);
     if (S_ISLNK(info.st_mode) || info.st_nlink > 1)
       return fail(Code::kInvalid, kOperation,
-                  "{}: this is {}, so the same bytes have another name that would change too (caches of models are "
-                  "made this way). Write a new checkpoint instead, or change a copy",
+                  "{}: this is {}, so the same bytes have another name that would change too (model caches work that "
+                  "way). Write a new checkpoint instead, or change a copy",
                   file.string(), S_ISLNK(info.st_mode) ? "a symbolic link" : "one of several hard links");
   }
   return ok();
@@ -360,7 +362,7 @@ Result<InPlaceReport> apply_in_place(const fs::path& path, std::span<const std::
   };
   if (Status status = guarded(kOperation, finish); !status) {
     Error error = std::move(status).error();
-    error.detail += fmt::format(". The journal {} keeps what is to be written: when the cause is gone, do this again",
+    error.detail += fmt::format(". The journal {} keeps the changes: fix the cause, then repeat the command",
                                 journal_path.string());
     return error;
   }

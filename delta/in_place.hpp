@@ -1,9 +1,9 @@
-// Deltas applied to checkpoints on disk, whole or not at all: a new checkpoint appears complete under its name, and one
-// that is changed in place is the old or the new one after a crash at any moment, once recover() has been there.
+// Applies deltas to checkpoints on disk atomically. A new checkpoint appears under its name only when complete. A
+// checkpoint changed in place is the old or the new one after a crash at any moment, once recover() has run.
 //
-// In place, the replacements first go into a journal beside the files (FORMAT.md, "Journals"). While it is written it
-// has a name of its own, and a crash leaves the files as they were. When the result is proven, the journal is made
-// durable and takes its final name, and from then on a crash leaves a journal that recover() completes.
+// In place, the replacements are first written to a journal beside the files (FORMAT.md, "Journals"), under a temporary
+// name; a crash then leaves the files unchanged. After the result is verified, the journal is made durable and renamed
+// to its final name. From then on recover() completes the application after a crash.
 #pragma once
 #include <atomic>
 #include <filesystem>
@@ -18,9 +18,9 @@
 namespace echoline::delta {
 
 enum class ApplyStage {
-  kRecordWritten,   // to the journal
-  kCommitted,       // the journal is durable: the application happens, whatever comes
-  kRangeWritten,    // of pages, to a file of the checkpoint
+  kRecordWritten,   // a record was written to the journal
+  kCommitted,       // the journal is durable: the application will happen
+  kRangeWritten,    // pages were written to a file of the checkpoint
   kVerified,        // the files have the digest of the result
   kJournalRemoved,  // the end
 };
@@ -28,49 +28,48 @@ enum class ApplyStage {
 struct ApplyOptions {
   unsigned threads = 1;
   Progress progress = nullptr;                         // of resolving the delta, then of writing
-  std::function<void(ApplyStage)> observer = nullptr;  // called by one thread at a time
-  const std::atomic<bool>* stop = nullptr;             // kCancelled when it becomes true before anything is decided
+  std::function<void(ApplyStage)> observer = nullptr;  // called from one thread at a time
+  const std::atomic<bool>* stop = nullptr;             // kCancelled if it becomes true before the commit
 };
 
 enum class Recovery { kNothing, kDiscarded, kCompleted };
 
-// Completes an application in place that was interrupted after its decision, and removes what one left that was
-// interrupted before. For a folder, of any of its files; for a file, also of the checkpoint it is a shard of. kCorrupt
-// when the journal is damaged or was written for other files (they are not touched then), kUnavailable while another
-// process works on them.
+// Completes an application that was interrupted after its commit, and removes the remains of one interrupted before.
+// For a folder, covers all its files; for a file, also a checkpoint of which it is a shard. kCorrupt, without touching
+// the files, if the journal is damaged or belongs to other files. kUnavailable while another process uses the files.
 Result<Recovery> recover(const std::filesystem::path& path, const ApplyOptions& options = {});
 
 struct InPlaceReport {
   PatchInfo patch;
-  bool already_applied = false;     // the checkpoint was the result before; nothing was written
-  Recovery recovery{};              // what was found and done first
-  std::uint64_t journal_bytes = 0;  // disk space it took besides the checkpoint
-  std::uint64_t written_bytes = 0;  // of whole pages in the checkpoint's files
+  bool already_applied = false;     // the checkpoint was the result already; nothing was written
+  Recovery recovery{};              // what recover() did first
+  std::uint64_t journal_bytes = 0;  // disk space used besides the checkpoint
+  std::uint64_t written_bytes = 0;  // in whole pages of the checkpoint's files
 };
 
-// Turns the checkpoint at `path` from the delta's base into its result. recover() is called first. On any error before
-// the decision nothing has changed: kStale (neither base nor result), kInvalid (another model, a snapshot, files that
-// are links), kCorrupt, kIo, kUnavailable (another process reads or changes the files). An error after it says that the
-// journal is still there; the next recover() goes on.
+// Turns the checkpoint at `path` from the delta's base into its result. Calls recover() first. An error before the
+// commit changes nothing: kStale (neither base nor result), kInvalid (another model, a snapshot, files that are links),
+// kCorrupt, kIo, kUnavailable (another process uses the files). An error after it says that the journal still exists;
+// the next recover() continues.
 Result<InPlaceReport> apply_in_place(const std::filesystem::path& path, std::span<const std::byte> patch,
                                      const ApplyOptions& options = {});
 
-// Whether a file is a journal of an application in place, finished or not; such files belong to no checkpoint.
+// Whether a file is the journal of an application in place, finished or not. Such files belong to no checkpoint.
 bool is_journal_name(std::string_view file_name);
 
-// A checkpoint that no application in place changes while this object lives. recover() is called first.
+// A checkpoint that no application in place changes while this object lives. open() calls recover() first.
 class SettledCheckpoint {
  public:
-  // Errors are those of Checkpoint::open() and recover().
+  // Errors as those of Checkpoint::open() and recover().
   static Result<SettledCheckpoint> open(const std::filesystem::path& path, const ApplyOptions& options = {});
   const Checkpoint& operator*() const { return checkpoint_; }
   const Checkpoint* operator->() const { return &checkpoint_; }
-  Recovery recovery() const { return recovery_; }  // what open() found and did
+  Recovery recovery() const { return recovery_; }  // what open() recovered
 
  private:
   explicit SettledCheckpoint(Checkpoint checkpoint) : checkpoint_(std::move(checkpoint)) {}
   Checkpoint checkpoint_;
-  std::shared_ptr<const void> locks_;  // let go by the last owner
+  std::shared_ptr<const void> locks_;  // released by the last owner
   Recovery recovery_{};
 };
 

@@ -16,7 +16,7 @@ enum Kind : std::uint8_t { kWhole = 1, kSparse = 2, kEnd = 3 };
 
 Error corrupt(std::string_view why) { return fail(Code::kCorrupt, "read journal", "{}", why); }
 
-// Every sealed piece ends with the digest of its bytes; the chain is the digest of all of these, folded one by one.
+// Every piece ends with the digest of its bytes (its seal). The chain is the digest of all seals, folded one by one.
 Digest next_in_chain(const Digest& chain, const Digest& seal) {
   std::array<std::byte, 2 * sizeof chain.bytes> both;
   std::ranges::copy(chain.bytes, both.begin());
@@ -30,7 +30,7 @@ Digest read_digest(Reader& reader) {
   return digest;
 }
 
-// Reads the seal of what was read since `whole` was all there was.
+// Reads the seal of a piece, compares it with the bytes consumed since `whole`, and adds it to `chain`.
 bool sealed(ByteSpan whole, Reader& reader, Digest& chain) {
   const Digest found = digest_bytes(whole.first(whole.size() - reader.rest().size()));
   if (read_digest(reader) != found || reader.failed()) return false;
@@ -62,7 +62,7 @@ Status read_header(Reader& reader, Journal& journal, Digest& chain) {
     file.name.assign(reinterpret_cast<const char*>(name.data()), name.size());
     if (!reader.failed() &&
         (length > kFileNameBytesMax || !is_plain_name(file.name) || !names.insert(file.name).second))
-      return corrupt("a file name in it is not the name of one file in its folder");
+      return corrupt("a file name in it is not that of a single file in its folder");
     journal.files.push_back(std::move(file));
   }
   if (reader.failed() || !sealed(whole, reader, chain)) return corrupt("its header is damaged");
@@ -98,14 +98,16 @@ void put_fields(ByteVector& out, const Fields& f) {
   put(out, f.count);
 }
 
-// Everything but the seal.
+// Reads a record without its seal.
 bool read_record(const Fields& f, Reader& reader, const Journal& journal, JournalRecord& r) {
   if ((f.kind != kWhole && f.kind != kSparse) || f.zero != 0 || f.file >= journal.files.size()) return false;
   if (f.element_bytes > 8 || !std::has_single_bit(f.element_bytes) || f.byte_count % f.element_bytes != 0) return false;
   const std::uint64_t file_bytes = journal.files[f.file].bytes;
   if (f.byte_count == 0 || f.first_byte > file_bytes || f.byte_count > file_bytes - f.first_byte) return false;
   const std::uint64_t elements = f.byte_count / f.element_bytes;
-  if (f.count > elements || f.count > std::uint64_t{1} << 32) return false;  // so that no product below overflows
+  if (f.count > elements || f.count > std::uint64_t{1} << 32)
+    // So that the products below do not overflow.
+    return false;
   r = {f.file, f.first_byte, f.byte_count, f.element_bytes, f.kind == kWhole, {}, {}};
   if (r.whole && f.count != elements) return false;
   if (!r.whole) r.positions = reader.bytes(f.count * sizeof(std::uint32_t));
@@ -147,7 +149,7 @@ Result<Journal> parse_journal(std::span<const std::byte> bytes) {
   for (std::size_t i = 1; i < journal.records.size(); ++i)
     if (journal.records[i - 1].file == journal.records[i].file &&
         journal.records[i - 1].end() > journal.records[i].first_byte)
-      return corrupt("two records in it are about the same bytes");
+      return corrupt("two of its records cover the same bytes");
   return journal;
 }
 

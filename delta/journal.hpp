@@ -1,6 +1,5 @@
-// The redo journal of an application in place, as bytes: what is written into which file at which byte. Complete or
-// worthless: a journal that is cut short anywhere does not parse. FORMAT.md, "Journals", has the bytes; in_place.hpp
-// the protocol. Internal to this folder.
+// The redo journal of an application in place: the bytes to write to each file. A truncated journal does not parse.
+// FORMAT.md, "Journals", defines the bytes; in_place.hpp the protocol. Internal to this folder.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -16,30 +15,30 @@
 namespace echoline::delta {
 
 struct JournalFile {
-  std::string name;  // in the journal's own folder
+  std::string name;  // in the journal's folder
   std::uint64_t bytes = 0;
 };
 
-// New content of a part of a file; the spans point into the journal.
+// New content for a part of a file; the spans point into the journal.
 struct JournalRecord {
   std::size_t file = 0;
   std::uint64_t first_byte = 0;  // of the part within the file
   std::uint64_t byte_count = 0;  // of the part
   std::size_t element_bytes = 0;
-  bool whole = false;                    // `values` is the whole part
-  std::span<const std::byte> positions;  // otherwise a u32 for each element that changes, counted from the part's first
+  bool whole = false;                    // `values` replaces the whole part
+  std::span<const std::byte> positions;  // otherwise: a u32 per changed element, counted from the part's first
   std::span<const std::byte> values;
   std::uint64_t end() const { return first_byte + byte_count; }
 };
 
 struct Journal {
   Digest base;    // of the checkpoint before
-  Digest result;  // and afterwards
+  Digest result;  // of the checkpoint afterwards
   std::vector<JournalFile> files;
   std::vector<JournalRecord> records;  // ascending by file and first byte, without overlap
 };
 
-// Checks every length, checksum and position. kCorrupt says what is wrong.
+// Checks every length, checksum and position. kCorrupt names the defect.
 Result<Journal> parse_journal(std::span<const std::byte> bytes);
 
 // Writes a journal piece by piece. One thread at a time.
@@ -48,7 +47,7 @@ class JournalWriter {
   using Sink = std::function<Status(std::span<const std::byte>)>;
   explicit JournalWriter(Sink sink) : sink_(std::move(sink)) {}
   Status begin(const Digest& base, const Digest& result, const std::vector<JournalFile>& files);
-  // What `write` says about the part of its tensor that begins at `first_byte` of the file.
+  // Records a write to a tensor; the part begins at `first_byte` of the file.
   Status add(std::size_t file, std::uint64_t first_byte, const TensorWrite& write);
   Status finish();
   std::uint64_t bytes() const { return bytes_; }
@@ -62,8 +61,8 @@ class JournalWriter {
   std::uint64_t bytes_ = 0;
 };
 
-// Puts what a record says about the bytes from `at` of its file on into `window`; calls touched(begin, end) with the
-// bytes of the file that were set.
+// Applies a record to `window`, which holds the file's bytes from `at` on. Calls touched(begin, end) with the file's
+// byte range that was set.
 template <class Touched>
 void overlay(const JournalRecord& r, std::uint64_t at, std::span<std::byte> window, Touched&& touched) {
   const std::uint64_t window_end = at + window.size();

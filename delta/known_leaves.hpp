@@ -1,5 +1,5 @@
-// The calls of patch.hpp for a program that encodes a delta and then proves it: the proof takes over the digests of the
-// base that the encoder has computed.
+// Variants of patch.hpp's functions for a program that encodes a delta and then verifies it: the verification reuses
+// the encoder's digests of the base.
 #pragma once
 #include <vector>
 
@@ -10,11 +10,11 @@ namespace echoline::delta {
 // The digests of each tensor's leaves (digest.hpp); tensors are in canonical order.
 using LeafDigests = std::vector<std::vector<Digest>>;
 
-// `base_leaves`, unless null, gets the digests of the previous state, or nothing where options.base is given.
+// `base_leaves`, unless null, receives the digests of the previous state, or nothing if options.base is set.
 Result<PatchStats> write_delta(const StateView& prev, const StateView& cur, const PatchSink& sink,
                                const EncodeOptions& options, LeafDigests* base_leaves);
 
-// `leaves` are those of `state`.
+// `leaves`: the digests of `state`.
 Result<PatchInfo> resolve_delta(std::span<const std::byte> patch, const StateView& state, LeafDigests leaves,
                                 const WriteSink& sink, const DecodeOptions& options);
 

@@ -17,7 +17,7 @@ Result<std::shared_ptr<LockedFiles>> LockedFiles::take(const std::vector<std::fi
     locked->files_.push_back(std::make_unique<Descriptor>(fd));
     if (::flock(fd, (exclusive ? LOCK_EX : LOCK_SH) | LOCK_NB) == 0) continue;
     if (errno == EWOULDBLOCK)
-      return fail(Code::kUnavailable, operation, "{}: another process {} this file; try again when it is done",
+      return fail(Code::kUnavailable, operation, "{}: another process {} this file; try again when it has finished",
                   file.string(), exclusive ? "reads or changes" : "changes");
     if (exclusive) return os_error(operation, file);
   }

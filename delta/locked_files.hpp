@@ -1,5 +1,4 @@
-// Files under a lock, so that none is read while a delta is applied to it in place, by this program at least. Internal
-// to this folder.
+// Locks files so that this program reads none while a delta is applied to it in place. Internal to this folder.
 #pragma once
 #include <filesystem>
 #include <memory>
@@ -13,12 +12,11 @@ namespace echoline::delta {
 
 enum class LockMode { kShared, kExclusive };
 
-// Open files that other processes, and other objects of this class, cannot lock in a way that does not go with this
-// one.
+// Open files with locks. Other processes, and other objects of this class, cannot take conflicting locks.
 class LockedFiles {
  public:
-  // Does not wait: kUnavailable when somebody has a lock. Exclusively locked files are open for writing and are no
-  // symbolic links. Where the file system has no locks, readers do without.
+  // Does not wait: kUnavailable if another process holds a lock. Exclusively locked files are open for writing and must
+  // not be symbolic links. Readers do without locks if the file system has none.
   static Result<std::shared_ptr<LockedFiles>> take(const std::vector<std::filesystem::path>& files, LockMode mode,
                                                    std::string_view operation);
   int fd(std::size_t file) const { return files_.at(file)->get(); }

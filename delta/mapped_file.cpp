@@ -11,7 +11,7 @@
 namespace echoline::delta {
 
 Result<MappedFile> MappedFile::open(const std::filesystem::path& path, std::string_view operation, bool write) {
-  // O_NONBLOCK: a pipe by that name is refused below instead of waited for.
+  // O_NONBLOCK: open() must not block on a pipe of this name, which is refused below.
   const Descriptor fd(::open(path.c_str(), (write ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK));
   struct stat info {};
   if (fd.get() < 0 || ::fstat(fd.get(), &info) != 0) return os_error(operation, path);

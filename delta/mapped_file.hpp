@@ -1,4 +1,4 @@
-// A file as bytes: mapped into memory.
+// A file's bytes, mapped into memory.
 #pragma once
 #include <cstddef>
 #include <filesystem>
@@ -9,16 +9,16 @@
 
 namespace echoline::delta {
 
-// The bytes are valid while this object, or what it was moved into, lives. They follow what others write to the file,
-// which must not be truncated meanwhile; replacing it by rename is fine.
+// The bytes are valid while this object, or the one it was moved into, lives. They show other processes' writes to the
+// file. The file must not be truncated meanwhile; replacing it by rename is fine.
 class MappedFile {
  public:
-  // kNotFound or kIo when the file cannot be opened, kInvalid when it is a folder or a device.
+  // kNotFound or kIo if the file cannot be opened, kInvalid if it is a folder or a device.
   static Result<MappedFile> open(const std::filesystem::path& path, std::string_view operation = "open file") {
     return open(path, operation, false);
   }
-  // What is put into mutable_bytes() is in the file. Where a file system has to find room for that and has none, the
-  // process gets a SIGBUS: not in memory (tmpfs), nor where blocks are written where they are.
+  // Bytes written to mutable_bytes() go to the file. If the file system must allocate space for a write and has none,
+  // the process gets a SIGBUS. This cannot happen on file systems that overwrite blocks in place.
   static Result<MappedFile> open_to_write(const std::filesystem::path& path, std::string_view operation) {
     return open(path, operation, true);
   }
@@ -28,7 +28,7 @@ class MappedFile {
   ~MappedFile();
 
   std::span<const std::byte> bytes() const { return bytes_; }
-  std::span<std::byte> mutable_bytes() { return bytes_; }  // of one that was opened to be written
+  std::span<std::byte> mutable_bytes() { return bytes_; }  // after open_to_write()
 
  private:
   static Result<MappedFile> open(const std::filesystem::path& path, std::string_view operation, bool write);

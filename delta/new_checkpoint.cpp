@@ -25,11 +25,11 @@ namespace fs = std::filesystem;
 constexpr std::string_view kOperation = "write checkpoint";
 constexpr std::string_view kSuffix = ".safetensors";
 
-// Extensions of files that hold weights: those of another version are of no use beside the new one.
+// Extensions of files with weights, which are not copied because they are of another version.
 constexpr std::array<std::string_view, 10> kWeights = {".safetensors", ".bin", ".pt",  ".pth",     ".ckpt",
                                                        ".gguf",        ".h5",  ".npz", ".msgpack", ".onnx"};
 
-// Without trailing slashes, so that it has a last name.
+// Removes trailing slashes, so that the path has a last name.
 fs::path normalized(const fs::path& path) {
   fs::path normal = path.lexically_normal();
   return normal.has_filename() ? normal : normal.parent_path();
@@ -37,10 +37,11 @@ fs::path normalized(const fs::path& path) {
 
 Error already_there(const fs::path& target) {
   return fail(Code::kInvalid, kOperation,
-              "{}: it exists already, and nothing is overwritten; choose another name or remove it", target.string());
+              "{}: it exists already, and existing files are not overwritten; choose another name or remove it",
+              target.string());
 }
 
-// The bytes [offset, end) of one file into another, by the file system itself where it can.
+// Copies the bytes [offset, end) from one file to another, by the file system itself if it can.
 Status copy_range(int from, int to, std::uint64_t offset, std::uint64_t end, const fs::path& what) {
   while (offset < end) {
     auto in = static_cast<off_t>(offset), out = in;
@@ -62,7 +63,7 @@ Status copy_range(int from, int to, std::uint64_t offset, std::uint64_t end, con
   return ok();
 }
 
-// A file or folder under a temporary name beside `target`; goes away unless it is published.
+// A file or folder under a temporary name beside `target`; removed unless it is published.
 class Pending {
  public:
   static Result<Pending> make(const fs::path& target, bool folder) {
@@ -91,7 +92,7 @@ class Pending {
   }
   const fs::path& path() const { return path_; }
 
-  // The content is durable already.
+  // The content is already durable.
   Status publish() {
     if (::renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, target_.c_str(), RENAME_NOREPLACE) != 0) {
       if (errno == EEXIST) return already_there(target_);
@@ -109,7 +110,7 @@ class Pending {
   fs::path target_, path_;
 };
 
-// The files of a checkpoint, to be written anew: what write() is not given is copied by finish().
+// The files of a new checkpoint. finish() copies from `like` all bytes that were not written.
 class Files {
  public:
   static Result<Files> create(const Checkpoint& like, const fs::path& path) {
@@ -124,7 +125,7 @@ class Files {
     }
     return files;
   }
-  // Content of a tensor from its byte `first` on.
+  // Writes a tensor's content from its byte `first` on.
   Status write(std::size_t tensor, std::uint64_t first, std::span<const std::byte> bytes) {
     if (bytes.empty()) return ok();
     const Checkpoint::Place place = like_->place(tensor);
@@ -174,7 +175,7 @@ Status copy_whole_file(const fs::path& from, const fs::path& to) {
   return ok();
 }
 
-// What a folder holds besides weights.
+// Copies a folder's files other than weights.
 Status copy_other_files(const Checkpoint& like, const fs::path& to) {
   std::error_code ec;
   fs::directory_iterator entries(like.path(), ec);
@@ -209,7 +210,7 @@ Status verify_and_publish(Pending& pending, const Digest& result, const ApplyOpt
   return pending.publish();
 }
 
-// `fill` writes tensors; what it does not write is as in `like`.
+// `fill` writes tensors; all other bytes are those of `like`.
 template <class Fill>
 Status write_like(const Checkpoint& like, const fs::path& target, const Digest& result, const ApplyOptions& options,
                   Fill&& fill) {

@@ -1,5 +1,5 @@
-// A new checkpoint on disk from an old one and a patch. It appears under its name complete, durable and verified, or
-// not at all; nothing that exists is overwritten.
+// Writes a new checkpoint from an old one and a patch. It appears under its name complete, durable and verified, or not
+// at all; no existing file is overwritten.
 #pragma once
 #include <filesystem>
 #include <span>
@@ -10,16 +10,16 @@
 
 namespace echoline::delta {
 
-// Writes the delta's result as `target`: a file when `prev` is one, otherwise a folder with the same files. Headers,
-// metadata and the order of tensors stay those of `prev`. A folder's other files are copied too (configuration,
-// tokenizer, index), but neither its subfolders nor weights that do not belong to the checkpoint. Errors are those of
-// resolve_delta(); kInvalid when `target` exists.
+// Writes the delta's result as `target`: a file if `prev` is one, otherwise a folder with the same files. Headers,
+// metadata and the order of tensors are those of `prev`. Copies a folder's other files too (configuration, tokenizer,
+// index), but not its subfolders or weights outside the checkpoint. Errors as those of resolve_delta(); kInvalid if
+// `target` exists.
 Result<PatchInfo> apply_to_new(const Checkpoint& prev, std::span<const std::byte> patch,
                                const std::filesystem::path& target, const ApplyOptions& options = {});
 
-// Writes the state of a snapshot, which is held in memory meanwhile. With `like`, its files and headers are taken over
-// as above; kInvalid when its tensors are others. Without, `target` is a file when it ends in .safetensors and
-// otherwise a folder as write_checkpoint() makes it.
+// Writes the state of a snapshot, which it holds in memory. With `like`, uses its files and headers as above; kInvalid
+// if its tensors differ. Without, `target` is a file if it ends in .safetensors, and otherwise a folder as written by
+// write_checkpoint().
 Result<PatchInfo> unpack_snapshot(std::span<const std::byte> patch, const Checkpoint* like,
                                   const std::filesystem::path& target, const ApplyOptions& options = {});
 

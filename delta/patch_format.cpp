@@ -32,7 +32,7 @@ struct Frame {
   ByteSpan checksum;
 };
 
-// The frame at the front of the rest, or none where it is not whole. `at`: its place in the patch.
+// The frame at the front of the rest; nothing if it is incomplete. `at`: its position in the patch.
 Result<std::optional<Frame>> read_frame(Reader& reader, std::uint64_t at) {
   const ByteSpan start = reader.rest();
   Frame frame;
@@ -189,7 +189,7 @@ Result<Segment> PatchParser::add_segment(ByteSpan body, bool group) {
     for (std::uint64_t i = 0; i < segment.tensors; ++i) {
       const PatchTensor& own = info.tensors[static_cast<std::size_t>(segment.tensor + i)];
       if (own.dtype != t.dtype || own.elements == 0 || own.elements * dtype_bytes(t.dtype) > kGroupedBytes)
-        return corrupt(fmt::format("tensor '{}' does not belong into a group", own.name));
+        return corrupt(fmt::format("tensor '{}' does not belong in a group", own.name));
       elements += own.elements;
     }
     if (elements * dtype_bytes(t.dtype) > kSegmentBytes) return corrupt("a group of tensors is too large");
@@ -203,7 +203,7 @@ Result<Segment> PatchParser::add_segment(ByteSpan body, bool group) {
   }
   if (info.kind == PatchKind::kSnapshot &&
       (segment.layers.size() != 1 || segment.layers.front().coding != LayerCoding::kDense))
-    return corrupt(fmt::format("tensor '{}' of a snapshot is not whole", t.name));
+    return corrupt(fmt::format("tensor '{}' of a snapshot is incomplete", t.name));
   if (group) {
     t.coded_tensors = segment.tensors;
     t.coded_elements = elements;
@@ -235,10 +235,10 @@ Status PatchParser::check_trailer(ByteSpan body) {
   if (state_bytes != info.state_bytes || elements != info.elements || changed != info.changed)
     return corrupt("the trailer and the segments disagree on the number of elements");
   if (segments != segments_ || chain != digest_bytes(checksums_))
-    return corrupt(fmt::format("the trailer promises {} segments, {} of them are there", segments, segments_));
+    return corrupt(fmt::format("the trailer promises {} segments, {} arrived", segments, segments_));
   std::uint64_t whole = 0;
   for (const PatchTensor& t : info.tensors) whole += segment_count(t.elements * dtype_bytes(t.dtype));
-  if (info.kind == PatchKind::kSnapshot && segments != whole) return corrupt("the snapshot is not whole");
+  if (info.kind == PatchKind::kSnapshot && segments != whole) return corrupt("the snapshot is incomplete");
   return ok();
 }
 
@@ -288,7 +288,7 @@ Result<std::size_t> PatchParser::take(ByteSpan bytes, std::vector<Segment>& segm
 }
 
 Status PatchParser::check_whole(std::size_t size) const {
-  if (!magic_) return corrupt(fmt::format("it ends after {} bytes, before it has begun", size));
+  if (!magic_) return corrupt(fmt::format("it ends after {} bytes, before its header", size));
   if (!ended_)
     return corrupt(fmt::format("it ends after {} bytes, within the frame that begins at byte {}", size, taken_));
   if (taken_ != size) return corrupt(fmt::format("there are {} bytes after the trailer", size - taken_));
@@ -312,7 +312,8 @@ Status check_tensors_match(const PatchInfo& info, const StateView& state) {
     if (i == info.tensors.size()) return complain(state[i].name, "is not in the patch");
     const PatchTensor& t = info.tensors[i];
     if (i == state.size()) return complain(t.name, "is not in the state");
-    if (t.name != state[i].name) return complain(t.name, fmt::format("stands where the state has '{}'", state[i].name));
+    if (t.name != state[i].name)
+      return complain(t.name, fmt::format("is in the place of the state's '{}'", state[i].name));
     if (t.dtype != state[i].dtype || t.shape != state[i].shape)
       return complain(
           t.name, fmt::format("is {} [{}] in the patch and {} [{}] in the state", dtype_name(t.dtype),

@@ -11,43 +11,43 @@ namespace echoline::delta {
 class PatchWriter {
  public:
   explicit PatchWriter(const PatchSink& sink) : sink_(sink) {}
-  // Magic and header frame with the table of `tensors`, which are canonical; their bytes are not read.
+  // Writes the magic and the header frame with the table of `tensors`, which are canonical; does not read their bytes.
   Status begin(PatchKind kind, const StateView& tensors, int table_zstd_level);
-  // Segments in ascending order of (tensor, index).
+  // Add segments in ascending order of (tensor, index).
   Status add(const Segment& segment);
-  // Trailer; `stats` has base, result, state_bytes and elements set and gets the rest.
+  // Writes the trailer. On entry `stats` has base, result, state_bytes and elements; the rest is set here.
   Status finish(PatchStats& stats);
 
  private:
-  // A frame's body is put between the two.
+  // Write a frame's body between these two calls.
   void begin_frame(std::uint8_t type);
   Status end_frame();
   const PatchSink& sink_;
   ByteVector frame_, checksums_;
-  std::size_t frame_at_ = 0;  // where the present frame begins in `frame_`
+  std::size_t frame_at_ = 0;  // start of the current frame in `frame_`
   std::uint64_t bytes_ = 0;
   std::uint64_t segments_ = 0;
   std::uint64_t changed_ = 0;
 };
 
-// A patch with every length walked and every checksum verified; the only surprises left are inside layers' payloads.
-// Views point into the patch.
+// A patch whose lengths and checksums are verified; only layers' payloads may still be malformed. Views point into the
+// patch.
 struct ParsedPatch {
   PatchInfo info;
   std::vector<Segment> segments;  // ascending
 };
 Result<ParsedPatch> parse_patch(ByteSpan patch, const DecodeOptions& options);
 
-// The same, a frame after the other as they arrive.
+// Parses a patch frame by frame while it arrives.
 class PatchParser {
  public:
   explicit PatchParser(const DecodeOptions& options) : options_(options) {}
-  // `bytes` begin where the frames of the last call ended. Takes all frames that are whole, up to the trailer; returns
-  // their size. Segments are views into `bytes`. kCorrupt; nothing may be taken after that.
+  // `bytes` begin where the frames of the last call ended. Takes all complete frames, up to the trailer, and returns
+  // their size. Segments are views into `bytes`. After kCorrupt, do not call it again.
   Result<std::size_t> take(ByteSpan bytes, std::vector<Segment>& segments);
-  bool begun() const { return begun_; }  // the header was there: kind and tensors are known
-  bool ended() const { return ended_; }  // the trailer was there, and promises what has come
-  // kCorrupt, with what is missing, unless it ended with the last byte of `size`.
+  bool begun() const { return begun_; }  // the header was read: kind and tensors are known
+  bool ended() const { return ended_; }  // the trailer was read and matches the content
+  // kCorrupt, saying what is missing, unless the patch ended with the last of `size` bytes.
   Status check_whole(std::size_t size) const;
   PatchInfo& info() { return info_; }
 
@@ -60,7 +60,7 @@ class PatchParser {
   PatchInfo info_;
   ByteVector checksums_;
   std::uint64_t taken_ = 0, segments_ = 0;
-  std::optional<std::pair<std::uint64_t, std::uint64_t>> last_;  // last tensor and index of the last segment
+  std::optional<std::pair<std::uint64_t, std::uint64_t>> last_;  // tensor and index of the last segment
   bool magic_ = false, begun_ = false, ended_ = false;
 };
 
@@ -72,10 +72,10 @@ struct SegmentRange {
 SegmentRange segment_range(std::uint64_t tensor_bytes, std::uint64_t index);
 std::uint64_t segment_count(std::uint64_t tensor_bytes);
 
-// kInvalid names the first tensor that is not the same in name, type and shape.
+// kInvalid names the first tensor that differs in name, type or shape.
 Status check_tensors_match(const PatchInfo& info, const StateView& state);
 
-// Runs `f`; an allocation that fails becomes kExhausted.
+// Runs `f`; a failed allocation becomes kExhausted.
 template <class F>
 auto guarded(std::string_view operation, F&& f) -> decltype(f()) {
   try {

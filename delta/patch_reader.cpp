@@ -1,4 +1,4 @@
-// Decoding: every segment is resolved on its own, by several threads; nothing is written before all of it is proven.
+// Decodes patches: threads resolve segments independently, and nothing is written before all of it is verified.
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -18,7 +18,7 @@ struct Resolved {
   std::vector<std::vector<Digest>> leaves;  // of the result
 };
 
-// Counts what is done and tells the caller, one thread at a time.
+// Counts processed bytes and reports them to the caller, from one thread at a time.
 class Ticker {
  public:
   Ticker(const Progress& progress, std::uint64_t total) : progress_(progress), total_(total) {}
@@ -40,7 +40,7 @@ Error stale(const Digest& found, const Digest& expected) {
               expected.hex());
 }
 
-// A segment whose payloads are its own.
+// A segment that owns its payloads.
 struct OwnSegment {
   explicit OwnSegment(const Segment& from) : segment(from) {
     for (Layer& layer : segment.layers)
@@ -50,8 +50,8 @@ struct OwnSegment {
   std::deque<ByteVector> payloads;
 };
 
-// Hands segments, whose payloads are gone when this returns, to `tasks`: work(self, segment). Of so many that most
-// would have to be waited for, all are, and nothing is copied.
+// Queues segments in `tasks` as work(self, segment). Their payloads are valid only during this call, so they are
+// copied. If there are so many that most would have to be waited for, waits for all and copies none.
 template <class Work>
 Status add_all(Tasks& tasks, const std::vector<Segment>& segments, Work&& work) {
   const bool wait = tasks.threads() == 1 || segments.size() > 2 * tasks.threads();
@@ -68,21 +68,21 @@ Status add_all(Tasks& tasks, const std::vector<Segment>& segments, Work&& work) 
   return wait ? tasks.finish() : added;
 }
 
-// Decodes segments on top of `state` on several threads, and gives what they become to `sink`, one thread at a time.
+// Decodes segments on top of `state` on several threads and passes the writes to `sink`, from one thread at a time.
 class Resolver {
  public:
-  // `leaves` are those of `state`, and become those of the result.
+  // `leaves`: the digests of `state`; replaced by those of the result.
   Resolver(unsigned threads, Ticker& ticker, const StateView& state, std::vector<std::vector<Digest>>& leaves,
            WriteSink sink)
       : ticker_(ticker), state_(state), leaves_(leaves), sink_(std::move(sink)), tasks_(threads) {
     workers_.resize(tasks_.threads());
   }
 
-  // The payloads are needed no longer than this call.
+  // The payloads need to live only during this call.
   Status add(const std::vector<Segment>& segments) {
     return add_all(tasks_, segments, [this](unsigned self, const Segment& segment) { return resolve(self, segment); });
   }
-  // The payloads are needed until finish().
+  // The payloads must live until finish().
   Status add_views(const std::vector<Segment>& segments) {
     for (const Segment& segment : segments)
       ECHO_TRY(tasks_.add([this, &segment](unsigned self) { return resolve(self, segment); }));
@@ -105,7 +105,7 @@ class Resolver {
     return ok();
   }
 
-  // Adds what is to be written, and how many bytes the segment has.
+  // Adds the segment's writes and its size in bytes.
   static Status decode(const Segment& segment, const StateView& state, std::vector<std::vector<Digest>>& leaves,
                        SegmentDecoder& decoder, std::vector<TensorWrite>& writes, std::uint64_t& bytes) {
     const auto t = static_cast<std::size_t>(segment.tensor);
@@ -134,7 +134,7 @@ class Resolver {
       digest_leaves(t.content, leaves[first + t.number].data());
       parts.push_back({t.number, t.first, t.count});
     }));
-    std::size_t before = 0, tensor = 0;  // elements of the group before a tensor
+    std::size_t before = 0, tensor = 0;  // elements of the group before the current tensor
     for (const Part& part : parts) {
       for (; tensor < part.tensor; ++tensor) before += tensors[tensor].bytes.size() / size;
       std::span<std::uint32_t> positions;
@@ -152,7 +152,7 @@ class Resolver {
   const WriteSink sink_;
   std::mutex mutex_;  // for `sink_`
   std::vector<std::unique_ptr<SegmentDecoder>> workers_;
-  Tasks tasks_;  // last: its threads use all of the above
+  Tasks tasks_;  // last, so that its threads end before the members they use
 };
 
 std::uint64_t bytes_of(const StateView& state) {
@@ -182,7 +182,7 @@ void write(OwnedState& state, const std::vector<TensorWrite>& writes, std::vecto
   StateWriter::remember(state, std::move(leaves));
 }
 
-// `leaves` are those of `state`, which is canonical.
+// `leaves`: the digests of `state`, which is canonical.
 Result<Resolved> resolve(ByteSpan patch, const StateView& state, std::vector<std::vector<Digest>> leaves,
                          const WriteSink& sink, const DecodeOptions& options) {
   ECHO_ASSIGN(ParsedPatch parsed, parse_patch(patch, options));
@@ -211,19 +211,19 @@ Status apply(ByteSpan patch, OwnedState& state, const DecodeOptions& options) {
   return ok();
 }
 
-// The bytes of a patch, however they are cut, as segments that are whole.
+// Splits the arriving bytes of a patch, cut anywhere, into complete segments.
 class Incoming {
  public:
   explicit Incoming(const DecodeOptions& options) : parser_(options) {}
 
-  // `resolve` takes segments, which are views into what came; the patch has begun by then.
+  // `resolve` receives segments, which are views into the added bytes, after the header.
   template <class Resolve>
   Status add(ByteSpan bytes, Resolve&& resolve) {
     if (broken_ || parser_.ended())
       return fail(Code::kCorrupt, "read patch", "{} bytes come after the {}", bytes.size(),
                   broken_ ? "error" : "trailer");
     added_ += bytes.size();
-    broken_ = true;  // unless it comes to the end
+    broken_ = true;  // reset at the end, on success
     const auto take = [&](ByteSpan from) -> Result<std::size_t> {
       std::vector<Segment> segments;
       ECHO_ASSIGN(const std::size_t taken, parser_.take(from, segments));
@@ -242,7 +242,7 @@ class Incoming {
     return ok();
   }
 
-  // kCorrupt unless all of it was added. Once.
+  // kCorrupt unless all bytes were added. Call once.
   Status end() {
     if (broken_) return fail(Code::kCorrupt, "read patch", "it could not be read");
     broken_ = true;
@@ -258,7 +258,7 @@ class Incoming {
 
  private:
   PatchParser parser_;
-  ByteVector pending_;  // of a frame that is not whole
+  ByteVector pending_;  // of an incomplete frame
   std::uint64_t added_ = 0;
   bool broken_ = false;
 };
@@ -335,7 +335,7 @@ struct IncomingDelta::Impl {
     return std::move(writes);
   }
 
-  OwnedState* const state;  // null: somebody else's memory
+  OwnedState* const state;  // null: the state is in another object's memory
   const StateView view;
   const DecodeOptions options;
   Incoming incoming;
@@ -344,7 +344,7 @@ struct IncomingDelta::Impl {
   std::vector<std::vector<Digest>> leaves;
   Digest base;
   std::vector<TensorWrite> writes;
-  Resolver resolver;  // last: its threads use all of the above
+  Resolver resolver;  // last, so that its threads end before the members they use
 };
 
 IncomingDelta::IncomingDelta(OwnedState& state, const DecodeOptions& options)
@@ -412,10 +412,10 @@ struct IncomingSnapshot::Impl {
 
   const DecodeOptions options;
   Incoming incoming;
-  std::optional<OwnedState> state;  // once the patch has begun
+  std::optional<OwnedState> state;  // set after the header
   std::vector<std::vector<Digest>> leaves;
   std::optional<Ticker> ticker;
-  Tasks tasks;  // last: its threads use all of the above
+  Tasks tasks;  // last, so that its threads end before the members they use
 };
 
 IncomingSnapshot::IncomingSnapshot(const DecodeOptions& options) : impl_(std::make_unique<Impl>(options)) {}

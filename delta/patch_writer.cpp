@@ -1,4 +1,4 @@
-// Encoding: segments are coded by several threads and leave in order while the pass goes on.
+// Encodes patches: threads code segments, which are written in order during the pass.
 #include <algorithm>
 #include <condition_variable>
 #include <deque>
@@ -34,7 +34,7 @@ SegmentPlace place_of(const TensorView& tensor, std::uint64_t first_byte) {
           tensor.shape.empty() ? 0 : static_cast<std::uint64_t>(tensor.shape.back())};
 }
 
-// Adjacent tasks that one thread does.
+// Adjacent tasks for one thread.
 struct TaskGroup {
   std::span<const SegmentTask> tasks;
   std::uint64_t bytes = 0;
@@ -44,8 +44,8 @@ std::vector<TaskGroup> each_alone(const std::vector<SegmentTask>& tasks) {
   for (const SegmentTask& task : tasks) groups.push_back({{&task, 1}, task.range.byte_count});
   return groups;
 }
-// Small tensors of one type that lie side by side are coded together: a mixture of experts has thousands, and what each
-// segment takes for itself would be most of its time and bytes. Groups follow from the tensors alone, so that patches
+// Groups small adjacent tensors of one type, which are coded together. A mixture of experts has thousands of them, and
+// a segment's fixed cost would be most of their time and bytes. Groups depend on the tensors only, so that patches
 // between versions of a model can be folded.
 std::vector<TaskGroup> small_ones_together(const std::vector<SegmentTask>& tasks, const StateView& state) {
   std::vector<TaskGroup> groups;
@@ -66,7 +66,7 @@ std::vector<TaskGroup> small_ones_together(const std::vector<SegmentTask>& tasks
   return groups;
 }
 
-// A coded segment, and its payloads where the encoder does not hold them. Without layers it is not written.
+// A coded segment, with its payloads if the encoder does not hold them. A segment without layers is not written.
 struct CodedSegment {
   Segment segment;
   std::deque<ByteVector> payloads;
@@ -76,14 +76,13 @@ struct CodedSegment {
   }
 };
 
-// Hands coded segments to the writer in order, whichever thread finishes first. A thread that is too far ahead waits,
-// so that only a few segments are held.
+// Passes coded segments to the writer in order. A thread that is too far ahead waits, so that few segments are held.
 class InOrder {
  public:
   InOrder(PatchWriter& writer, std::uint64_t total_bytes, const Progress& progress)
       : writer_(writer), total_bytes_(total_bytes), progress_(progress) {}
 
-  // Waits until `index` is close enough to what has left. False when another thread has failed.
+  // Waits until `index` is close to the written position. False if another thread has failed.
   bool enter(std::size_t index, unsigned threads) {
     std::unique_lock lock(mutex_);
     wake_.wait(lock, [&] { return failed_ || index < next_ + 2 * threads; });
@@ -93,7 +92,7 @@ class InOrder {
     const std::lock_guard lock(mutex_);
     if (failed_) return;
     if (index != next_) {
-      coded.own();  // payloads die with the encoder's next segment
+      coded.own();  // the encoder's next segment overwrites its payloads
       held_.emplace(index, Held{std::move(coded), bytes});
       return;
     }
@@ -135,8 +134,8 @@ class InOrder {
   std::optional<Error> failed_;
 };
 
-// Runs work(worker, tasks) -> Result<CodedSegment> for every group on several threads; `make_worker` makes what each
-// thread keeps to itself.
+// Runs work(worker, tasks) -> Result<CodedSegment> for every group on several threads; `make_worker` makes each
+// thread's own state.
 template <class MakeWorker, class Work>
 Status code_in_order(const std::vector<TaskGroup>& groups, unsigned threads, InOrder& in_order,
                      MakeWorker&& make_worker, Work&& work) {
@@ -152,7 +151,7 @@ Status code_in_order(const std::vector<TaskGroup>& groups, unsigned threads, InO
       } else {
         in_order.abandon(std::move(coded).error());
       }
-    } catch (...) {  // others must not wait for a thread that is gone
+    } catch (...) {  // other threads must not wait for this one
       in_order.abandon(fail(Code::kExhausted, "encode patch", "out of memory"));
       throw;
     }
@@ -188,7 +187,7 @@ Status check_same_tensors(const StateView& prev, const StateView& cur) {
   return ok();
 }
 
-// What each thread of delta_of() keeps to itself.
+// The state of each thread of delta_of().
 struct DeltaWorker {
   explicit DeltaWorker(int table_zstd_level) : encoder(table_zstd_level) {}
   SegmentEncoder encoder;
@@ -202,7 +201,7 @@ Content content_of(std::span<const SegmentTask> group, const StateView& state) {
   for (const SegmentTask& task : group) pieces.push_back(state[task.tensor].bytes);
   return Content(std::move(pieces));
 }
-// Takes the digests of leaves while their memory is at hand. Of a group, a tensor's once all of it has been read.
+// Hashes leaves while their memory is in the cache. In a group, hashes each tensor once all of it was read.
 class LeafDigester {
  public:
   LeafDigester(std::span<const SegmentTask> group, const StateView& state, std::vector<std::vector<Digest>>& leaves)
@@ -224,16 +223,16 @@ class LeafDigester {
   const std::span<const SegmentTask> group_;
   const StateView& state_;
   std::vector<std::vector<Digest>>& leaves_;
-  std::size_t next_ = 0, end_ = 0;  // the tensor that is not digested yet, and bytes of the group before it
+  std::size_t next_ = 0, end_ = 0;  // the next tensor to hash, and the group's bytes before it
 };
 
-// The tensors of a group side by side.
+// Concatenates the tensors of a group.
 ByteSpan joined(std::span<const SegmentTask> group, const StateView& state, RawVector<std::byte>& memory) {
   memory.clear();
   for (const SegmentTask& task : group) put_bytes(memory, state[task.tensor].bytes);
   return memory;
 }
-// Rows where all have rows of one length.
+// The rows, if all tensors have rows of one length.
 SegmentPlace place_of(std::span<const SegmentTask> group, const StateView& state) {
   SegmentPlace place = place_of(state[group.front().tensor], group.front().range.first_byte);
   for (const SegmentTask& task : group)
@@ -310,7 +309,7 @@ Result<PatchStats> snapshot_of(const StateView& cur, const PatchSink& sink, cons
 
 // ---- folding ----
 
-// The tensors a patch is about, without content.
+// The tensors of a patch, without content.
 StateView layout_of(const PatchInfo& info) {
   StateView layout;
   for (const PatchTensor& t : info.tensors) layout.push_back({t.name, t.dtype, t.shape, {}});
@@ -333,7 +332,7 @@ Error divided_otherwise() {
               "a delta between the first and the last version");
 }
 
-// The layers of all patches for one segment, without those that a later dense one overrides.
+// The layers of all patches for one segment, without those that a later dense layer replaces.
 Result<Segment> joined_segment(const std::vector<ParsedPatch>& patches, std::vector<std::size_t>& at,
                                std::pair<std::uint64_t, std::uint64_t> key) {
   Segment joined{key.first, key.second, {}, 0};
@@ -391,7 +390,7 @@ struct FoldWorker {
   SegmentEncoder encoder;
   Replacement replacement;
   ByteVector content;
-  RawVector<std::byte> before;  // the tensors of a group side by side
+  RawVector<std::byte> before;  // the concatenated tensors of a group
 };
 
 Result<PatchStats> fold_anew(const std::vector<ParsedPatch>& patches, const PatchSink& sink, const StateView& base,
@@ -404,7 +403,7 @@ Result<PatchStats> fold_anew(const std::vector<ParsedPatch>& patches, const Patc
     return fail(Code::kStale, "fold deltas", "the base has digest {}, the first delta applies to {}", found.hex(),
                 info.base->hex());
   ECHO_ASSIGN(const std::vector<Segment> segments, joined_segments(patches));
-  std::vector<SegmentTask> tasks;  // of the tensors that are in segments; all of a group
+  std::vector<SegmentTask> tasks;  // tensors with segments; all of a group
   for (const Segment& s : segments)
     for (std::uint64_t i = 0; i < s.tensors; ++i) {
       const auto t = static_cast<std::size_t>(s.tensor + i);

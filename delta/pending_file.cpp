@@ -10,7 +10,7 @@
 namespace echoline::delta {
 namespace {
 
-constexpr std::size_t kCallBytesMax = 1u << 30;  // Linux takes little more in one call
+constexpr std::size_t kCallBytesMax = 1u << 30;  // limit of a single call on Linux, about
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// Writing files that appear whole or not at all, and the system calls behind it.
+// Writes files atomically, with the system calls for it.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -12,17 +12,17 @@
 
 namespace echoline::delta {
 
-// The folder a path lies in; "." for a bare name.
+// The folder of a path; "." for a bare name.
 std::filesystem::path folder_of(const std::filesystem::path& path);
-// Makes what happened to the names in a folder durable.
+// Makes changes of a folder's names durable.
 Status sync_folder(const std::filesystem::path& folder);
-// All of `bytes`, however many calls that takes; errors name `path`.
+// Writes all of `bytes`, in as many calls as needed; errors name `path`.
 Status write_all(int fd, std::span<const std::byte> bytes, std::string_view operation,
                  const std::filesystem::path& path);
 Status write_all_at(int fd, std::span<const std::byte> bytes, std::uint64_t offset, std::string_view operation,
                     const std::filesystem::path& path);
 
-// A file under a temporary name beside its own, which it takes in commit(); without that it goes away.
+// A file under a temporary name beside its final one, which commit() gives it; removed without commit().
 class PendingFile {
  public:
   PendingFile(const std::filesystem::path& path, std::string_view operation);
@@ -31,7 +31,7 @@ class PendingFile {
   ~PendingFile();
 
   Status write(std::span<const std::byte> bytes);
-  // Where the bytes are until commit(), to be read back.
+  // The path of the bytes until commit(), for reading them back.
   std::filesystem::path temporary() const { return temporary_; }
   // Replaces the file: fsync, rename, fsync of the folder.
   Status commit();
@@ -41,7 +41,7 @@ class PendingFile {
   std::string operation_;
   std::string temporary_;
   Descriptor fd_;
-  std::optional<Error> failed_;  // of the creation
+  std::optional<Error> failed_;  // from creating the file
   bool committed_ = false;
 };
 

@@ -32,11 +32,11 @@ Frequencies normalise(std::span<const std::uint64_t> weights) {
 namespace {
 
 constexpr unsigned kPrecisionBits = 3;
-constexpr unsigned kFirstLength = 8;  // expected of the first two symbols
+constexpr unsigned kFirstLength = 8;  // expected length of the first two symbols
 
 unsigned bit_length(unsigned frequency) { return static_cast<unsigned>(std::bit_width(frequency)); }
 
-// The length of a frequency is written as its difference to that of the symbol two before it: tokens come in pairs.
+// A frequency's length is written relative to that of the symbol two before it, because tokens come in pairs.
 unsigned expected_length(const Frequencies& table, std::size_t symbol, std::size_t largest) {
   if (symbol < 2) return kFirstLength;
   return symbol - 2 == largest ? kRansBits : bit_length(table[symbol - 2]);
@@ -69,7 +69,7 @@ void write_frequencies(const Frequencies& table, unsigned precision, BitWriter& 
     if (i == largest) continue;
     const unsigned length = bit_length(table[i]), expected = expected_length(table, i, largest);
     const unsigned code = length >= expected ? 2 * (length - expected) : 2 * (expected - length) - 1;
-    out.put((1u << code) - 1, code + 1);  // that many ones, and a zero
+    out.put((1u << code) - 1, code + 1);  // that many ones, then a zero
     if (length < 2) continue;
     const unsigned given = std::min(length - 1, precision);
     out.put(table[i] >> (length - 1 - given), given);
@@ -88,7 +88,7 @@ Frequencies read_frequencies(BitReader& reader, std::size_t symbols_max) {
     while (code <= 2 * kRansBits && get_bits(reader, 1) != 0) ++code;
     const unsigned expected = expected_length(table, i, largest);
     const unsigned length = code % 2 == 0 ? expected + code / 2 : expected - (code + 1) / 2;
-    if (length > kRansBits) return {};  // less than zero too
+    if (length > kRansBits) return {};  // also catches negative values
     if (length == 0) continue;
     const unsigned given = std::min(length - 1, precision);
     const auto frequency =
@@ -110,9 +110,9 @@ void rans_table(const Frequencies& table, bool escape, RansEntry* entries) {
   }
 }
 
-// Division by the frequency is multiplication by its reciprocal (T. Granlund and P. Montgomery, "Division by invariant
-// integers using multiplication", 1994): exact for every 31-bit state. A frequency of 1 has none of 32 bits: its
-// quotient comes out one too small, which the start makes up for.
+// Divides by multiplying with the reciprocal (T. Granlund and P. Montgomery, "Division by invariant integers using
+// multiplication", 1994), exact for every 31-bit state. A frequency of 1 has no 32-bit reciprocal: its quotient is one
+// too small, which the start corrects.
 void rans_codes(const Frequencies& table, RansCode* codes) {
   std::uint64_t start = 0;
   for (const std::uint64_t f : table) {
@@ -125,7 +125,7 @@ void rans_codes(const Frequencies& table, RansCode* codes) {
 
 namespace {
 
-// For a frequency from 2 on.
+// For frequencies of at least 2.
 struct SmallReciprocal {
   std::uint32_t factor = 0, shift = 0;
   explicit SmallReciprocal(std::uint32_t frequency)
@@ -134,7 +134,7 @@ struct SmallReciprocal {
   }
 };
 
-// Whether the quotient that SmallReciprocal gives is right for every state below 256 times the frequency.
+// Whether the quotient of SmallReciprocal is exact for every state below 256 times the frequency.
 bool divides_exactly(std::uint32_t frequency) {
   if (frequency == 1) return true;
   const SmallReciprocal r(frequency);
@@ -153,11 +153,11 @@ SmallFrequencies normalise_small(const std::array<double, kSmallSymbols>& weight
     table[i] = static_cast<std::uint16_t>(std::max<long>(std::lround(weights[i] * kSmallSlots / total), 1));
     left -= table[i];
   }
-  // The largest has 256 / 16 at least, and less is taken from it.
+  // The largest is at least 256 / 16, and less is subtracted from it.
   const auto largest = std::max_element(table.begin(), table.end());
   *largest = static_cast<std::uint16_t>(*largest + left);
-  // The writer divides by multiplying with 16 bits, which not all large frequencies allow; what those lose goes to the
-  // next one.
+  // The writer divides by a 16-bit multiplication, which is not exact for all large frequencies. The next one gets the
+  // amount by which such a frequency is reduced.
   auto next = table.end();
   for (auto f = table.begin(); f != table.end(); ++f)
     if (f != largest && *f > 0 && (next == table.end() || *f > *next)) next = f;
@@ -220,7 +220,7 @@ void set_tables(unsigned range, const SmallFrequencies& table, SmallTables& tabl
 
 std::byte* RansWriter::room_for(std::size_t bytes) {
   if (bytes > room_.size()) {
-    room_.clear();  // or they would be copied
+    room_.clear();  // avoids copying the old content
     room_.resize(bytes + bytes / 4);
   }
   return room_.data() + room_.size() / 2 * 2;

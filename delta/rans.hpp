@@ -1,5 +1,5 @@
-// Frequency tables and the writing side of the entropy coder: interleaved rANS states (J. Duda, "Asymmetric numeral
-// systems", 2013) over static tables. Internal to this folder; FORMAT.md, "Symbols". Reading is in token.hpp.
+// Frequency tables and the writer of the entropy coder: interleaved rANS states (J. Duda, "Asymmetric numeral systems",
+// 2013) over static tables. Internal to this folder; FORMAT.md, "Symbols". token.hpp reads.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -12,21 +12,21 @@
 
 namespace echoline::delta {
 
-// Frequencies of symbols 0, 1, ...; they add up to kRansSlots, or the table is empty.
+// Frequencies of symbols 0, 1, ...; they sum to kRansSlots, or the table is empty.
 using Frequencies = std::vector<std::uint16_t>;
 
-// Scales weights, below 2^52 together, to frequencies. A symbol with weight keeps at least 1; all weights zero give an
-// empty table.
+// Scales weights, which sum to less than 2^52, to frequencies. A symbol with weight gets at least 1. If all weights are
+// zero the table is empty.
 Frequencies normalise(std::span<const std::uint64_t> weights);
 
-// Makes a table shorter to write: frequencies keep their highest bit and `precision` bits below it, and what they lose
-// goes to the largest one. More symbols are worth more precision.
+// Makes a table shorter to write: frequencies keep their highest bit and `precision` bits below it; the largest one
+// gets the remainder. More symbols justify more precision.
 void coarsen(Frequencies& table, unsigned precision);
 unsigned precision_for(std::uint64_t symbols);
 
-// `table` was coarsened to this precision.
+// `table` must have been coarsened to this precision.
 void write_frequencies(const Frequencies& table, unsigned precision, BitWriter& out);
-// Empty when malformed.
+// Empty if malformed.
 Frequencies read_frequencies(BitReader& reader, std::size_t symbols_max);
 
 // Writes kRansSlots entries. With `escape`, the last symbol of the table is kEscape.
@@ -34,17 +34,17 @@ void rans_table(const Frequencies& table, bool escape, RansEntry* entries);
 // Writes an entry for each symbol of the table.
 void rans_codes(const Frequencies& table, RansCode* codes);
 
-// Frequencies of small symbols; they add up to kSmallSlots, and that of kStays is at least 1.
+// Frequencies of small symbols; they sum to kSmallSlots, and that of kStays is at least 1.
 using SmallFrequencies = std::array<std::uint16_t, kSmallSymbols>;
-// Scales weights, of which that of kStays and the sum are above zero. A symbol with weight keeps at least 1.
+// Scales weights; that of kStays and the sum must be positive. A symbol with weight gets at least 1.
 SmallFrequencies normalise_small(const std::array<double, kSmallSymbols>& weights);
 void write_small_frequencies(const SmallFrequencies& table, BitWriter& out);
-// False when malformed.
+// False if malformed.
 bool read_small_frequencies(BitReader& reader, SmallFrequencies& table);
 void set_codes(unsigned range, const SmallFrequencies& table, SmallCodes& codes);
 void set_tables(unsigned range, const SmallFrequencies& table, SmallTables& tables);
 
-// A run of symbols that starts with the first state again; codes[s] is how symbol s is written.
+// A run of symbols that starts again with the first state; codes[s] encodes symbol s.
 struct RansRun {
   std::span<const std::uint16_t> symbols;
   const RansCode* codes = nullptr;
@@ -55,18 +55,18 @@ class RansWriter {
  public:
   // Appends four states and the words.
   void write(std::span<const RansRun> runs, ByteVector& out);
-  // Small symbols of `ranges` ranges with `lanes` states, and their bytes: run r is the next lengths[r] of `symbols`.
+  // Small symbols of `ranges` ranges with `lanes` states, and their bytes. Run r is the next lengths[r] of `symbols`.
   void write_small(const std::uint8_t* symbols, std::span<const std::uint32_t> lengths, std::uint32_t ranges,
                    const SmallCodes& codes, std::uint32_t lanes, ByteVector& out);
 
  private:
-  std::byte* room_for(std::size_t bytes);  // the end of so many
+  std::byte* room_for(std::size_t bytes);  // the end of a buffer of this size
   RawVector<std::byte> room_;
 };
 
-// False when `bytes` are too few for the states.
+// False if `bytes` are too few for the states.
 bool rans_open(ByteSpan bytes, RansReader& reader);
-// Every word was read, and the states are what the writer started from: the symbols are those that were written.
+// Whether every word was read and the states are the writer's initial ones, so that all symbols are correct.
 bool rans_at_end(const RansReader& reader);
 bool rans_open(ByteSpan bytes, WideRansReader& reader);
 bool rans_open(ByteSpan bytes, std::uint32_t lanes, SmallReader& reader);

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::size_t kHugePage = 2u << 20, kKeptBytes = 64u << 20;
 
-// Sizes come in eighths of powers of two, so that what is kept serves sizes that differ little.
+// Sizes are eighths of powers of two, so that kept memory serves requests of similar size.
 std::size_t rounded(std::size_t bytes) {
   const std::size_t step = std::bit_floor(bytes) / 8;
   return (bytes + step - 1) / step * step;
@@ -28,14 +28,14 @@ struct Kept {
 };
 
 Kept& kept() {
-  static Kept& all = *new Kept;  // outlives what gives memory back at the end of the process
+  static Kept& all = *new Kept;  // never destroyed, because other objects free memory at the end of the process
   return all;
 }
 
 void* from_system(std::size_t bytes) {
   if (bytes < kHugePage) return ::operator new(bytes);
   void* const memory = ::operator new (bytes, std::align_val_t{kHugePage});
-  ::madvise(memory, bytes, MADV_HUGEPAGE);  // a wish: without it, the pages are small
+  ::madvise(memory, bytes, MADV_HUGEPAGE);  // advice: without it, the pages are small
   return memory;
 }
 

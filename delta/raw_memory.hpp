@@ -1,6 +1,6 @@
-// Vectors for large contents: one of 2 MiB or more lies in huge pages where the system has them, and large memory is
-// kept for the next vector, because a page fault for each 4 KiB would take longer than writing the content. resize() of
-// a RawVector leaves new elements unset.
+// Vectors for large contents. Those of at least 2 MiB use huge pages if the system has them. Freed memory is kept for
+// the next vector, because a page fault per 4 KiB would take longer than writing the content. resize() of a RawVector
+// leaves new elements uninitialised.
 #pragma once
 #include <cstddef>
 #include <new>
@@ -9,12 +9,12 @@
 
 namespace echoline::delta {
 
-// Memory of kKeptFrom bytes or more. What is given back is kept for later calls, up to 64 MiB in a process. Any thread.
+// Memory of kKeptFrom bytes or more. Freed memory is kept for later calls, up to 64 MiB per process. Thread-safe.
 inline constexpr std::size_t kKeptFrom = 256u << 10;
 void* take_memory(std::size_t bytes);
 void give_memory(void* memory, std::size_t bytes);
 
-// New elements are set, as by std::allocator.
+// Initialises new elements, like std::allocator.
 template <class T>
 struct KeptAllocator {
   using value_type = T;
@@ -35,7 +35,7 @@ struct KeptAllocator {
   friend bool operator==(const KeptAllocator&, const KeptAllocator&) { return true; }
 };
 
-// New elements are not.
+// Leaves new elements uninitialised.
 template <class T>
 struct RawAllocator : KeptAllocator<T> {
   using value_type = T;

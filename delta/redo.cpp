@@ -97,7 +97,7 @@ Status Redo::run() {
 
 Status Redo::write(const JournalRecord& r) {
   std::vector<std::byte> window;
-  std::vector<bool> pages;  // of the window, those that change
+  std::vector<bool> pages;  // of the window: changed pages
   for (std::uint64_t at = r.first_byte; at < r.end(); at += window.size()) {
     window.resize(static_cast<std::size_t>(std::min(r.end() - at, kWindowBytes)));
     const std::uint64_t first_page = at / kPageBytes;

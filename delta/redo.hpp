@@ -1,4 +1,4 @@
-// From a journal to the files it is about. Internal to this folder.
+// Applies a journal to its files. Internal to this folder.
 #pragma once
 #include <filesystem>
 #include <mutex>
@@ -12,15 +12,14 @@
 
 namespace echoline::delta {
 
-// The digest that the checkpoint, whose files are the journal's, will have when the journal is done; nothing is
-// written. Whatever part of it was done before does not matter. None when records are about bytes of no tensor.
+// The digest that the checkpoint, whose files are the journal's, will have after the journal is applied. Writes
+// nothing, and does not depend on which part was applied before. Nothing if a record concerns bytes outside tensors.
 std::optional<Digest> digest_after(const Checkpoint& checkpoint, const Journal& journal, unsigned threads);
 
-// Writes a journal's records to its files, the pages that change, and makes them durable. Done any number of times, the
-// bytes are the same.
+// Writes the pages that a journal changes to its files and makes them durable. Idempotent.
 class Redo {
  public:
-  // `names` and `files` are those of journal.files.
+  // `names` and `files`: those of journal.files.
   Redo(const Journal& journal, const std::vector<std::filesystem::path>& names, const LockedFiles& files,
        const ApplyOptions& options);
   Status run();

@@ -16,7 +16,7 @@ using nlohmann::json;
 constexpr std::uint64_t kHeaderBytesMax = 100'000'000;
 constexpr std::string_view kMetadataKey = "__metadata__";
 
-// A tensor as its header entry describes it.
+// A tensor as described in the header.
 struct Entry {
   std::string name;
   std::optional<DType> dtype;
@@ -24,8 +24,8 @@ struct Entry {
   std::optional<std::vector<std::int64_t>> offsets;
 };
 
-// Reads the header's JSON event by event: { name: {dtype, shape, data_offsets}, "__metadata__": {text: text} }.
-// Every handler gives false, with the reason in error(), for anything else.
+// Reads the header's JSON as events: { name: {dtype, shape, data_offsets}, "__metadata__": {text: text} }. For anything
+// else the handlers return false and set error().
 class HeaderReader final : public nlohmann::json_sax<json> {
  public:
   const std::string& error() const { return error_; }
@@ -72,7 +72,7 @@ class HeaderReader final : public nlohmann::json_sax<json> {
   bool string(string_t& text) override {
     if (numbers_ || depth_ != 2) return refuse_value("a text");
     if (in_metadata_) {
-      if (!metadata.emplace(key_, text).second) return refuse(fmt::format("metadata '{}' is there twice", key_));
+      if (!metadata.emplace(key_, text).second) return refuse(fmt::format("metadata '{}' occurs twice", key_));
       return true;
     }
     if (key_ != "dtype") return refuse_value("a text");
@@ -111,12 +111,12 @@ class HeaderReader final : public nlohmann::json_sax<json> {
   std::string error_;
   std::string key_;
   std::set<std::string> names_;
-  int depth_ = 0;  // of objects
+  int depth_ = 0;  // nesting of objects
   bool in_metadata_ = false;
   std::optional<std::vector<std::int64_t>>::value_type* numbers_ = nullptr;  // the list being read
 };
 
-// Tensors over `data`, which they must fill exactly.
+// Creates tensors over `data`, which they must fill exactly.
 Result<StateView> place_tensors(std::vector<Entry> entries, ByteSpan data, std::string_view what) {
   const auto complain = [&](const Entry& e, std::string_view why) {
     return fail(Code::kInvalid, "read safetensors", "{}: tensor '{}' {}", what, e.name, why);
@@ -137,7 +137,7 @@ Result<StateView> place_tensors(std::vector<Entry> entries, ByteSpan data, std::
     const auto begin = static_cast<std::uint64_t>((*e.offsets)[0]);
     if (begin != end)
       return complain(e, fmt::format("begins at data byte {}, expected {} ({})", begin, end,
-                                     begin < end ? "tensors overlap" : "there is a hole before it"));
+                                     begin < end ? "tensors overlap" : "there is a gap before it"));
     end = static_cast<std::uint64_t>((*e.offsets)[1]);
     const ByteSpan bytes = end <= data.size() ? data.subspan(begin, end - begin) : ByteSpan{};
     tensors.push_back({std::move(e.name), *e.dtype, std::move(*e.shape), bytes});
@@ -152,7 +152,7 @@ Result<StateView> place_tensors(std::vector<Entry> entries, ByteSpan data, std::
   return sorted;
 }
 
-// The header's JSON for tensors that lie one after the other. Throws json::exception when a text is not UTF-8.
+// The header's JSON for consecutive tensors. Throws json::exception if a text is not UTF-8.
 std::string header_text(const StateView& tensors, const Metadata& metadata) {
   std::string text = "{";
   if (!metadata.empty()) text += fmt::format("\"{}\":{},", kMetadataKey, json(metadata).dump());
@@ -212,7 +212,7 @@ Result<SafetensorsFile> SafetensorsFile::open(const std::filesystem::path& path)
 
 namespace {
 
-// What a file begins with: 8 bytes of length, and the header. `tensors` are put into the order in which they follow it.
+// The start of a file: 8 bytes of length, and the header. Sorts `tensors` into file order.
 Result<std::string> file_head(StateView& tensors, const Metadata& metadata, const std::string& where) {
   ECHO_ASSIGN(tensors, canonical(std::move(tensors)));
   std::stable_sort(tensors.begin(), tensors.end(), [](const TensorView& a, const TensorView& b) {

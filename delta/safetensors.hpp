@@ -13,26 +13,26 @@ namespace echoline::delta {
 // The "__metadata__" entry of a file.
 using Metadata = std::map<std::string, std::string>;
 
-// What a header says; views point into the data that was parsed.
+// The content of a header; views point into the parsed data.
 struct SafetensorsContent {
   StateView tensors;  // canonical
   Metadata metadata;
 };
 
-// Parses a whole file in memory. Strict: header of at most 100,000,000 bytes that starts with '{', no duplicate or
-// unknown keys, known types, and tensors that fill the data without hole or overlap. kInvalid, with `what` (a path) in
-// the message and expected and found sizes where sizes are wrong. The views borrow `file`.
+// Parses a whole file in memory. Strict: a header of at most 100,000,000 bytes that starts with '{', no duplicate or
+// unknown keys, known types, and tensors that fill the data without gap or overlap. kInvalid, with `what` (a path) in
+// the message, and expected and found sizes for a wrong size. The views refer to `file`.
 Result<SafetensorsContent> parse_safetensors(std::span<const std::byte> file, std::string_view what);
 
-// A safetensors file mapped read-only. The views of view() are valid while this object (or what it was moved into)
+// A safetensors file mapped read-only. The views of view() are valid while this object (or the one it was moved into)
 // lives. The file must not be truncated meanwhile; replacing it by rename is fine.
 class SafetensorsFile {
  public:
-  // kNotFound or kIo when it cannot be opened, kInvalid when it is not a sound safetensors file.
+  // kNotFound or kIo if it cannot be opened, kInvalid if it is not a valid safetensors file.
   static Result<SafetensorsFile> open(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return path_; }
-  std::span<const std::byte> bytes() const { return mapping_.bytes(); }  // the whole file; the views lie in it
+  std::span<const std::byte> bytes() const { return mapping_.bytes(); }  // the whole file; the views point into it
   const StateView& view() const { return content_.tensors; }
   const Metadata& metadata() const { return content_.metadata; }
 
@@ -43,7 +43,7 @@ class SafetensorsFile {
   SafetensorsContent content_;
 };
 
-// The same file in memory.
+// The bytes of such a file.
 Result<std::string> safetensors_bytes(const StateView& state, const Metadata& metadata = {});
 
 // Writes `state` in one pass without a second copy in memory. Atomic: temporary file, fsync, rename, fsync of the

@@ -12,7 +12,7 @@ Error corrupt(std::string_view why) { return fail(Code::kCorrupt, "read patch", 
 template <class T>
 void scatter(std::byte* to, std::size_t origin, const std::uint32_t* positions, const std::byte* values,
              std::size_t count) {
-  constexpr std::size_t kAhead = 24;  // the lines are rarely in a cache when a whole model is written
+  constexpr std::size_t kAhead = 24;  // when a whole model is written, the cache lines are rarely present
   std::size_t i = 0;
   for (; i + kAhead < count; ++i) {
     __builtin_prefetch(to + (positions[i + kAhead] - origin) * sizeof(T), 1);
@@ -21,7 +21,7 @@ void scatter(std::byte* to, std::size_t origin, const std::uint32_t* positions, 
   for (; i < count; ++i) store(to + (positions[i] - origin) * sizeof(T), load<T>(values + i * sizeof(T)));
 }
 
-// Writes values to the elements at `positions`; `to` is where element `origin` lies.
+// Writes values to the elements at `positions`; `to` is the address of element `origin`.
 void scatter(std::byte* to, std::size_t origin, const std::uint32_t* positions, const std::byte* values,
              std::size_t count, std::size_t element_bytes) {
   with_element_type(element_bytes, [&]<class T>(T) { scatter<T>(to, origin, positions, values, count); });
@@ -77,7 +77,7 @@ std::optional<Layer> SegmentEncoder::encode(const Content& prev, const Content& 
   const SparseCount count = sparse_.encode(prev, cur, place, leaf_read, entropy, sparse_bytes_);
   if (count.changed == 0) return std::nullopt;
   Layer layer{LayerCoding::kSparse, count.changed, count.bound_bits, sparse_bytes_};
-  // The estimate knows how frequent values are. Content that repeats itself may take a part of that.
+  // The estimate knows the frequencies of values. Repetitive content may need only a fraction of it.
   constexpr double kRepeats = 4;
   if (kRepeats * static_cast<double>(sparse_bytes_.size()) > dense_.estimate(cur, place.dtype)) {
     dense_bytes_.clear();
@@ -129,7 +129,7 @@ Status SegmentDecoder::decode(const Segment& segment, ByteSpan old, DType dtype,
   return ok();
 }
 
-// Prepares `out` for `changed` of `elements`. All of them are faster to write where an eighth changes.
+// Prepares `out` for `changed` of `elements`. If an eighth or more changes, writing all of them is faster.
 void SegmentDecoder::begin(std::uint64_t elements, std::uint64_t changed, std::size_t element_bytes, Replacement& out) {
   out.whole = 8 * changed >= elements;
   out.positions.clear();
@@ -143,7 +143,7 @@ void SegmentDecoder::begin(std::uint64_t elements, std::uint64_t changed, std::s
   }
 }
 
-// Adds what changes in a leaf to `out`. False when that is more than begin() was told.
+// Adds a leaf's changes to `out`. False if there are more than begin() was told.
 bool SegmentDecoder::take(ByteSpan before, ByteSpan now, std::size_t first_byte, std::size_t element_bytes,
                           Replacement& out) {
   const unsigned width = width_index(element_bytes);
@@ -176,9 +176,9 @@ Status SegmentDecoder::decode_group(const Segment& segment, std::span<const Tens
   const Content old(std::move(pieces));
   ECHO_TRY(check_changes(segment, old.size() / size));
 
-  GroupedTensor next;  // the first one that is not made whole
+  GroupedTensor next;  // the first tensor that is incomplete
   std::size_t next_begin = 0;
-  // `made_to` bytes of the group are made; `made` ends there, and begins before `next` does.
+  // The first `made_to` bytes of the group are complete. `made` ends there and begins before `next` does.
   const auto report = [&](std::size_t made_to, ByteSpan made) {
     for (; next.number < tensors.size(); ++next.number) {
       const std::size_t bytes = tensors[next.number].bytes.size();
@@ -199,10 +199,10 @@ Status SegmentDecoder::decode_group(const Segment& segment, std::span<const Tens
     return decode_gathered(segment, old, dtype, out, report);
 
   begin(old.size() / size, layer.changed, size, out);
-  // Unless all is replaced, the new content passes through a window. It holds the leaf that is made and, in front of
-  // it, the part of a tensor that was made before.
+  // Unless everything is replaced, the new content passes through a window. It holds the current leaf and, before it,
+  // the complete part of an unfinished tensor.
   window_.resize(out.whole ? 0 : kGroupedBytes + kLeafBytes + kSpareElements * size);
-  std::size_t kept = 0;  // bytes in front of the leaf
+  std::size_t kept = 0;  // bytes before the leaf
   bool fits = true;
   const auto room = [&](std::size_t first_byte, std::size_t) {
     return out.whole ? out.values.data() + first_byte : window_.data() + kept;
@@ -223,7 +223,7 @@ Status SegmentDecoder::decode_group(const Segment& segment, std::span<const Tens
   return ok();
 }
 
-// By copies of the whole group, for deltas folded into one and for dense coding.
+// Decodes via copies of the whole group, for folded deltas and dense coding.
 Status SegmentDecoder::decode_gathered(const Segment& segment, const Content& old, DType dtype, Replacement& out,
                                        const GroupMade& made) {
   RawVector<std::byte> memory;
@@ -236,7 +236,7 @@ Status SegmentDecoder::decode_gathered(const Segment& segment, const Content& ol
   return ok();
 }
 
-// Several deltas in one: each layer is decoded on top of what the layers before it made.
+// A fold of several deltas: decodes each layer on top of the result of the earlier ones.
 Status SegmentDecoder::decode_layers(const Segment& segment, ByteSpan old, DType dtype, Replacement& out,
                                      Digest* new_leaves) {
   const std::size_t size = dtype_bytes(dtype);

@@ -1,5 +1,5 @@
-// Segments: runs of a tensor's bytes that are coded, checked and decoded on their own. Internal to this folder;
-// patch.hpp is the public door, FORMAT.md has the bytes.
+// Segments: runs of a tensor's bytes that are coded, checked and decoded independently. Internal to this folder;
+// patch.hpp is the public interface, FORMAT.md defines the bytes.
 #pragma once
 #include <optional>
 #include <vector>
@@ -11,29 +11,29 @@
 
 namespace echoline::delta {
 
-inline constexpr std::uint64_t kSegmentBytes = 8u << 20;  // every segment of a tensor but the last; whole leaves
+inline constexpr std::uint64_t kSegmentBytes = 8u << 20;  // of every segment of a tensor but the last; whole leaves
 inline constexpr std::uint64_t kLayersMax = 4096;
 
-enum class LayerCoding : std::uint8_t { kSparseOld = 1, kDense = 2, kSparse = 3 };  // the first: only read
+enum class LayerCoding : std::uint8_t { kSparseOld = 1, kDense = 2, kSparse = 3 };  // kSparseOld can only be read
 
-// One delta's change to a segment, as it lies in a patch.
+// One delta's change to a segment, as stored in a patch.
 struct Layer {
   LayerCoding coding = LayerCoding::kSparse;
   std::uint64_t changed = 0;     // elements
-  std::uint64_t bound_bits = 0;  // entropy of the change under the coder's model
+  std::uint64_t bound_bits = 0;  // entropy of the change in the coder's model
   ByteSpan payload;
 };
 
-// What a segment takes besides its payloads, which are decoded later.
+// A segment's head and layers; payloads are decoded later.
 struct Segment {
   std::uint64_t tensor = 0;
   std::uint64_t index = 0;    // within the tensor
   std::vector<Layer> layers;  // applied in order
-  std::uint64_t tensors = 1;  // more than one: a group, of so many whole tensors from `tensor` on, side by side
+  std::uint64_t tensors = 1;  // above one: a group of this many whole tensors from `tensor` on
 };
-// Tensors of a type up to kGroupedBytes, side by side, make groups of up to kSegmentBytes.
+// Adjacent tensors of a type with up to kGroupedBytes each form groups of up to kSegmentBytes.
 inline constexpr std::uint64_t kGroupedBytes = 1u << 17;
-// Everything but the payloads is checked. `body` is the content of a segment frame, or of a group's.
+// Checks everything but the payloads. `body`: the content of a segment's or group's frame.
 Result<Segment> read_segment(ByteSpan body, bool group = false);
 void write_segment(const Segment& segment, ByteVector& out);
 
@@ -41,8 +41,8 @@ void write_segment(const Segment& segment, ByteVector& out);
 class SegmentEncoder {
  public:
   explicit SegmentEncoder(int table_zstd_level) : dense_(table_zstd_level) {}
-  // The shortest layer that turns `prev` into `cur`, its payload valid until the next call; none when nothing differs.
-  // `leaf_read` and `entropy` as in SparseEncoder::encode().
+  // The shortest layer that turns `prev` into `cur`; nothing if they are equal. Its payload is valid until the next
+  // call. `leaf_read` and `entropy` as in SparseEncoder::encode().
   std::optional<Layer> encode(const Content& prev, const Content& cur, const SegmentPlace& place,
                               const LeafRead& leaf_read, EntropyCounter* entropy);
   Layer encode_whole(ByteSpan cur, DType dtype);
@@ -54,33 +54,33 @@ class SegmentEncoder {
   RawVector<std::byte> gathered_;
 };
 
-// What a segment becomes: every byte anew, or some elements.
+// The new content of a segment: all bytes, or some elements.
 struct Replacement {
   bool whole = false;
-  RawVector<std::uint32_t> positions;  // element within the segment; ascending
+  RawVector<std::uint32_t> positions;  // elements of the segment, ascending
   RawVector<std::byte> values;
 };
 
-// Puts a replacement's values into a segment's memory.
+// Writes a replacement's values into a segment's memory.
 void write_values(bool whole, std::span<const std::uint32_t> positions, ByteSpan values, std::size_t element_bytes,
                   std::span<std::byte> segment);
 
-// A tensor of a group that may change.
+// A tensor of a group that may have changed.
 struct GroupedTensor {
   std::size_t number = 0;            // within the group
   std::size_t first = 0, count = 0;  // of the replacement's elements
-  ByteSpan content;                  // all of it, new; valid during the call
+  ByteSpan content;                  // its new content; valid during the call
 };
 using TensorDone = std::function<void(const GroupedTensor&)>;
 
 // One per thread.
 class SegmentDecoder {
  public:
-  // Decodes all layers on top of `old`, which is not changed. `new_leaves`, unless null, gets the digests of the leaves
-  // that change; the others stay as they are.
+  // Decodes all layers on top of `old`, which is not changed. `new_leaves`, unless null, receives the digests of
+  // changed leaves; its other entries are not touched.
   Status decode(const Segment& segment, ByteSpan old, DType dtype, Replacement& out, Digest* new_leaves);
   // Decodes a group on top of its `tensors`, which are not changed. Elements are numbered over the group. Calls `done`
-  // for the tensors that may change, in order; with wrong content before an error.
+  // for the tensors that may have changed, in order; the content is wrong if an error follows.
   Status decode_group(const Segment& segment, std::span<const TensorView> tensors, Replacement& out,
                       const TensorDone& done);
 
@@ -93,7 +93,7 @@ class SegmentDecoder {
   Status decode_gathered(const Segment& segment, const Content& old, DType dtype, Replacement& out,
                          const GroupMade& made);
   SparseDecoder sparse_;
-  std::size_t taken_ = 0;  // elements in the present replacement
+  std::size_t taken_ = 0;  // elements in the current replacement
   ByteVector folded_;
   RawVector<std::byte> window_;  // part of a group's new content
 };

@@ -10,9 +10,9 @@
 namespace echoline::delta {
 namespace {
 
-constexpr double kExceptionBits = 22;  // about what one costs, beside the bits that its step leaves open
+constexpr double kExceptionBits = 22;  // approximate cost, beside the open bits of its step
 
-// Adds `count` steps of `least` to `most`, spread evenly, to the symbols that stand for them.
+// Adds `count` steps, spread evenly from `least` to `most`, to their symbols' weights.
 void spread(std::int64_t least, std::int64_t most, unsigned low_bits, double count,
             std::array<double, kSmallSymbols>& weights) {
   const std::int64_t first = std::max<std::int64_t>(least >> low_bits, -std::int64_t{kZeroStep});
@@ -46,14 +46,14 @@ Draft draft_of(std::span<const std::uint32_t> counts, unsigned low_bits, double 
       spread(towards_zero ? -most : least, towards_zero ? -least : most, low_bits, counts[symbol], draft.weights);
     }
   }
-  // A place for a symbol costs each element something, one without costs it an exception.
+  // A symbol in the table costs every element a little; one without costs its elements an exception.
   constexpr double kRareness = 0.0005;
   const auto used = std::span(draft.weights).first(kStays);
   const auto has_some = [&](std::size_t i) { return i < used.size() && draft.weights[i] > 0; };
   std::array<double, kStays> fitted{};
   for (std::size_t i = 0; i < used.size(); ++i) {
     if (low_bits == 0 && i == kZeroStep) continue;
-    // There may be some that the sample has not, first of all next to what it has.
+    // Elements outside the sample may have symbols that it lacks, most likely next to those it has.
     const double unseen = has_some(i - 1) || has_some(i + 1) ? 0.5 : 0.25;
     const double weight = used[i] > 0 ? used[i] + 0.5 : changed > 0 ? unseen : 0;
     if (weight >= kRareness * total) fitted[i] = std::max(used[i], unseen * (changed > 0));
@@ -81,7 +81,7 @@ SmallFit fit_small(std::span<const std::uint32_t> counts, unsigned low_bits_max)
   while (counts.size() > 1 && counts.back() == 0) counts = counts.first(counts.size() - 1);
   SmallFit fit;
   Draft best = draft_of(counts, 0, total);
-  // With more than this, all steps of the sample share a symbol or two.
+  // With more low bits, all steps of the sample would share one or two symbols.
   const unsigned longest = counts.size() < 6 ? 0 : extra_bits(static_cast<unsigned>(counts.size()) - 2) + 1;
   for (unsigned low = 1; low <= std::min(low_bits_max, longest); ++low) {
     Draft draft = draft_of(counts, low, total);

@@ -1,7 +1,7 @@
-// Sparse coding: what changed in one segment, given its old content. Where a float changes in a training step is
-// decided by its old exponent, and how it changes is nearly always one step to a neighbouring float
-// (`delta/entropy.hpp` has the bound); so elements are sorted into ranges of exponents, and each range is coded with
-// its own statistics. Internal to this folder; FORMAT.md, "Sparse coding".
+// Sparse coding: the changes of one segment, given its old content. Whether a float changes in a training step depends
+// on its old exponent, and it nearly always changes to a neighbouring float (delta/entropy.hpp has the bound). So
+// elements are sorted into ranges of exponents, and each range is coded with its own statistics. Internal to this
+// folder; FORMAT.md, "Sparse coding".
 #pragma once
 #include <functional>
 #include <memory>
@@ -16,28 +16,28 @@
 
 namespace echoline::delta {
 
-// Which elements of a tensor a segment holds.
+// The elements of a tensor in a segment.
 struct SegmentPlace {
   DType dtype = DType::kU8;
   std::uint64_t first_element = 0;
-  std::uint64_t row_elements = 0;  // of the tensor's rows; density may differ from row to row
+  std::uint64_t row_elements = 0;  // of the tensor's rows; the density of changes may differ between rows
 };
 
 struct SparseCount {
   std::uint64_t changed = 0;     // elements that differ
-  std::uint64_t bound_bits = 0;  // entropy of where and how they differ, given each element's range of old values
+  std::uint64_t bound_bits = 0;  // entropy of positions and steps, given each element's range of old values
 };
 
-// Called for each leaf of a segment, in order, once its memory has been read.
+// Called for each leaf of a segment, in order, after its memory was read.
 using LeafRead = std::function<void(std::size_t first_byte, std::size_t bytes)>;
 
-// Keeps its working memory between calls: a few times the bytes it writes. One per thread.
+// Keeps its working memory between calls, a few times the bytes it writes. Use one per thread.
 class SparseEncoder {
  public:
   SparseEncoder();
   ~SparseEncoder();
-  // Appends the coding of a segment, or nothing when no element differs. Both sides have equal size. `entropy`, unless
-  // null, takes the counts of the entropy bound. `leaf_read` may be empty.
+  // Appends the coding of a segment, or nothing if no element differs. Both sides have the same size. `entropy`, unless
+  // null, receives the counts of the entropy bound. `leaf_read` may be empty.
   SparseCount encode(const Content& prev, const Content& cur, const SegmentPlace& place, const LeafRead& leaf_read,
                      EntropyCounter* entropy, ByteVector& out);
 
@@ -46,20 +46,20 @@ class SparseEncoder {
   std::unique_ptr<State> state_;
 };
 
-// Where the new content of a leaf is to be made; called for each leaf, in order. There is room for kSpareElements more.
+// Returns the memory for a leaf's new content, with room for kSpareElements more; called for each leaf, in order.
 using LeafRoom = std::function<std::byte*(std::size_t first_byte, std::size_t bytes)>;
-// Called for each leaf of the segment, in order, with its content, which is valid during the call. `now` is `before`
-// when nothing changes in it and there is no LeafRoom.
+// Called for each leaf of the segment, in order, with its content, which is valid during the call. `now` is `before` if
+// nothing changes in it and there is no LeafRoom.
 using LeafDone = std::function<void(std::size_t first_byte, ByteSpan before, ByteSpan now)>;
 
-// Keeps its working memory between calls: some twenty bytes for each change that is coded by gaps. One per thread.
+// Keeps its working memory between calls, about twenty bytes per change coded by gaps. Use one per thread.
 class SparseDecoder {
  public:
   SparseDecoder();
   ~SparseDecoder();
-  // Decodes `changed` changes of the segment whose old content is `old`; `small` says whether dense ranges have small
-  // symbols, else those of version 3. Without `room`, only the leaves that change are made, each in the same memory.
-  // kCorrupt: the coding is malformed; then `leaf_done` was given wrong content.
+  // Decodes `changed` changes of the segment with old content `old`. `small`: dense ranges have small symbols; false:
+  // those of version 3. Without `room`, only changed leaves are made, all in the same memory. kCorrupt if the coding is
+  // malformed; `leaf_done` then received wrong content.
   Status decode(ByteSpan coded, bool small, std::uint64_t changed, const Content& old, DType dtype,
                 const LeafRoom& room, const LeafDone& leaf_done);
 

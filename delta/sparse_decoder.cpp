@@ -21,7 +21,7 @@ struct SparseDecoder::State {
   BlockSource source;
   SortedBlock sorted;
   std::vector<std::byte> leaf = std::vector<std::byte>(kLeafBytes);
-  RawVector<std::byte> old_leaf;  // of content in several pieces
+  RawVector<std::byte> old_leaf;  // for content in several pieces
   std::vector<std::uint8_t> block_symbols;
   std::array<std::vector<std::uint64_t>, kRangesMax + 1> ranks, steps;
   SmallTables small_tables;
@@ -58,7 +58,7 @@ Status SparseDecoder::State::parse_model(BitReader& bits, DType dtype) {
   return ok();
 }
 
-// Gaps and steps of one range, which has `elements` elements at most.
+// Reads gaps and steps of one range, which has at most `elements` elements.
 Status SparseDecoder::State::decode_gaps(BitReader& bits, const GapCode& code, std::uint64_t elements,
                                          std::uint64_t count, std::uint64_t* ranks, std::uint64_t* steps) {
   const RansEntry* const gap_table = gap_entries(code.table);
@@ -66,7 +66,7 @@ Status SparseDecoder::State::decode_gaps(BitReader& bits, const GapCode& code, s
   if (tokens.size() < count) tokens.resize(count);
   rans.turn = 0;
   std::uint64_t done = 0, high = 0, sum = 0;
-  while (done < count) {  // again for as many gaps as escapes have taken the place of
+  while (done < count) {  // again for the gaps that escapes have replaced
     const std::uint64_t wanted = count - done;
     rans_read_run(
         rans, wanted, [&](std::uint64_t) { return gap_table; }, tokens.data());
@@ -95,7 +95,7 @@ Status SparseDecoder::State::decode_gaps(BitReader& bits, const GapCode& code, s
   return ok();
 }
 
-// Tables and symbols of dense ranges, which are coded with small symbols.
+// Reads tables and symbols of dense ranges that are coded with small symbols.
 Status SparseDecoder::State::parse_small(BitReader& bits, Reader& reader, std::size_t element_bytes) {
   const auto lanes_log2 = static_cast<unsigned>(get_bits(bits, 4));
   for (std::uint32_t r = 0; r < model.dense; ++r) {
@@ -115,8 +115,7 @@ Status SparseDecoder::State::parse_small(BitReader& bits, Reader& reader, std::s
   return ok();
 }
 
-// Everything that does not need the old content. `small`: dense ranges are coded with small symbols, else as in
-// version 3.
+// Parses everything that does not need the old content. `small`: dense ranges have small symbols; false: version 3.
 Status SparseDecoder::State::parse(ByteSpan coded, bool small, std::uint64_t changed, std::uint64_t elements,
                                    DType dtype) {
   Reader reader(coded);
@@ -208,7 +207,7 @@ Status SparseDecoder::decode(ByteSpan coded, bool small, std::uint64_t changed, 
     const std::byte* const before = old.part(leaf, bytes, s.old_leaf).data();
     std::byte* const now = room ? room(leaf, bytes) : s.leaf.data();
     bool touched = false;
-    std::size_t made = 0;  // bytes of the leaf that are in `now`
+    std::size_t made = 0;  // complete bytes of the leaf in `now`
     for_each_block(s.grid, leaf / size, (leaf + bytes) / size, [&](std::uint64_t first, std::uint32_t count) {
       const unsigned chosen = *symbol++;
       const std::size_t at = first * size - leaf;

@@ -10,13 +10,13 @@
 namespace echoline::delta {
 
 struct SparseEncoder::State {
-  // The changes of a range; kept between calls for their memory.
+  // The changes of a range. Kept between calls for their memory.
   struct Range {
     std::vector<std::uint32_t> gaps;
     std::vector<std::uint16_t> tokens, gap_tokens;
     std::vector<std::uint64_t> extras;
   };
-  std::array<Range, kRangesMax + 1> ranges;  // the last one: exceptions among dense elements
+  std::array<Range, kRangesMax + 1> ranges;  // the last: exceptions among dense elements
   std::vector<std::uint16_t> block_symbols;
   RawVector<std::uint8_t> dense;
   std::vector<std::uint32_t> dense_runs;       // symbols of each block that is not untouched
@@ -29,7 +29,7 @@ struct SparseEncoder::State {
   RansWriter rans;
   SmallCodes small_codes;
   std::uint32_t changed_bits[kBlockWordsMax];
-  RawVector<std::byte> old_leaf, now_leaf;  // of content in several pieces
+  RawVector<std::byte> old_leaf, now_leaf;  // for content in several pieces
 
   template <class V>
   static auto* with_room(V& v, std::size_t used, std::size_t more) {
@@ -43,13 +43,13 @@ struct SparseEncoder::State {
     g.tokens = with_room(ranges[range].tokens, g.count, elements);
     g.extras = with_room(ranges[range].extras, g.extra_count, elements);
   }
-  // For the symbols of so many elements more.
+  // Makes room for the symbols of this many more elements.
   void make_dense_room(std::uint32_t elements) {
     make_gap_room(kRangesMax, elements);
     sink.dense = with_room(dense, sink.dense_count, elements + kSpareElements);
     sink.low.bytes = with_room(low, sink.low.at, elements * kLowBitsMax / 8 + 16);
   }
-  // Puts the dense elements of a sorted block behind `used` ones.
+  // Appends the dense elements of a sorted block after `used` ones.
   void pack_block(const std::byte* old, const std::byte* now, std::uint32_t count, std::size_t element_bytes,
                   std::size_t used) {
     const std::size_t room = (count + kSpareElements) * element_bytes;
@@ -62,20 +62,20 @@ struct SparseEncoder::State {
   // Fits the coding of dense ranges to parts of blocks, spread evenly over the segment.
   void sample_dense(SparseModel& model, const BlockGrid& grid, const Content& prev, const Content& cur,
                     std::size_t element_bytes);
-  // Codes all elements in `dense_olds` and `dense_now`, in tables fitted to them.
+  // Codes all elements in `dense_olds` and `dense_now`, with tables fitted to them.
   void code_packed(SparseModel& model, std::size_t element_bytes);
   void fit_dense(SparseModel& model, std::size_t element_bytes);
   std::uint64_t write(const SparseModel& model, const BlockGrid& grid, ByteVector& out);
 };
 
-// Sorts a block's elements under the symbol it gives, unless that is kSymbolUntouched.
+// Sorts a block's elements under the returned symbol, unless that is kSymbolUntouched.
 unsigned SparseEncoder::State::sort_block(const SparseModel& model, const std::byte* prev, std::uint32_t count,
                                           std::size_t element_bytes, std::uint32_t changed, unsigned previous) {
   const auto sort = [&](unsigned symbol) {
     kernels().sort[width_index(element_bytes)](prev, count, model_for(model.block, symbol), sorted);
   };
   sort(previous);
-  double expected = 0;  // changes
+  double expected = 0;  // number of changes
   for (std::uint32_t i = 0; i <= model.block.ranges - model.block.dense; ++i)
     expected += sorted.count[i] * model.density[i];
   const double tolerance = model.rows_differ ? 0 : 1.0 / 8;
@@ -131,7 +131,7 @@ void SparseEncoder::State::code_packed(SparseModel& model, std::size_t element_b
   const unsigned width = width_index(element_bytes);
   const std::uint64_t elements = std::accumulate(dense_runs.begin(), dense_runs.end(), std::uint64_t{0});
   const std::size_t every = std::max<std::size_t>(elements / kEnough, 1);
-  // f(number of the run, model of its block, elements before it, elements)
+  // f(index of the run, model of its block, elements before it, elements)
   const auto for_each_run = [&](auto&& f) {
     std::size_t run = 0, before = 0;
     for (const std::uint16_t symbol : block_symbols) {
@@ -169,7 +169,7 @@ void SparseEncoder::State::fit_dense(SparseModel& model, std::size_t element_byt
 
 namespace {
 
-// Puts a segment's bits and runs of symbols together, in the order of FORMAT.md.
+// Assembles a segment's bits and runs of symbols in the order of FORMAT.md.
 class Assembly {
  public:
   Assembly() { codes_.reserve((1 + 2 * kRangesMax) * kTokensMax); }
@@ -186,7 +186,7 @@ class Assembly {
     runs_.push_back({symbols, add_codes(put_table(counts_of(symbols)))});
   }
 
-  // Count, codes and tables of a range coded by gaps; gives its code.
+  // Writes count, codes and tables of a range coded by gaps. Returns its code.
   GapCode put_gaps(const GapSink& gap, std::vector<std::uint16_t>& tokens) {
     bits_.put_number(gap.count);
     if (gap.count == 0) return {};
@@ -207,7 +207,7 @@ class Assembly {
               bits_of<std::uint64_t>(std::array<std::uint64_t, 2>{gap.count, gap.seen - gap.count});
     return code;
   }
-  // Number of states and tables of the dense ranges.
+  // Writes the number of states and the tables of the dense ranges.
   void put_dense(std::span<const SmallFit> fits, unsigned lanes_log2) {
     bits_.put(lanes_log2, 4);
     for (const SmallFit& fit : fits) {
@@ -216,7 +216,7 @@ class Assembly {
     }
   }
 
-  // Behind all tables: what symbols leave open.
+  // Writes, after all tables, the bits that symbols leave open.
   void put_low_bits(const GapSink& gap, const GapCode& code) {
     for (std::uint32_t i = 0; i < gap.count; ++i) bits_.put(gap.gaps[i], code.shift);
   }
@@ -225,7 +225,7 @@ class Assembly {
       if (token >= 16) bound_ += put_extra(bits_, token, *magnitudes++);
   }
 
-  // Appends everything; gives its entropy in bits.
+  // Appends everything. Returns its entropy in bits.
   std::uint64_t finish(RansWriter& writer, ByteVector& out) && {
     const ByteVector bytes = std::move(bits_).finish();
     put_varint(out, bytes.size());
@@ -262,7 +262,7 @@ class Assembly {
     rans_codes(table, codes_.data() + first);
     return codes_.data() + first;
   }
-  // Gives how many bits that were.
+  // Returns the number of bits written.
   static unsigned put_extra(BitWriter& bits, unsigned token, std::uint64_t magnitude) {
     const unsigned open = extra_bits(token);
     if (open > 32) bits.put(magnitude >> 32, open - 32);
@@ -277,14 +277,14 @@ class Assembly {
     return bits;
   }
   BitWriter bits_;
-  std::vector<RansCode> codes_;  // of all runs; never moves, because runs point into it
+  std::vector<RansCode> codes_;  // of all runs; must not be reallocated, because runs point into it
   std::vector<RansRun> runs_;
   double bound_ = 0;
 };
 
 }  // namespace
 
-// Gives the entropy of what it wrote, in bits.
+// Returns the entropy of the output in bits.
 std::uint64_t SparseEncoder::State::write(const SparseModel& model, const BlockGrid& grid, ByteVector& out) {
   const BlockModel& block = model.block;
   Assembly assembly;
@@ -295,7 +295,7 @@ std::uint64_t SparseEncoder::State::write(const SparseModel& model, const BlockG
   for (std::uint32_t r = block.dense; r < block.ranges; ++r) by_gaps.push_back(r);
   if (block.dense > 0) by_gaps.push_back(kRangesMax);
   for (const std::uint32_t r : by_gaps) codes[r] = assembly.put_gaps(sink.gap[r], ranges[r].gap_tokens);
-  // More states make it faster, and take two bytes each.
+  // More states are faster and take two bytes each.
   unsigned lanes_log2 = 0;
   if (block.dense > 0) {
     double bits = 0, elements = 0;
@@ -343,14 +343,14 @@ SparseCount SparseEncoder::encode(const Content& prev, const Content& cur, const
   SparseModel model = choose_model(prev, cur, place, grid);
   s.sink = {};
   const bool all_dense = model.block.dense == model.block.ranges;
-  // A sample of the segment has too few dense elements where most are not dense.
+  // If most ranges are not dense, a sample of the segment has too few dense elements.
   const bool fit_late = !all_dense && model.dense_part < 0.5;
   if (model.block.dense > 0 && !fit_late) s.sample_dense(model, grid, prev, cur, size);
   s.block_symbols.clear();
   s.dense_runs.clear();
   unsigned symbol = kSymbolUnshifted;
   std::uint64_t total = 0;
-  std::size_t packed = 0;  // elements of dense ranges before
+  std::size_t packed = 0;  // elements of dense ranges so far
   const bool is_ahead_known = prev.in_one_piece() && cur.in_one_piece();
   for (std::size_t leaf = 0; leaf < cur.size(); leaf += kLeafBytes) {
     const std::size_t leaf_bytes = std::min(kLeafBytes, cur.size() - leaf), leaf_end = leaf + leaf_bytes;
@@ -360,8 +360,8 @@ SparseCount SparseEncoder::encode(const Content& prev, const Content& cur, const
     for_each_block(grid, leaf / size, leaf_end / size, [&](std::uint64_t first, std::uint32_t count) {
       const std::byte* old = olds + (first * size - leaf);
       const std::byte* now = nows + (first * size - leaf);
-      // Later memory of both sides is asked for bit by bit between the steps: all at once would wait for it.
-      // `leaf_read` may read the leaf that comes next.
+      // Prefetches later memory of both sides in small parts between the steps, because one large prefetch would stall.
+      // `leaf_read` may read the next leaf.
       const std::byte* ahead = old + kLeafBytes;
       const std::byte* ahead_now = now + kLeafBytes;
       const auto prefetch_third = [&] {

@@ -1,4 +1,4 @@
-// What FORMAT.md, "Sparse coding", fixes and both sides of the coding need. Internal to this folder.
+// The parts of FORMAT.md, "Sparse coding", that encoder and decoder share. Internal to this folder.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -13,10 +13,10 @@ inline constexpr unsigned kSymbolUntouched = 0;
 inline constexpr unsigned kSymbolUnshifted = 8;  // block symbol s shifts the classes by s - 8 exponents
 inline constexpr unsigned kBlockSymbols = 16;
 inline constexpr unsigned kGapTables = 24;
-inline constexpr unsigned kGapEscape = 31;  // stands for 31 and another token
+inline constexpr unsigned kGapEscape = 31;  // followed by another token, whose value is added to 31
 inline constexpr unsigned kGapShiftMax = 31;
 
-// How the gaps of a range are divided into tokens and low bits.
+// Splits the gaps of a range into tokens and low bits.
 struct GapCode {
   unsigned shift = 0;
   unsigned table = 0;
@@ -25,8 +25,8 @@ struct GapCode {
 const std::array<Frequencies, kGapTables>& gap_frequencies();
 const RansEntry* gap_entries(unsigned table);
 
-// Blocks end at multiples of the block length, counted over the tensor, and at the ends of leaves. Calls
-// f(first element, count) for each block of the leaf that starts at element `from` of the segment.
+// Blocks end at multiples of the block length, counted over the tensor, and at the ends of leaves. Calls f(first
+// element, count) for each block of the leaf that starts at element `from` of the segment.
 struct BlockGrid {
   std::uint32_t length = 0;
   std::uint32_t first = 0;  // elements of the segment's first block
@@ -43,7 +43,7 @@ bool for_each_block(const BlockGrid& grid, std::uint64_t from, std::uint64_t to,
   return true;
 }
 
-// The model for a block with this symbol, which is not kSymbolUntouched.
+// The model for a block with this symbol, which must not be kSymbolUntouched.
 BlockModel model_for(const BlockModel& model, unsigned symbol);
 
 }  // namespace echoline::delta

@@ -9,8 +9,8 @@
 namespace echoline::delta {
 namespace {
 
-constexpr std::uint32_t kBlockElements = 4096;  // what blocks should have about; FORMAT.md allows up to 8192
-constexpr std::uint32_t kRowsAlone = 512;       // shorter rows share a block, whatever changes in them
+constexpr std::uint32_t kBlockElements = 4096;  // approximate length of blocks; FORMAT.md allows up to 8192
+constexpr std::uint32_t kRowsAlone = 512;       // shorter rows share a block, even if they differ
 
 constexpr unsigned kSampledTokens = 24;  // the last one stands for all above
 
@@ -41,7 +41,7 @@ ClassSample joined(const ClassSample& a, const ClassSample& b) {
   return c;
 }
 
-// Adjacent classes share a range when that saves more in tables than it loses in precision.
+// Adjacent classes share a range if that saves more bits in tables than it loses in precision.
 struct RangeDraft {
   ClassSample sample;
   unsigned bound = 0;
@@ -55,11 +55,11 @@ double draft_cost(const ClassSample& sample, double scale) {
 SparseModel fit_model(const std::array<ClassSample, kClasses>& classes, std::uint32_t base, double elements,
                       double scale) {
   constexpr double kDenseFrom = 1.0 / 32;
-  // A range costs time for every element, wherever its changes are; what that is worth in bits.
+  // A range costs time for every element; this is its price in bits.
   const double gap_range_bits = elements / 4096;
   constexpr double kDenseRangeBits = 50;
   constexpr double kStayBits = 0.012, kMoreForSpeed = 0.004;
-  constexpr std::ptrdiff_t kDenseRanges = 8;  // tables of more take twice as long to look up
+  constexpr std::ptrdiff_t kDenseRanges = 8;  // lookups in more tables take twice as long
   SparseModel model;
   model.block.base = base;
   unsigned dense_classes = 0;
@@ -70,7 +70,7 @@ SparseModel fit_model(const std::array<ClassSample, kClasses>& classes, std::uin
     model.change_bits[c] = std::log2(density) - model.stay_bits[c];
     if (s.elements > 0 && s.changed >= kDenseFrom * s.elements && s.changed >= 2) dense_classes = c + 1;
   }
-  // Coding them all one by one is faster, and costs an element that never changes a hundredth of a bit.
+  // Coding all elements individually is faster and costs an unchanged element a hundredth of a bit.
   double bits = 0, all = 0, others = 0;
   for (unsigned c = 0; c < kClasses; ++c) {
     bits += flag_bits(classes[c]) + step_bits(classes[c]);
@@ -81,8 +81,7 @@ SparseModel fit_model(const std::array<ClassSample, kClasses>& classes, std::uin
   std::vector<RangeDraft> drafts;
   for (unsigned c = 0; c < kClasses; ++c)
     drafts.push_back({classes[c], c + 1, c < dense_classes, draft_cost(classes[c], scale)});
-  // Draft i joined with the next one, and the bits that joining them saves. Joining a pair changes only its
-  // neighbours'.
+  // The union of draft i and the next one, and the bits that it saves. A union changes only its neighbours' pairs.
   struct Pair {
     RangeDraft both;
     double gain = 0;
@@ -141,20 +140,20 @@ SparseModel fit_model(const std::array<ClassSample, kClasses>& classes, std::uin
 
 struct Sample {
   std::vector<ClassSample> by_exponent;
-  std::size_t elements = 0;  // looked at, or passed over because nothing changes around them
-  // Variance of the number of changes in a run over its mean: 1 at most when they are independent (Poisson), more when
-  // rows differ, much more when some have no changes at all.
+  std::size_t elements = 0;  // read, or skipped because nothing changes around them
+  // Variance / mean of the number of changes in a run: at most 1 if they are independent (Poisson), more if rows
+  // differ, much more if some rows have no changes.
   double dispersion = 1;
 };
 
-// Takes a sample of one segment or several.
+// Samples one or several segments.
 class Sampler {
  public:
   explicit Sampler(const ExponentField& field) : field_(field), by_exponent_(field.mask + 1) {
     for (auto& counts : elements_) counts.resize(by_exponent_.size());
   }
-  // Looks at some `wanted` elements, in runs spread evenly over the segment; with `touched`, at those in blocks of it
-  // that change.
+  // Reads about `wanted` elements, in runs spread evenly over the segment; with `touched`, those in its blocks that
+  // change.
   template <class T>
   void add(const Content& prev, const Content& cur, std::size_t wanted, const BlockGrid* touched);
   double changes() const { return changes_; }
@@ -163,7 +162,8 @@ class Sampler {
  private:
   const ExponentField field_;
   std::vector<ClassSample> by_exponent_;
-  std::array<std::vector<std::uint32_t>, 2> elements_;  // by exponent, in turns: one count would wait for itself
+  // By exponent, in two alternating counters, because one would wait for its last increment.
+  std::array<std::vector<std::uint32_t>, 2> elements_;
   std::size_t looked_at_ = 0;
   double runs_ = 0, changes_ = 0, squares_ = 0;
   RawVector<std::byte> old_room_, now_room_;
@@ -266,7 +266,7 @@ SparseModel sample_model(const Content& prev, const Content& cur, const SegmentP
 // Elements and changes of a block by class, counted from 16 classes below the model's first.
 struct BlockCounts {
   std::array<double, 64> elements{}, changed{};
-  int first = 0, last = 63;  // others have none
+  int first = 0, last = 63;  // all other counts are zero
 };
 
 // How well a shift of the classes explains the changes of a block: log2 of the likelihood.
@@ -329,7 +329,7 @@ SparseModel choose_model(const Content& prev, const Content& cur, const SegmentP
 
 unsigned choose_symbol(const SparseModel& model, const std::byte* prev, std::uint32_t count, std::size_t element_bytes,
                        const std::uint32_t* changed, unsigned previous) {
-  constexpr double kSwitchBits = 4;  // about what a rare symbol costs
+  constexpr double kSwitchBits = 4;  // approximate cost of a rare symbol
   const BlockCounts counts =
       with_element_type(element_bytes, [&]<class T>(T) { return count_classes<T>(prev, count, model.block, changed); });
   unsigned best = previous;

@@ -1,5 +1,5 @@
-// The statistics a segment is coded with: which classes share a range, where blocks lie, and how a block deviates. The
-// encoder's choices alone; FORMAT.md leaves them open. Internal to this folder.
+// Chooses the statistics for a segment: which classes share a range, the blocks, and each block's deviation. FORMAT.md
+// does not prescribe the choice. Internal to this folder.
 #pragma once
 #include <array>
 #include <cmath>
@@ -11,21 +11,21 @@ namespace echoline::delta {
 
 struct SparseModel {
   BlockModel block;
-  std::array<double, kRangesMax + 1> density{};  // expected part of changed elements in each entry of a SortedBlock
-  double dense_part = 0;                         // of all elements
-  bool rows_differ = false;                      // in how much changes
-  // log2 of the probability that an element of a class stays, and by how much it differs for one that changes.
+  std::array<double, kRangesMax + 1> density{};  // expected fraction of changed elements in each entry of a SortedBlock
+  double dense_part = 0;                         // fraction of elements in dense ranges
+  bool rows_differ = false;                      // rows differ in how much changes
+  // log2 of the probability that an element of a class is unchanged, and the difference for a changed one.
   std::array<double, kClasses> stay_bits{}, change_bits{};
 };
 
 // Fits model and blocks to a sample of the segment.
 SparseModel choose_model(const Content& prev, const Content& cur, const SegmentPlace& place, BlockGrid& grid);
 
-// Blocks of whole rows where rows are of a useful size; of single rows where they differ.
+// Blocks of whole rows if rows are of a useful size; of single rows if they differ.
 BlockGrid choose_grid(const SegmentPlace& place, bool rows_differ);
 
-// The symbol under which the changes of a block are likeliest, `previous` being preferred; `changed` is what
-// Kernels::diff gave for it.
+// The most likely symbol for a block's changes, with a preference for `previous`; `changed` is the result of
+// Kernels::diff.
 unsigned choose_symbol(const SparseModel& model, const std::byte* prev, std::uint32_t count, std::size_t element_bytes,
                        const std::uint32_t* changed, unsigned previous);
 

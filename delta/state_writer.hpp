@@ -1,4 +1,4 @@
-// Access to the memory and the remembered digests of an OwnedState; internal to this folder.
+// Access to an OwnedState's memory and cached digests; internal to this folder.
 #pragma once
 #include <span>
 #include <vector>
@@ -10,7 +10,7 @@ namespace echoline::delta {
 class StateWriter {
  public:
   static std::span<std::byte> memory(OwnedState& state, std::size_t index);
-  // Digests of all leaves, hashed where they are not remembered; those of sealed tensors are remembered.
+  // Digests of all leaves, computed unless cached; caches those of sealed tensors.
   static std::vector<std::vector<Digest>> leaves(OwnedState& state, unsigned threads);
   static void remember(OwnedState& state, std::vector<std::vector<Digest>> leaves);
 };

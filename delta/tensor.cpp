@@ -15,7 +15,7 @@ struct DTypeInfo {
   std::size_t bytes;
 };
 
-// Indexed by the number of the type.
+// Indexed by DType.
 constexpr std::array<DTypeInfo, kAllDTypes.size()> kInfo{{{"BOOL", 1},
                                                           {"U8", 1},
                                                           {"I8", 1},
@@ -36,7 +36,7 @@ const DTypeInfo& info(DType dtype) { return kInfo.at(static_cast<std::size_t>(dt
 
 std::string shape_text(std::span<const std::int64_t> shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
-// Name, rank and byte size of a tensor that passes every check on its description.
+// The byte size of a tensor whose description passes all checks.
 Result<std::uint64_t> checked_bytes(const TensorView& t) {
   if (t.name.size() > kNameBytesMax)
     return fail(Code::kInvalid, "check tensor", "the name '{}...' has {} bytes, at most {} are allowed",
@@ -54,7 +54,7 @@ Status sort_by_name(StateView& state) {
   std::sort(state.begin(), state.end(), [](const TensorView& a, const TensorView& b) { return a.name < b.name; });
   const auto twin = std::adjacent_find(state.begin(), state.end(),
                                        [](const TensorView& a, const TensorView& b) { return a.name == b.name; });
-  if (twin != state.end()) return fail(Code::kInvalid, "check state", "tensor '{}' is there twice", twin->name);
+  if (twin != state.end()) return fail(Code::kInvalid, "check state", "tensor '{}' occurs twice", twin->name);
   return ok();
 }
 

@@ -49,12 +49,12 @@ Result<DType> parse_dtype(std::string_view name);
 inline constexpr std::size_t kRankMax = 32;
 inline constexpr std::size_t kNameBytesMax = 4096;
 
-// Product of `shape` (1 for a scalar); kInvalid when a dimension is negative or the product does not fit in int64.
+// Product of `shape` (1 for a scalar); kInvalid if a dimension is negative or the product exceeds int64.
 Result<std::int64_t> element_count(std::span<const std::int64_t> shape);
 // element_count() times the element size, checked for overflow.
 Result<std::uint64_t> tensor_bytes(DType dtype, std::span<const std::int64_t> shape);
 
-// A tensor in somebody else's memory: row-major, little endian, no alignment promised.
+// A tensor in memory owned elsewhere: row-major, little endian, without guaranteed alignment.
 struct TensorView {
   std::string name;
   DType dtype = DType::kU8;
@@ -66,10 +66,10 @@ struct TensorView {
 using StateView = std::vector<TensorView>;
 
 // Sorts by name and checks the state: unique names of at most kNameBytesMax bytes, at most kRankMax dimensions, and
-// byte sizes that match type and shape. kInvalid names the tensor that is wrong.
+// byte sizes that match type and shape. kInvalid names the invalid tensor.
 Result<StateView> canonical(StateView state);
 
-// 128 bits that identify a tensor or a state; how they are computed is in digest.hpp.
+// 128 bits that identify a tensor or a state; digest.hpp computes them.
 struct Digest {
   std::array<std::byte, 16> bytes{};
   // 32 lower-case hexadecimal digits, most significant byte first.
@@ -79,39 +79,39 @@ struct Digest {
   friend auto operator<=>(const Digest&, const Digest&) = default;
 };
 
-// A state that owns its memory: one 64-byte aligned block per tensor, in canonical order. Addresses
-// stay the same for the life of the object, moves included. Not thread-safe: one thread mutates, or many read.
+// A state that owns its memory: one 64-byte aligned block per tensor, in canonical order. Addresses do not change
+// during the object's life, including moves. Not thread-safe: one writer, or several readers.
 class OwnedState {
  public:
   OwnedState() = default;
-  // Allocates tensors of the names, types and shapes in `like`, whose bytes are not read and may be empty. What is in
-  // them is anybody's guess: memory that is not written yet costs nothing. kInvalid for a bad name or shape, kExhausted
-  // when memory runs out.
+  // Allocates tensors with the names, types and shapes of `like`, whose bytes are not read and may be empty. The
+  // content is uninitialised, so that memory costs nothing before it is written. kInvalid for an invalid name or shape,
+  // kExhausted if memory runs out.
   static Result<OwnedState> empty_like(const StateView& like);
-  // The same, in one block of memory that `allocate` gives: so many bytes at a multiple of 64.
+  // As above, in one block of memory from `allocate`: this many bytes at a multiple of 64.
   using Allocate = std::function<Result<std::shared_ptr<std::byte>>(std::uint64_t bytes)>;
   static Result<OwnedState> empty_like(const StateView& like, const Allocate& allocate);
 
   std::size_t size() const { return tensors_.size(); }
   std::uint64_t total_bytes() const { return total_bytes_; }
   const std::string& name(std::size_t index) const { return tensors_.at(index).name; }
-  // Views stay valid while this object (or what it was moved into) lives.
+  // Views are valid while this object (or the one it was moved into) lives.
   StateView view() const;
   std::optional<std::size_t> find(std::string_view name) const;
   std::span<const std::byte> bytes(std::size_t index) const;
 
-  // Hands out writable memory. The tensor counts as changing from now on (its digest is never remembered) until
-  // seal() says that no writable span is in use any more.
+  // Returns writable memory. From now on the tensor counts as changing, and its digest is not cached, until seal() ends
+  // the use of all writable spans.
   std::span<std::byte> mutable_bytes(std::size_t index);
   void seal();
 
-  // Digest of the present content, hashed by up to `threads` threads. Sealed tensors are hashed once and remembered.
+  // Digest of the current content, computed by up to `threads` threads. Digests of sealed tensors are cached.
   Digest digest(unsigned threads = 1);
 
  private:
   friend class StateWriter;
   struct Free {
-    std::shared_ptr<const std::byte> block;  // that the memory is part of; null: it is on its own
+    std::shared_ptr<const std::byte> block;  // the block that contains the memory; null: none
     void operator()(std::byte* p) const;
   };
   struct Tensor {
@@ -121,18 +121,18 @@ class OwnedState {
     std::size_t byte_count = 0;
     std::unique_ptr<std::byte[], Free> memory;
     bool sealed = true;
-    std::vector<Digest> leaves;  // digests of its leaves, when they are known; only while sealed
+    std::vector<Digest> leaves;  // digests of its leaves, if known; only while sealed
   };
   static TensorView view_of(const Tensor& tensor);
   std::vector<Tensor> tensors_;
   std::uint64_t total_bytes_ = 0;
 };
 
-// A state that several hold, and that does not change any more.
+// A state with several owners that does not change any more.
 using SharedState = std::shared_ptr<const OwnedState>;
 inline SharedState share(OwnedState state) { return std::make_shared<const OwnedState>(std::move(state)); }
 
-// A state with the same tensors. Errors of canonical() and empty_like().
+// A copy of the state. Errors as those of canonical() and empty_like().
 Result<OwnedState> copy_of(const StateView& state);
 
 }  // namespace echoline::delta

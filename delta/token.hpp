@@ -7,8 +7,8 @@
 
 namespace echoline::delta {
 
-// A step of `magnitude` (at least 1), towards zero or away from it: tokens 0 to 15 are magnitudes 1 to 8; further on,
-// four tokens for each bit length from 4 up: two halves of its magnitudes, two directions.
+// A step of `magnitude` (at least 1), towards zero or away from it. Tokens 0 to 15 are magnitudes 1 to 8. From there on
+// each bit length from 4 up has four tokens: two halves of its magnitudes, two directions.
 static inline unsigned step_token(std::uint64_t magnitude, bool towards_zero) {
   if (magnitude <= 8) return 2 * static_cast<unsigned>(magnitude - 1) + towards_zero;
   const auto length = static_cast<unsigned>(64 - __builtin_clzll(magnitude));
@@ -25,14 +25,14 @@ static inline std::uint64_t get_extra(BitReader& bits, unsigned token) {
   return high | get_bits(bits, count > 32 ? 32 : count);
 }
 
-// The step a token and its extra bits stand for; negative (towards zero) steps as two's complement.
+// The step of a token with its extra bits; steps towards zero are negative, in two's complement.
 static inline std::uint64_t token_step(unsigned token, std::uint64_t extra) {
   std::uint64_t magnitude = token / 2 + 1;
   if (token >= 16) magnitude = ((std::uint64_t{2} | ((token - 16) / 2 & 1)) << extra_bits(token)) | extra;
   return token & 1 ? ~magnitude + 1 : magnitude;
 }
 
-// Bits as an integer that grows with the value, so that neighbouring floats differ by one. A bijection.
+// A bijection from bits to integers that increase with the value, so that neighbouring floats differ by one.
 template <class T>
 static inline T to_ordered(T bits, bool is_float) {
   constexpr T kTop = static_cast<T>(T{1} << (sizeof(T) * 8 - 1));
@@ -46,7 +46,7 @@ static inline T from_ordered(T ordered, bool is_float) {
   return static_cast<T>(ordered & kTop ? ordered & ~kTop : ~ordered);
 }
 
-// The token of a change from `old` to `now`, which differ; `magnitude` is what its extra bits come from.
+// The token of a change from `old` to `now`, which must differ; `magnitude` holds its extra bits.
 template <class T>
 static inline unsigned change_token(T old, T now, bool is_float, std::uint64_t& magnitude) {
   constexpr T kTop = static_cast<T>(T{1} << (sizeof(T) * 8 - 1));
@@ -64,8 +64,8 @@ static inline T apply_step(T old, std::uint64_t step, bool is_float) {
   return from_ordered(static_cast<T>(to_ordered(old, is_float) + signed_step), is_float);
 }
 
-// Moves a state past the symbol of its entry; gives whether that took the next word. Without a branch on the state: it
-// would be mispredicted often.
+// Advances a state past the symbol of its entry. Returns whether it took the next word. Branch-free, because a branch
+// on the state would often be mispredicted.
 static inline bool rans_advance(std::uint32_t& state, RansEntry entry, std::uint16_t next_word) {
   state = (((entry >> kRansBits) & (kRansSlots - 1)) + 1) * (state >> kRansBits) + (entry & (kRansSlots - 1));
   const bool refill = state < kRansFloor;
@@ -83,7 +83,7 @@ static inline unsigned rans_read(RansReader& reader, const RansEntry* table) {
   return entry >> (2 * kRansBits);
 }
 
-// Reads a run of `count` symbols; on entry symbols[i] is the number of the table of the i-th.
+// Reads a run of `count` symbols; on entry symbols[i] is the index of the i-th table.
 static inline void rans_read_wide(WideRansReader& reader, std::uint32_t from, std::uint32_t count,
                                   const RansEntry* tables, std::uint16_t* symbols) {
   for (std::uint32_t i = from; i < count; ++i) {
@@ -112,7 +112,7 @@ static inline void read_small_run(SmallReader& reader, std::uint32_t from, std::
   }
 }
 
-// Moves a state past a small symbol; gives whether that puts out its low byte first.
+// Encodes a small symbol into a state. Returns whether the state's low byte was output first.
 static inline bool put_small(std::uint16_t& state, const SmallCodes& codes, std::uint8_t symbol, std::byte* byte) {
   const std::uint32_t others = codes.others[symbol];
   *byte = static_cast<std::byte>(state & 0xff);
@@ -125,11 +125,11 @@ static inline bool put_small(std::uint16_t& state, const SmallCodes& codes, std:
   return spill;
 }
 
-// Moves a state past a symbol; gives whether that puts out its low word first.
+// Encodes a symbol into a state. Returns whether the state's low word was output first.
 static inline bool rans_put(std::uint32_t& state, RansCode code, std::uint16_t* word) {
   const auto rest = static_cast<std::uint32_t>(code >> 32);
   const std::uint32_t others = rest & 0xfff;  // slots of other symbols
-  // Written in any case, kept when the state is too large: whether it is cannot be predicted.
+  // Always written, but kept only if the state is too large, because that cannot be predicted.
   const bool spill = (state + (others << (31 - kRansBits))) >> 31;
   *word = static_cast<std::uint16_t>(state);
   state = spill ? state >> 16 : state;

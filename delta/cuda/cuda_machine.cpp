@@ -184,19 +184,19 @@ class CudaMachine final : public Machine {
     cudaEvent_t begin = nullptr, end = nullptr;
   };
 
-  // The current device belongs to the calling thread.
+  // CUDA's current device is a property of the calling thread.
   Status enter() const {
     CUDA_TRY("use CUDA device", cudaSetDevice(ordinal_));
     return ok();
   }
 
-  // Pinned memory in huge pages, which all processors make, in a sixth of the time that cudaMallocHost() takes.
+  // Pinned memory in huge pages, allocated by all processors in a sixth of the time of cudaMallocHost().
   cudaError_t registered(void** memory, std::uint64_t bytes) {
     constexpr std::size_t kHugePage = 2u << 20, kPage = 4096;
     bytes = round_up(bytes, kHugePage);
     void* const block = std::aligned_alloc(kHugePage, bytes);
     if (block == nullptr) return cudaErrorMemoryAllocation;
-    ::madvise(block, bytes, MADV_HUGEPAGE);  // a wish: without it, the pages are small
+    ::madvise(block, bytes, MADV_HUGEPAGE);  // advice: without it, the pages are small
     for_each_parallel(bytes / kHugePage, thread_count(0), [&](unsigned, std::size_t i) {
       for (std::size_t at = 0; at < kHugePage; at += kPage)
         static_cast<std::byte*>(block)[i * kHugePage + at] = std::byte{0};
@@ -205,7 +205,7 @@ class CudaMachine final : public Machine {
       std::free(block);
       return error;
     }
-    // Otherwise what is written after a fork would lie in other pages than those that are pinned.
+    // Otherwise a write after a fork would go to other pages than the pinned ones.
     ::madvise(block, bytes, MADV_DONTFORK);
     const std::lock_guard lock(registered_mutex_);
     registered_[static_cast<std::byte*>(block)] = bytes;
@@ -213,7 +213,7 @@ class CudaMachine final : public Machine {
     return cudaSuccess;
   }
 
-  // What is queued for the host from now on waits for all that was queued until now.
+  // Copies to the host that are queued from now on wait for all earlier work.
   Status out_follows() {
     CUDA_TRY("record a CUDA event", cudaEventRecord(order_, stream_));
     CUDA_TRY("order CUDA streams", cudaStreamWaitEvent(out_stream_, order_, 0));
@@ -235,7 +235,7 @@ class CudaMachine final : public Machine {
     const Interval& interval = intervals_[used_intervals_];
     CUDA_TRY("record a CUDA event", cudaEventRecord(interval.begin, stream_));
     CUDA_TRY(operation, work());
-    // The work is under way: without its end the time is unknown, but this is no failure.
+    // The work is queued. Without its end event only its time is unknown, which is not an error.
     if (cudaEventRecord(interval.end, stream_) == cudaSuccess)
       ++used_intervals_;
     else
@@ -245,11 +245,11 @@ class CudaMachine final : public Machine {
 
   const int ordinal_;
   std::string name_;
-  cudaStream_t stream_ = nullptr, out_stream_ = nullptr;  // the latter for copies to the host
+  cudaStream_t stream_ = nullptr, out_stream_ = nullptr;  // out_stream_: for copies to the host
   cudaEvent_t order_ = nullptr;
   cudaEvent_t marks_[kMarks] = {};
   static constexpr std::uint64_t kRegisteredFrom = 64u << 20;
-  std::mutex registered_mutex_;  // states in such memory are freed by any thread
+  std::mutex registered_mutex_;  // any thread may free states in such memory
   std::map<std::byte*, std::uint64_t> registered_;
   std::vector<Interval> intervals_;
   std::size_t used_intervals_ = 0;

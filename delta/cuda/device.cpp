@@ -13,14 +13,15 @@ namespace {
 
 constexpr std::uint64_t kTensorAlignment = 256;
 
-// Of the one block of memory that upload() puts these tensors in.
+// The size of the single memory block in which upload() places these tensors.
 std::uint64_t block_bytes(const StateView& tensors) {
   std::uint64_t bytes = 0;
   for (const TensorView& tensor : tensors) bytes += round_up(tensor.bytes.size(), kTensorAlignment);
   return bytes;
 }
 
-// Nothing is under way when a call ends, whatever its result. Declared after the memory that queued work uses.
+// Waits for all queued work at the end of a call, whatever its result. Declare it after the memory that queued work
+// uses.
 class Settled {
  public:
   explicit Settled(Machine& machine) : machine_(machine) { (void)machine.take_busy_s(); }
@@ -38,10 +39,11 @@ Status check_same_layout(const StateView& a, const StateView& b, std::string_vie
                 a.size(), b.size());
   for (std::size_t i = 0; i < a.size(); ++i)
     if (a[i].name != b[i].name || a[i].dtype != b[i].dtype || a[i].shape != b[i].shape)
-      return fail(Code::kInvalid, operation,
-                  "tensor '{}' ({} [{}]) stands where the other state has '{}' ({} [{}]); both must be of one model",
-                  a[i].name, dtype_name(a[i].dtype), fmt::join(a[i].shape, ", "), b[i].name, dtype_name(b[i].dtype),
-                  fmt::join(b[i].shape, ", "));
+      return fail(
+          Code::kInvalid, operation,
+          "tensor '{}' ({} [{}]) is in the place of the other state's '{}' ({} [{}]); both must be of one model",
+          a[i].name, dtype_name(a[i].dtype), fmt::join(a[i].shape, ", "), b[i].name, dtype_name(b[i].dtype),
+          fmt::join(b[i].shape, ", "));
   return ok();
 }
 
@@ -64,15 +66,15 @@ struct Device::Work {
 
   Status check_ours(const DeviceState& state, std::string_view operation, bool torn_is_fine = false) const {
     if (state.machine_ != machine)
-      return fail(Code::kInvalid, operation, "the state is not of this device object, {}; use the one that made it",
-                  machine->name());
+      return fail(Code::kInvalid, operation,
+                  "the state belongs to another device object, not {}; use the one that made it", machine->name());
     if (state.torn_ && !torn_is_fine)
       return fail(Code::kInvalid, operation,
                   "the device failed in the middle of a change of this state; fill it again with assign() or copy()");
     return ok();
   }
 
-  // A state whose description is sound, without memory.
+  // A state with a valid description, without memory.
   DeviceState describe(const StateView& sorted) const {
     DeviceState state;
     state.machine_ = machine;
@@ -82,7 +84,7 @@ struct Device::Work {
     return state;
   }
 
-  // Waits for what changes `state`. Its digests are unknown, and it is torn unless the change succeeded.
+  // Waits for a change of `state`. Its digests become unknown, and it is torn if the change failed.
   Status finish_change(DeviceState& state, Status change) {
     state.memory_changed();
     if (change) change = machine->finish();
@@ -160,7 +162,7 @@ Result<double> Device::copy(const DeviceState& from, DeviceState& to) {
   ECHO_TRY(check_same_layout(from.tensors_, to.tensors_, "copy a state"));
   const Settled settled(*work_->machine);
   const auto copy_all = [&]() -> Status {
-    if (from.memory_ && to.memory_)  // at equal offsets
+    if (from.memory_ && to.memory_)  // same offsets in both
       return work_->machine->copy_within(to.memory_.get(), from.memory_.get(), block_bytes(from.tensors_));
     for (std::size_t i = 0; i < from.size(); ++i)
       if (const auto bytes = from.tensors_[i].bytes; !bytes.empty())
@@ -229,7 +231,7 @@ Result<ApplyStats> Device::apply(std::span<const TensorWrite> writes, const Dige
   LeafFlags to_hash = unknown_leaves(state.tensors_, state.leaves_);
   ECHO_TRY(work_->exchange.prepare(work_->machine, work_->options, sorted, state.tensors_, to_hash));
   ECHO_TRY(work_->hasher.prepare(work_->machine, state.tensors_, flagged(to_hash)));
-  ECHO_TRY(machine.finish());  // errors of the preparation appear here, before anything changes
+  ECHO_TRY(machine.finish());  // reports errors of the preparation before anything changes
 
   // A kernel that did not start changed nothing, unless the device is lost as well.
   if (Status started = work_->exchange.start(machine); !started) {

@@ -1,8 +1,9 @@
-// Weights in the memory of a CUDA device: which elements changed between two versions of them, and a delta applied to
-// them in place. Both give bit for bit what the CPU gives (patch.hpp), and only the changes cross to the host or back:
-//   learner: extract(prev, cur, sink) feeds a host mirror of prev, write_delta() encodes prev and mirror; copy(cur,
-//   prev) worker:  resolve_delta() against a host mirror gives the writes, apply() puts them on the device
-// Compiled in every build; without a CUDA compiler Device::open() says so.
+// Weights in a CUDA device's memory: finds the elements that differ between two versions, and applies a delta in place.
+// Both give exactly the CPU's results (patch.hpp), and only changes are copied between host and device:
+//   learner: extract(prev, cur, sink) updates a host mirror of prev, write_delta() encodes prev and mirror, then
+//            copy(cur, prev)
+//   worker:  resolve_delta() against a host mirror gives the writes, apply() puts them on the device
+// Compiled in every build; without a CUDA compiler Device::open() returns an error.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -18,17 +19,17 @@ class Machine;
 
 struct DeviceOptions {
   int ordinal = 0;
-  // Extraction works on so many bytes of a state at a time. It has three buffers for the changes found in device memory
-  // and two in pinned host memory, of at least what a segment takes. More changes than fit are compared again, less at
-  // a time.
+  // Extraction processes this many bytes of a state at a time. It has three buffers for changes in device memory and
+  // two in pinned host memory, each at least as large as a segment needs. If the changes do not fit, they are compared
+  // again in smaller parts.
   std::uint64_t batch_bytes = 128u << 20;
   std::uint64_t records_bytes = 64u << 20;
-  // Device memory that application may take for positions and values.
+  // Device memory for positions and values during apply().
   std::uint64_t apply_bytes_max = 16ull << 30;
-  unsigned threads = 0;  // of the host, for what it checks and copies; 0: as many as it has
+  unsigned threads = 0;  // host threads for checks and copies; 0: all
 };
 
-// A state on a device. Moving it does not move its memory.
+// A state on a device. Moving the object does not move its memory.
 class DeviceState {
  public:
   DeviceState(DeviceState&&) = default;
@@ -40,7 +41,8 @@ class DeviceState {
   StateView layout() const;
   std::size_t size() const { return tensors_.size(); }
   std::uint64_t total_bytes() const { return total_bytes_; }
-  // On the device, for kernels of others. Whoever writes there calls memory_changed() afterwards, or digests are wrong.
+  // The address on the device, for other kernels. After writing there, call memory_changed(), otherwise digests are
+  // wrong.
   std::byte* address(std::size_t index) const;
   void memory_changed();
 
@@ -48,14 +50,14 @@ class DeviceState {
   friend class Device;
   DeviceState() = default;
   std::shared_ptr<Machine> machine_;
-  std::shared_ptr<std::byte> memory_;  // null when it belongs to somebody else
+  std::shared_ptr<std::byte> memory_;  // null: attached memory, not owned
   StateView tensors_;                  // `bytes` are on the device
   std::uint64_t total_bytes_ = 0;
-  std::vector<std::vector<Digest>> leaves_;  // of each tensor, where they are known
-  bool torn_ = false;                        // the device failed in the middle of a change
+  std::vector<std::vector<Digest>> leaves_;  // of each tensor, if known
+  bool torn_ = false;                        // the device failed during a change
 };
 
-// Elements of a part of a tensor that have changed.
+// The changed elements of a part of a tensor.
 struct ChangedPart {
   std::size_t tensor = 0;        // in canonical order
   std::uint64_t first_byte = 0;  // of the part within the tensor
@@ -64,8 +66,8 @@ struct ChangedPart {
   std::span<const std::uint32_t> positions;  // elements of the part, ascending
   std::span<const std::byte> values;         // their new values
 };
-// Parts in ascending order, each a segment (8 MiB of a tensor) or what there is of one. What the spans refer to lives
-// until this returns.
+// Receives parts in ascending order, each a segment (8 MiB of a tensor) or the rest of one. The spans are valid during
+// the call.
 using ChangeSink = std::function<Status(std::span<const ChangedPart>)>;
 
 struct ExtractStats {
@@ -76,15 +78,15 @@ struct ExtractStats {
 
 struct ApplyStats {
   std::uint64_t changed = 0;       // elements written
-  std::uint64_t hashed_bytes = 0;  // of the leaves that were verified
+  std::uint64_t hashed_bytes = 0;  // in verified leaves
   double device_s = 0;             // in kernels
 };
 
-// A CUDA device with a queue of its own. Every call is complete when it returns, and expects that what others did to
-// the memory is complete as well (cudaDeviceSynchronize). For one thread at a time.
+// A CUDA device with its own queue. Calls are synchronous, and expect that other work on the memory is complete
+// (cudaDeviceSynchronize). Use from one thread at a time.
 //
-// Errors: kInvalid for arguments, kExhausted for memory, kUnavailable when the device or its driver fails; a state that
-// was being changed then is torn, which every later call with it says until assign() or copy() has filled it again.
+// Errors: kInvalid for arguments, kExhausted for memory, kUnavailable if the device or its driver fails. A state that
+// was being changed is then torn: later calls fail until assign() or copy() fills it again.
 class Device {
  public:
   static Result<Device> open(const DeviceOptions& options = {});
@@ -95,31 +97,30 @@ class Device {
 
   std::string_view name() const;
 
-  // Allocates and fills.
+  // Allocates device memory and copies the state to it.
   Result<DeviceState> upload(const StateView& state);
-  // Takes the memory of others as it is: `bytes` are addresses on the device, multiples of 16. It must outlive the
-  // result.
+  // Uses memory owned elsewhere: `bytes` are device addresses, multiples of 16. It must outlive the result.
   Result<DeviceState> attach(const StateView& state);
-  // Replaces all content; same tensors.
+  // Replaces all content; the tensors must be the same.
   Status assign(DeviceState& to, const StateView& from);
-  // The same on the device. Gives the seconds it took there.
+  // Replaces all content from another state on the device. Returns the seconds it took there.
   Result<double> copy(const DeviceState& from, DeviceState& to);
   Result<OwnedState> download(const DeviceState& state);
-  // Into a state of the same tensors.
+  // Copies into an existing state with the same tensors.
   Status download(const DeviceState& state, OwnedState& into);
-  // A state on the host in pinned memory, which travels several times as fast, or in ordinary memory where the system
-  // gives none. Making it takes long; use it again. It may outlive this.
+  // A host state in pinned memory, which is copied several times as fast, or in ordinary memory if the system grants
+  // none. It is slow to allocate, so reuse it. It may outlive this object.
   Result<OwnedState> pinned_like(const StateView& like);
 
-  // digest_state() of the content. What is known and cannot have changed is not hashed again.
+  // The content's digest, as digest_state(). Reuses known digests of unchanged leaves.
   Result<Digest> digest(DeviceState& state);
 
-  // Gives `sink` the parts in which elements differ, with the values in `cur`, in ascending order, some at a time; an
-  // error of `sink` ends it.
+  // Passes the parts with differing elements to `sink`, with the values of `cur`, in ascending order, several per call.
+  // An error of `sink` ends it.
   Result<ExtractStats> extract(const DeviceState& prev, const DeviceState& cur, const ChangeSink& sink);
 
-  // Applies `writes`, no element twice, and proves that the state then has the digest `result`. On any failure the
-  // content is as before, unless the device itself failed. kCorrupt: it has another digest.
+  // Applies `writes`, which name no element twice, and verifies that the state then has the digest `result` (kCorrupt
+  // otherwise). On failure the content is restored, unless the device itself failed.
   Result<ApplyStats> apply(std::span<const TensorWrite> writes, const Digest& result, DeviceState& state);
 
  private:
@@ -127,7 +128,7 @@ class Device {
   std::unique_ptr<Work> work_;
 };
 
-// Whether open() would succeed, and if not, why.
+// Tells whether open() would succeed, and if not, why.
 Status device_available();
 
 }  // namespace echoline::delta::cuda

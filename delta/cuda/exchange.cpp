@@ -11,8 +11,8 @@
 namespace echoline::delta::cuda {
 namespace {
 
-constexpr std::uint64_t kHalfBytes = 16u << 20;    // of the pinned memory that changes travel through
-constexpr std::uint64_t kPieceBytes = 512u << 10;  // that one thread fills at a time
+constexpr std::uint64_t kHalfBytes = 16u << 20;    // of the pinned buffer for changes
+constexpr std::uint64_t kPieceBytes = 512u << 10;  // filled by one thread at a time
 
 Error unsound(std::string_view where, const std::string& why) {
   return fail(Code::kInvalid, "apply changes", "{}: {}; apply what resolve_delta() gives, to a state of the same model",
@@ -22,7 +22,7 @@ std::string place_of(const TensorWrite& write, const StateView& tensors) {
   return fmt::format("a write to tensor '{}' at byte {}", tensors[write.tensor].name, write.first_byte);
 }
 
-// Whether a write is sound for the tensor it names, positions aside.
+// Whether a write is valid for its tensor, without its positions.
 Status check_write(const TensorWrite& write, const StateView& tensors) {
   if (write.tensor >= tensors.size())
     return unsound("a write", fmt::format("is for tensor {}, the state has {}", write.tensor, tensors.size()));
@@ -42,8 +42,8 @@ Status check_write(const TensorWrite& write, const StateView& tensors) {
   return ok();
 }
 
-// Whether the positions of a write are sound, and if so, flags the leaves of its tensor that it touches. Where many of
-// a leaf change, all leaves of the part are flagged: they are hashed in less time than it takes to look.
+// Whether a write's positions are valid; if so, flags the leaves that it touches. If many elements of a leaf change,
+// flags all leaves of the part, because hashing them is faster than checking positions.
 Status check_positions(const TensorWrite& write, bool ascending, const StateView& tensors,
                        std::vector<std::uint8_t>& leaves) {
   constexpr std::uint64_t kMany = 8;
@@ -125,7 +125,7 @@ Upload::Place Upload::add(const TensorWrite& write) {
   return {positions, place(write.values.data(), write.values.size(), false)};
 }
 
-// The bytes from `begin` to `end` of a source; looks at the order of positions on the way.
+// Copies bytes `begin` to `end` of a source; checks the order of positions on the way.
 void Upload::copy(Source& source, std::uint64_t begin, std::uint64_t end, std::byte* to) {
   if (!source.positions) {
     std::memcpy(to, source.from + begin, end - begin);
@@ -136,7 +136,7 @@ void Upload::copy(Source& source, std::uint64_t begin, std::uint64_t end, std::b
   auto* out = reinterpret_cast<std::uint32_t*>(to);
   std::uint32_t disorder = first > 0 && from[-1] >= from[0] ? 1 : 0;
   out[0] = from[0];
-  for (std::uint64_t i = 1; i < count; ++i) {  // without a branch, so that it is vectorised
+  for (std::uint64_t i = 1; i < count; ++i) {  // branch-free, so that it is vectorised
     out[i] = from[i];
     disorder |= from[i - 1] >= from[i] ? 1 : 0;
   }

@@ -1,4 +1,4 @@
-// Writes to a state on a device, exchanged with what is there. Internal to this folder.
+// Exchanges writes with a state's content on a device. Internal to this folder.
 #pragma once
 #include <span>
 #include <vector>
@@ -12,31 +12,30 @@ namespace echoline::delta::cuda {
 
 using SortedWrites = std::vector<const TensorWrite*>;
 
-// In the order of their place, those that write nothing left out; kInvalid when one is not sound or two overlap. Their
-// positions are not looked at.
+// Sorts writes by place and drops empty ones; kInvalid if one is invalid or two overlap. Does not check positions.
 Result<SortedWrites> sorted_writes(std::span<const TensorWrite> writes, const StateView& tensors);
 
-// Whether each leaf of each tensor is to be hashed.
+// For each leaf of each tensor: whether to hash it.
 using LeafFlags = std::vector<std::vector<std::uint8_t>>;
-// Those whose digests are not known.
+// The leaves without known digests.
 LeafFlags unknown_leaves(const StateView& tensors, const LeafDigests& known);
 std::vector<LeafRef> flagged(const LeafFlags& flags);
 
-// Gathers positions and values, which lie in many places of the host, in one block of device memory. Several threads
-// fill one half of pinned memory while the other half travels.
+// Copies positions and values from many places of the host into one block of device memory. Several threads fill one
+// half of a pinned buffer while the other half is copied.
 class Upload {
  public:
-  struct Place {  // in the block; multiples of 16
+  struct Place {  // offsets in the block, multiples of 16
     std::uint64_t positions, values;
   };
   void clear();
-  // What `write` refers to must live until send() returns.
+  // The memory of `write` must live until send() returns.
   Place add(const TensorWrite& write);
   std::uint64_t bytes() const { return bytes_; }
-  // Queues everything for `device`, which has room for bytes(). Uses the machine's marks, which are free while nothing
-  // is extracted.
+  // Queues the copy to `device`, which has room for bytes(). Uses the machine's marks, which are free unless an
+  // extraction is running.
   Status send(const std::shared_ptr<Machine>& machine, std::byte* device, unsigned threads);
-  // Whether the positions of write number `index` ascend; after send().
+  // Whether the positions of write number `index` ascend; valid after send().
   bool ascending(std::size_t index) const { return sources_[2 * index].disorder == 0; }
 
  private:
@@ -47,21 +46,21 @@ class Upload {
     std::uint8_t disorder = 0;
   };
   static void copy(Source& source, std::uint64_t begin, std::uint64_t end, std::byte* to);
-  void fill(std::uint64_t begin, std::uint64_t end, std::byte* to);  // with a part of the block
+  void fill(std::uint64_t begin, std::uint64_t end, std::byte* to);  // fills a part of the block
 
   std::vector<Source> sources_;
   std::uint64_t bytes_ = 0;
   Buffer memory_{Machine::Place::kPinnedHost};
 };
 
-// The writes on the device, ready to be exchanged with the content of a state.
+// The writes on the device, ready for the exchange with a state's content.
 class Exchange {
  public:
-  // Flags the leaves that the writes touch, and others near them. kInvalid when positions are not sound, kExhausted
-  // when positions and values take more than options.apply_bytes_max.
+  // Flags the leaves that the writes touch, and some near them. kInvalid for invalid positions, kExhausted if positions
+  // and values need more than options.apply_bytes_max.
   Status prepare(const std::shared_ptr<Machine>& machine, const DeviceOptions& options, const SortedWrites& writes,
                  const StateView& tensors, LeafFlags& leaves);
-  // Done twice, everything is as before.
+  // Exchanges the values; a second exchange restores the old content.
   Status start(Machine& machine) { return job_.chunk_count == 0 ? ok() : machine.run(job_); }
 
  private:

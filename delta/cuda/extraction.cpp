@@ -9,7 +9,7 @@ namespace {
 constexpr std::uint64_t kSegmentBytes = std::uint64_t{kTilesPerSegment} * kTileBytes;
 constexpr std::size_t kBatchPiecesMax = 4096;
 
-// All elements of a tile, of one byte each and with a position of four.
+// All elements of a tile, with one byte and a position of four bytes each.
 constexpr std::uint64_t kTileChangesBytesMax = 5 * kTileBytes;
 
 std::uint32_t tiles_of(const Piece& piece) { return (piece.bytes + kTileBytes - 1) / kTileBytes; }
@@ -23,7 +23,7 @@ std::vector<Piece> split_into_pieces(const StateView& tensors) {
   return pieces;
 }
 
-// The pieces that come first, at least one, of `bytes_max` together.
+// The first pieces, at least one, with at most `bytes_max` together.
 std::span<const Piece> next_batch(std::span<const Piece> pieces, std::uint64_t bytes_max) {
   std::uint64_t bytes = pieces.front().bytes;
   std::size_t count = 1;
@@ -166,7 +166,7 @@ Result<ExtractStats> Extraction::run(const std::shared_ptr<Machine>& machine, co
       for (const Piece& piece : batch.first(batch.size() / 2)) batch_bytes += piece.bytes;
     }
     left = left.subspan(taken);
-    if (!left.empty()) ECHO_TRY(compare(b + 1));  // while the changes found travel, and the sink takes them
+    if (!left.empty()) ECHO_TRY(compare(b + 1));  // while the changes are copied and the sink processes them
     ECHO_ASSIGN(const std::span<const ChangedPart> parts, batches_[b % 2].collect(*machine));
     for (const ChangedPart& part : parts) stats.changed += part.positions.size();
     if (!parts.empty()) ECHO_TRY(sink(parts));

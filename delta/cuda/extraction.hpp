@@ -1,4 +1,4 @@
-// Comparison of two states on a device. Internal to this folder.
+// Compares two states on a device. Internal to this folder.
 #pragma once
 #include <array>
 #include <span>
@@ -9,29 +9,29 @@
 
 namespace echoline::delta::cuda {
 
-// Part of a tensor that is extracted into one write; at most a segment.
+// A part of a tensor that is extracted into one write; at most a segment.
 struct Piece {
   std::size_t tensor;
   std::uint64_t first_byte;
   std::uint32_t bytes;
 };
 
-// One batch of pieces on its way through the device. Every tile of a piece reports where it put its changes, in the
-// order in which tiles happen to finish. The host says where each belongs, and the device puts them there.
+// One batch of pieces in the device's queue. Each tile of a piece stores its changes in the order in which tiles
+// finish. The host computes their final places, and the device moves them there.
 class BatchInFlight {
  public:
   explicit BatchInFlight(unsigned mark) : mark_(mark) {}
 
-  // Room for pieces and tiles, and for `changes_bytes` of changes.
+  // Allocates room for pieces and tiles, and for `changes_bytes` of changes.
   Status reserve(const std::shared_ptr<Machine>& machine, std::size_t pieces_max, std::size_t tiles_max,
                  std::uint64_t changes_bytes);
-  // Queues the comparison, which puts what it finds into `records`. The pieces must live until gather().
+  // Queues the comparison, which stores its results in `records`. The pieces must live until gather().
   Status compare(Machine& machine, const StateView& prev, const StateView& cur, std::span<const Piece> pieces,
                  std::span<std::byte> records);
-  // Waits for it and queues what takes the changes to the host. The number of pieces for whose changes there was room,
-  // from the first on; the others are to be compared again.
+  // Waits for the comparison and queues the copy of the changes to the host. Returns the number of pieces, from the
+  // first on, whose changes had room; the others must be compared again.
   Result<std::size_t> gather(Machine& machine, const StateView& tensors);
-  // Waits for that. The changes of these pieces, those without any left out; until the next gather().
+  // Waits for the copy. Returns the changes of these pieces, without empty ones; valid until the next gather().
   Result<std::span<const ChangedPart>> collect(Machine& machine);
 
  private:
@@ -48,7 +48,7 @@ class BatchInFlight {
 
 class Extraction {
  public:
-  // device_s is left to the caller.
+  // The caller sets device_s.
   Result<ExtractStats> run(const std::shared_ptr<Machine>& machine, const DeviceOptions& options, const StateView& prev,
                            const StateView& cur, const ChangeSink& sink);
 

@@ -1,14 +1,13 @@
-// The device code: what one block or warp does, written over a policy that stands for it. kernels.cu runs it with a
-// policy made of real threads; the tests run the same functions with one that loops over the threads on the CPU. C++17,
-// because CUDA compilers lag behind. Internal to this folder.
+// The device code: the work of one block or warp, written over a policy that represents it. kernels.cu uses a policy of
+// real threads; the tests run the same functions with one that loops over the threads on the CPU. C++17, because CUDA
+// compilers lag behind. Internal to this folder.
 //
 // A policy `Block` (256 threads) or `Warp` (32 threads) has
 //   Block::Local<T>       a T of each thread, indexed by thread; registers on a device
 //   each(f)               f(thread) on every thread; all are done when it returns
 //   scan_warps(f)         replaces f(thread), a uint64_t&, by the sum over its warp up to and including the thread
-//   sum<kFirst, kLast>(f) replaces f(thread), a Pair&, by the sum over all threads of the warp whose number differs
-//   from its
-//                         own only in the bits kFirst ... kLast
+//   sum<kFirst, kLast>(f) replaces f(thread), a Pair&, by the sum over all threads of the warp whose index differs
+//                         from its own only in the bits kFirst ... kLast
 //   shared(), atomic_add(to, value)
 #pragma once
 #include <cstddef>
@@ -34,13 +33,13 @@ inline constexpr unsigned kWarpThreads = 32;
 inline constexpr unsigned kBlockThreads = 256;
 inline constexpr unsigned kBlockWarps = kBlockThreads / kWarpThreads;
 
-// 16 bytes, what a thread loads and stores at once.
+// 16 bytes, the unit of a thread's loads and stores.
 struct alignas(16) Vector {
   std::uint64_t low, high;
 };
 inline constexpr unsigned kVectorBytes = sizeof(Vector);
 
-// From an address that is a multiple of 16, and not soon again.
+// Loads from a multiple of 16, with a hint that the data is not read again soon.
 ECHO_DEVICE Vector load_vector(const std::byte* from) {
 #if defined(__CUDA_ARCH__)
   const ulonglong2 v = __ldcs(reinterpret_cast<const ulonglong2*>(from));
@@ -52,16 +51,16 @@ ECHO_DEVICE Vector load_vector(const std::byte* from) {
 #endif
 }
 
-// `bytes` <= 8 of them from any address, zeros behind.
+// `bytes` <= 8 bytes from any address, padded with zeros.
 ECHO_DEVICE std::uint64_t load_bytes(const std::byte* from, unsigned bytes) {
   std::uint64_t word = 0;
   for (unsigned i = 0; i < bytes; ++i) word |= static_cast<std::uint64_t>(from[i]) << 8 * i;
   return word;
 }
 
-// ---- extraction: which elements differ, in ascending order ----
+// ---- extraction: differing elements, in ascending order ----
 
-inline constexpr unsigned kTileRounds = 4;  // vectors of a tile that one thread compares
+inline constexpr unsigned kTileRounds = 4;  // vectors of a tile that each thread compares
 inline constexpr unsigned kTileBytes = kBlockThreads * kTileRounds * kVectorBytes;
 inline constexpr unsigned kTilesPerSegment = (8u << 20) / kTileBytes;  // segments as in delta/segment.hpp
 inline constexpr std::uint64_t kNoRoom = ~0ull;
@@ -73,8 +72,8 @@ struct ExtractSegment {
   std::uint32_t element_bytes;  // 1, 2, 4 or 8
 };
 
-// What a tile found: `count` changes, their positions (u32, within the segment) at `offset` of the records and their
-// values behind, see record_bytes(). Only the count when offset is kNoRoom.
+// The result of a tile: `count` changes, with positions (u32, within the segment) at `offset` of the records, followed
+// by their values, see record_bytes(). If offset is kNoRoom, only the count.
 struct TileResult {
   std::uint64_t offset;
   std::uint64_t count;
@@ -84,10 +83,10 @@ struct ExtractJob {
   const ExtractSegment* segments;
   const std::uint32_t* tiles;  // segment * kTilesPerSegment + tile within the segment
   std::uint32_t tile_count;
-  TileResult* results;  // of each of `tiles`
+  TileResult* results;  // one for each of `tiles`
   std::byte* records;
   std::uint64_t records_capacity;
-  unsigned long long* records_used;  // 0 at the start; beyond the capacity when not all tiles found room
+  unsigned long long* records_used;  // 0 at the start; exceeds the capacity if a tile found no room
 };
 
 ECHO_DEVICE std::uint64_t positions_bytes(std::uint64_t count) { return (count * 4 + 7) / 8 * 8; }
@@ -95,7 +94,7 @@ ECHO_DEVICE std::uint64_t record_bytes(std::uint64_t count, unsigned element_byt
   return positions_bytes(count) + (count * element_bytes + 7) / 8 * 8;
 }
 
-// Bit e is set when element e differs.
+// Sets bit e if element e differs.
 template <unsigned kSize>
 ECHO_DEVICE std::uint32_t differing(const Vector& a, const Vector& b) {
   constexpr unsigned kPerWord = 8 / kSize;
@@ -149,7 +148,7 @@ struct ElementOf<kVectorBytes> {
   using Type = Vector;
 };
 
-// Counts of up to 2^16 - 1 for each round of a tile, side by side in a word.
+// Counts of up to 2^16 - 1 for each round of a tile, packed into a word.
 static_assert(kTileRounds * 16 <= 64 && kWarpThreads * kVectorBytes < 1u << 16);
 ECHO_DEVICE unsigned count_of_round(std::uint64_t counts, unsigned round) {
   return static_cast<unsigned>(counts >> 16 * round & 0xffff);
@@ -173,7 +172,7 @@ struct ExtractLocal {
   std::uint64_t through;  // by round: of the threads of the warp up to and including this one
 };
 
-// Place within the tile of what a thread loads in a round. A warp covers a run of consecutive bytes, round after round.
+// The offset within the tile of a thread's load in a round. A warp covers consecutive bytes, round after round.
 ECHO_DEVICE unsigned tile_byte(unsigned thread, unsigned round) {
   const unsigned warp = thread / kWarpThreads, lane = thread % kWarpThreads;
   return ((warp * kTileRounds + round) * kWarpThreads + lane) * kVectorBytes;
@@ -231,7 +230,7 @@ ECHO_DEVICE void extract_tile(Block& block, const ExtractJob& job, std::uint32_t
     const ExtractLocal& self = locals[thread];
     if (shared.offset == kNoRoom || self.counts == 0) return;
     const unsigned warp = thread / kWarpThreads;
-    unsigned count = 0, before = 0;  // of the tile; of the warps before
+    unsigned count = 0, before = 0;  // of the tile; of earlier warps
     ECHO_UNROLL
     for (unsigned w = 0; w < kBlockWarps; ++w) {
       const unsigned of_warp = count_of_rounds(shared.warp_counts[w]);
@@ -256,7 +255,7 @@ ECHO_DEVICE void extract_tile(Block& block, const ExtractJob& job, std::uint32_t
   });
 }
 
-// Everything that block number `tile` of a job does.
+// All work of block number `tile` of a job.
 template <class Block>
 ECHO_DEVICE void extract_block(Block& block, const ExtractJob& job, std::uint32_t tile) {
   const std::uint32_t id = job.tiles[tile];
@@ -274,19 +273,19 @@ ECHO_DEVICE void extract_block(Block& block, const ExtractJob& job, std::uint32_
   }
 }
 
-// ---- what tiles found, side by side ----
+// ---- gathering the tiles' results ----
 
-// Where the changes of a tile go: bytes of `out`.
+// Where the changes of a tile go: offsets in `out`.
 struct GatherPlace {
   std::uint64_t positions, values;
 };
 
 struct GatherJob {
   const ExtractSegment* segments;
-  const std::uint32_t* tiles;  // as of the ExtractJob that made the next two
-  const TileResult* results;   // all of which found room
+  const std::uint32_t* tiles;  // of the ExtractJob with these results
+  const TileResult* results;   // all found room
   const std::byte* records;
-  const GatherPlace* places;  // of each of `tiles`
+  const GatherPlace* places;  // one for each of `tiles`
   std::uint32_t tile_count;
   std::byte* out;
 };
@@ -308,7 +307,7 @@ ECHO_DEVICE void gather_tile(Warp& warp, const GatherJob& job, std::uint32_t til
   });
 }
 
-// Everything that the warp for tile number `tile` of a job does.
+// All work of the warp for tile number `tile` of a job.
 template <class Warp>
 ECHO_DEVICE void gather_warp(Warp& warp, const GatherJob& job, std::uint32_t tile) {
   if (job.results[tile].count == 0) return;
@@ -324,13 +323,13 @@ ECHO_DEVICE void gather_warp(Warp& warp, const GatherJob& job, std::uint32_t til
   }
 }
 
-// ---- application: new values against old ones ----
+// ---- application: exchanges new values with old ones ----
 
 inline constexpr unsigned kSwapRounds = 4;
 inline constexpr unsigned kChunkElements = kBlockThreads * kSwapRounds;
 
-// Elements of a tensor to exchange with `values`, which hold the old ones afterwards; exchanging twice changes nothing.
-// No element is named twice.
+// Exchanges elements of a tensor with `values`, which then hold the old ones; a second exchange restores both. No
+// element occurs twice.
 struct SwapPart {
   std::byte* target;
   const std::uint32_t* positions;  // null: elements 0, 1, 2, ...
@@ -376,7 +375,7 @@ ECHO_DEVICE void swap_elements(const SwapPart& part, std::uint64_t first, unsign
   }
 }
 
-// Everything that one thread of block number `chunk` of a job does.
+// All work of one thread of block number `chunk` of a job.
 ECHO_DEVICE void swap_thread(const SwapJob& job, std::uint32_t chunk, unsigned thread) {
   const SwapPart part = job.parts[job.chunks[chunk].part];
   const std::uint64_t first = static_cast<std::uint64_t>(job.chunks[chunk].chunk) * kChunkElements;
@@ -396,14 +395,15 @@ ECHO_DEVICE void swap_thread(const SwapJob& job, std::uint32_t chunk, unsigned t
 
 // ---- digests: XXH3-128, seed 0, default secret, of inputs above 240 bytes; one warp per leaf ----
 //
-// XXH3 adds up 8 words of state over stripes of 64 bytes and scrambles them after every 16 stripes. Between two
-// scrambles the order of the additions does not matter, so a warp takes the 16 stripes at once: thread t has words 2p
-// and 2p + 1, p = t % 4, of stripes t / 4 and t / 4 + 8, which is 16 bytes of each.
+// XXH3 adds up 8 words of state over stripes of 64 bytes and scrambles them after every 16 stripes. Between scrambles
+// the order of additions does not matter, so a warp processes 16 stripes at once. With p = t % 4, thread t has words 2p
+// and 2p + 1 of stripes t / 4 and t / 4 + 8, which is 16 bytes of each.
 
 inline constexpr unsigned kStripeBytes = 64;
-inline constexpr unsigned kHashBlockBytes = 1024;  // from one scramble to the next
-inline constexpr unsigned kHashAhead = 4;          // such blocks that are loaded at once
-inline constexpr unsigned kShortLeafBytes = 240;   // XXH3 treats inputs up to here differently; the host hashes them
+inline constexpr unsigned kHashBlockBytes = 1024;  // between two scrambles
+inline constexpr unsigned kHashAhead = 4;          // blocks that are loaded ahead
+// XXH3 treats inputs up to this size differently; the host hashes them.
+inline constexpr unsigned kShortLeafBytes = 240;
 inline constexpr unsigned kShortSlotBytes = 256;
 inline constexpr unsigned kSecretBytes = 192;
 
@@ -416,8 +416,8 @@ struct HashLeaf {
 struct HashJob {
   const HashLeaf* leaves;
   std::uint32_t leaf_count;
-  std::uint64_t* digests;  // two words per leaf, their bytes in the order of a Digest; short leaves have none
-  std::byte* shorts;       // their content instead, kShortSlotBytes apart
+  std::uint64_t* digests;  // two words per leaf, in the byte order of a Digest; none for short leaves
+  std::byte* shorts;       // content of short leaves, kShortSlotBytes apart
 };
 
 ECHO_CONSTANT std::uint64_t kSecret[kSecretBytes / 8] = {
@@ -433,13 +433,13 @@ inline constexpr std::uint64_t kPrime64_1 = 0x9e3779b185ebca87, kPrime64_2 = 0xc
 ECHO_CONSTANT std::uint64_t kHashStart[8] = {kPrime32_3, kPrime64_1, kPrime64_2, kPrime64_3,
                                              kPrime64_4, kPrime32_2, kPrime64_5, kPrime32_1};
 
-// Eight bytes of the secret from any place.
+// Eight bytes of the secret, from any offset.
 ECHO_DEVICE std::uint64_t secret_at(unsigned byte) {
   const unsigned shift = byte % 8 * 8;
   return shift == 0 ? kSecret[byte / 8] : kSecret[byte / 8] >> shift | kSecret[byte / 8 + 1] << (64 - shift);
 }
 
-// Low and high half of the product, folded by exclusive or.
+// The low and high half of the product, combined by exclusive or.
 ECHO_DEVICE std::uint64_t fold_product(std::uint64_t a, std::uint64_t b) {
 #if defined(__CUDA_ARCH__)
   return a * b ^ __umul64hi(a, b);
@@ -465,7 +465,7 @@ struct Pair {
   std::uint64_t a, b;
 };
 
-// What words 2p and 2p + 1 of a stripe add to words 2p and 2p + 1 of the state.
+// Adds the contribution of words 2p and 2p + 1 of a stripe to the same words of the state.
 ECHO_DEVICE void accumulate(Pair& sum, const Vector& data, const Pair& key) {
   const std::uint64_t x = data.low ^ key.a, y = data.high ^ key.b;
   sum.a += data.high + (x & 0xffffffff) * (x >> 32);
@@ -477,7 +477,7 @@ ECHO_DEVICE std::uint64_t scramble(std::uint64_t word, std::uint64_t key) {
 }
 
 struct HashLocal {
-  Pair state;                 // words 2p and 2p + 1, the same in all threads of equal p
+  Pair state;                 // words 2p and 2p + 1, equal in all threads with equal p
   Pair key[2], scramble_key;  // parts of the secret
   Vector data[2 * kHashAhead];
   Pair sum;
@@ -523,7 +523,7 @@ ECHO_DEVICE void hash_leaf(Warp& warp, const std::byte* data, std::uint32_t byte
     }
   }
 
-  // The rest: whole stripes, then the last 64 bytes (again), at any address.
+  // The rest: whole stripes, then the last 64 bytes (which may overlap), at any address.
   warp.each([&](unsigned thread) {
     HashLocal& self = locals[thread];
     const unsigned p = thread % 4;
@@ -558,7 +558,7 @@ ECHO_DEVICE void hash_leaf(Warp& warp, const std::byte* data, std::uint32_t byte
   });
 }
 
-// Everything that the warp for leaf number `index` of a job does.
+// All work of the warp for leaf number `index` of a job.
 template <class Warp>
 ECHO_DEVICE void hash_warp(Warp& warp, const HashJob& job, std::uint32_t index) {
   const HashLeaf leaf = job.leaves[index];

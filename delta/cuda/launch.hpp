@@ -1,5 +1,5 @@
-// Starts the kernels of kernels.cu on a stream; the jobs' pointers are device addresses. No job is empty. Internal to
-// this folder.
+// Starts the kernels of kernels.cu on a stream; the jobs' pointers are device addresses. Jobs must not be empty.
+// Internal to this folder.
 #pragma once
 #include <cuda_runtime_api.h>
 

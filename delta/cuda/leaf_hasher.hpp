@@ -8,7 +8,7 @@
 
 namespace echoline::delta::cuda {
 
-// Digests of the leaves of every tensor; none for tensors whose leaves are not known.
+// Digests of every tensor's leaves; empty for tensors with unknown digests.
 using LeafDigests = std::vector<std::vector<Digest>>;
 
 struct LeafRef {
@@ -16,20 +16,20 @@ struct LeafRef {
   std::size_t leaf;
 };
 
-// prepare() and start() queue everything, take() follows when the queue has been waited for.
+// prepare() and start() queue the work; call take() after waiting for the queue.
 class LeafHasher {
  public:
   // `tensors` are on the device.
   Status prepare(const std::shared_ptr<Machine>& machine, const StateView& tensors, std::vector<LeafRef> leaves);
   Status start(Machine& machine);
-  // Enters the digests into `leaves`, where all others must be known.
+  // Stores the digests in `leaves`; all others must be known.
   void take(const StateView& tensors, LeafDigests& leaves) const;
 
   std::uint64_t bytes() const;
 
  private:
   std::vector<LeafRef> leaves_;
-  Mirrored memory_;  // table, digests, content of short leaves; below, where they are on the host
+  Mirrored memory_;  // table, digests, content of short leaves; the members below point to the host's copy
   std::span<HashLeaf> table_;
   std::span<std::byte> digests_, shorts_;
   HashJob job_{};

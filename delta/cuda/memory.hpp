@@ -1,4 +1,4 @@
-// Memory of a machine that frees itself. Internal to this folder.
+// Memory of a machine that is freed automatically. Internal to this folder.
 #pragma once
 #include <memory>
 
@@ -15,7 +15,7 @@ inline Result<std::shared_ptr<std::byte>> allocate(const std::shared_ptr<Machine
   return std::shared_ptr<std::byte>(memory, [machine, place](std::byte* p) { machine->release(place, p); });
 }
 
-// Memory that is kept between calls and grows as needed and a quarter more, when no queued work uses it.
+// Memory that is kept between calls. It grows by the need plus a quarter, and only while no queued work uses it.
 class Buffer {
  public:
   explicit Buffer(Machine::Place place) : place_(place) {}
@@ -36,7 +36,7 @@ class Buffer {
   std::uint64_t bytes_ = 0;
 };
 
-// The same memory on both sides.
+// Memory of equal size on both sides.
 struct Mirrored {
   Buffer device{Machine::Place::kDevice};
   Buffer host{Machine::Place::kPinnedHost};
@@ -46,7 +46,7 @@ struct Mirrored {
   }
 };
 
-// Of a tensor on the device, which may be changed.
+// A device tensor's memory, for writing.
 inline std::byte* device_bytes(const TensorView& tensor) { return const_cast<std::byte*>(tensor.bytes.data()); }
 
 }  // namespace echoline::delta::cuda

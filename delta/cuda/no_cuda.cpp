@@ -1,4 +1,4 @@
-// Stands in for cuda_machine.cpp where no CUDA compiler was found.
+// Replaces cuda_machine.cpp in builds without a CUDA compiler.
 #include "delta/cuda/machine.hpp"
 
 namespace echoline::delta::cuda {

@@ -1,5 +1,5 @@
-// Block::Local of the device code of delta/cuda and model/cuda, on a GPU: a value of each thread, of which a
-// thread only has its own. For nvcc only.
+// Block::Local of the device code in delta/cuda and model/cuda, on a GPU: a value per thread, of which each thread
+// holds only its own. For nvcc only.
 #pragma once
 
 namespace echoline::delta::cuda {

@@ -262,7 +262,7 @@ TEST_F(InPlaceTest, JournalsOfOtherFilesChangeNothing) {
   auto recovered = recover(path);
   ASSERT_FALSE(recovered);
   EXPECT_EQ(recovered.error().code, Code::kCorrupt);
-  EXPECT_THAT(recovered.error().message(), HasSubstr("changed by something else"));
+  EXPECT_THAT(recovered.error().message(), HasSubstr("has changed the files"));
   EXPECT_EQ(content_of(path), other);
   // Another size.
   ASSERT_TRUE(write_safetensors(path, base_.view(), {{"format", "pt"}, {"note", "kept, and longer than before"}}));
