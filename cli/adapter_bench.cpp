@@ -117,7 +117,7 @@ void add_adapter_bench(Verb& adapter, int& exit) {
       ->range<std::size_t>(1, 65'536)
       ->show_default();
   verb->add_option("--seconds", a->time_s, "about how long")->range(0.1, 3600.0)->show_default();
-  verb->add_flag("--json", a->as_json, "print JSON (docs/tasks.md has the fields)");
+  verb->add_flag("--json", a->as_json, "print JSON (docs/reference/task-verbs.md has the fields)");
   verb->footer(task_examples("bench") +
                "\nBeside it stands what comparing two texts costs through the same seam, in the same process.");
   verb->callback([a, &exit] {

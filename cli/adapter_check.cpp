@@ -277,7 +277,7 @@ void add_adapter_check(Verb& adapter, int& exit) {
   verb->add_option("--patience", a->patience_s, "seconds until a call that does not come back is said to hang")
       ->range(0.1, 86'400.0)
       ->show_default();
-  verb->add_flag("--json", a->as_json, "print JSON (docs/tasks.md has the fields)");
+  verb->add_flag("--json", a->as_json, "print JSON (docs/reference/task-verbs.md has the fields)");
   verb->footer(task_examples("check") +
                "\nExit code 0: nothing is wrong; 1: something is; 2: it cannot be made from these options.");
   verb->callback([a, &exit] { exit = run(*a); });

@@ -310,7 +310,7 @@ void add_evaluate(Verb& app, int& exit) {
   verb->add_option("--problems", a->problems, "the first so many (default: as evaluation.problems says)")
       ->range<std::size_t>(1, 1u << 30);
   verb->add_option("--seed", a->seed, "of the sampling");
-  verb->add_flag("--json", a->as_json, "print JSON (docs/engines.md has the fields)");
+  verb->add_flag("--json", a->as_json, "print JSON (docs/how-to/evaluate-a-policy.md has the fields)");
   verb->footer(
       "  echoline evaluate quickstart\n"
       "  echoline evaluate quickstart --checkpoint 60 --samples 8\n"

@@ -298,7 +298,7 @@ void add_rescore(Verb& app, int& exit) {
   verb->add_option("--show", a->shown, "how many that differ are shown")->range<std::size_t>(0, 10'000)->show_default();
   verb->add_option("--parallel", a->parallel, "responses graded at a time")->range<std::size_t>(1, 256)->show_default();
   verb->add_option("--out", a->out, "a file for all of them, a JSON object per line");
-  verb->add_flag("--json", a->as_json, "print JSON (docs/tasks.md has the fields)");
+  verb->add_flag("--json", a->as_json, "print JSON (docs/reference/task-verbs.md has the fields)");
   verb->footer(
       "  echoline rescore quickstart\n"
       "  echoline rescore my-run --adapter math \\\n"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains the policy of an echoline run with PyTorch: GRPO on what its fleet generates. docs/trainers.md says how to start it.
+"""Trains the policy of an echoline run with PyTorch: GRPO on what its fleet generates. docs/tutorials/own-trainer.md says how to start it.
 
     examples/pytorch_grpo.py runs/NAME [--learning-rate 2e-4]
 """

@@ -49,7 +49,7 @@ class HeldOut {
 
   std::uint64_t answers() const { return answers_; }
   // Accuracy is the mean over all answers; its interval takes answers to one problem for as alike as they are. Fields
-  // as in docs/engines.md.
+  // as in docs/how-to/evaluate-a-policy.md.
   nlohmann::json result() const;
 
  private:

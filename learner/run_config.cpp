@@ -240,7 +240,7 @@ void read_worker(ConfigSection s, const data_plane::RolloutSettings& rollout, Wo
 }
 
 void read_tasks(ConfigSection root, RunConfig& c) {
-  ConfigSection task = root.section("task", "What the model learns.");
+  ConfigSection task = root.section("task", "The task that the model learns.");
   data_plane::read(task, c.task, root.has("tasks"));
   model::read_prompts(task, c.prompts);
   data_plane::read_list(root, c.task);
@@ -264,7 +264,7 @@ void read_all(ConfigSection root, RunConfig& c) {
   read_learner(root.section("learner", "Loss, optimiser, checkpoints."), c.run, c.model, c.rollout, c.learner);
   c.learner.loss.fixed_length = c.rollout.response_tokens_max;
   read_network(root.section("network", "How policies and trajectories travel."), c);
-  provisioner::read(root.section("fleet", "What is rented."), c.fleet);
+  provisioner::read(root.section("fleet", "The rented fleet: offers, provider, limits."), c.fleet);
   read_worker(root.section("worker", "What rented workers generate with; see engines.md."), c.rollout, c.worker);
 }
 

@@ -1,4 +1,4 @@
-/* A task for echoline as a shared library, in any language that can speak C. docs/tasks.md says how it is run.
+/* A task for echoline as a shared library, in any language that can speak C. docs/how-to/write-a-task.md says how it runs.
  *
  * The library exports one function, echoline_task(), which returns a table of what it can do. Echoline calls the functions of the table from one
  * thread, one after another; a library that keeps state elsewhere is run in several processes.

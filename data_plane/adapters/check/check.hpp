@@ -42,7 +42,7 @@ struct CheckOptions {
 struct CheckReport {
   std::vector<Finding> findings;                 // the first three of each kind
   std::map<std::string, std::uint64_t> further;  // per check: findings left out
-  nlohmann::json facts;                          // what was measured; docs/tasks.md lists the fields
+  nlohmann::json facts;                          // what was measured; docs/reference/task-verbs.md lists the fields
   bool sound() const;                            // no finding is wrong
 };
 

@@ -43,7 +43,8 @@ struct Options {
   GraderOptions grader;
 
   void read(ConfigSection s, AdapterUse use) {
-    constexpr const char* kTrain = "JSON Lines file to train on, in the form of MBPP or HumanEval (docs/tasks.md)";
+    constexpr const char* kTrain =
+        "JSON Lines file to train on, in the form of MBPP or HumanEval (docs/reference/code.md)";
     if (use == AdapterUse::kProblems)
       s.require("train", train, kTrain);
     else

@@ -55,7 +55,7 @@ Result<std::unique_ptr<Adapter>> make(std::string_view options_json, std::uint64
 
 }  // namespace
 
-const BuiltIn kLibrary{"library", "A shared library of your own, by a C interface (docs/tasks.md)",
+const BuiltIn kLibrary{"library", "A shared library of your own, by a C interface (docs/how-to/write-a-task.md)",
                        [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); }, make};
 
 }  // namespace echoline::data_plane

@@ -40,7 +40,7 @@ struct MathOptions : DataSetOptions {
                "JSON Lines file of {problem, solution} or {problem, answer} to train on; a solution has its answer in "
                "\\boxed{}");
     rule = Rule::kMathReward;
-    read_rule(s, rule, "how a response is graded; docs/tasks.md describes the rules");
+    read_rule(s, rule, "how a response is graded; docs/reference/mathematics.md describes the rules");
     read_reward(s);
   }
 };
@@ -69,7 +69,7 @@ struct DapoOptions : DataSetOptions {
                "rows count once");
     rule = Rule::kMathDapo;
     reward.wrong = -1;
-    read_rule(s, rule, "how a response is graded; docs/tasks.md describes the rules");
+    read_rule(s, rule, "how a response is graded; docs/reference/mathematics.md describes the rules");
     read_reward(s);
   }
 };
@@ -127,7 +127,7 @@ struct JsonlOptions : DataSetOptions {
     s.read("template", prompt_template,
            "instead of `prompt`: a text with {key} for the value of a key of the row; {{ is a literal brace");
     rule = Rule::kExact;
-    read_rule(s, rule, "how a response is graded; docs/tasks.md describes the rules");
+    read_rule(s, rule, "how a response is graded; docs/reference/mathematics.md describes the rules");
     read_reward(s);
     if (both) s.error("template", "expected 'prompt' or 'template', not both");
     if (prompt.empty()) s.error("prompt", "expected a key of the rows");

@@ -1,5 +1,5 @@
-// The published grading rules for mathematics, reproduced exactly. docs/tasks.md explains them and how the agreement
-// was measured. Private to data_plane/adapters/.
+// The published grading rules for mathematics, reproduced exactly. docs/reference/mathematics.md explains them and how
+// the agreement was measured. Private to data_plane/adapters/.
 //
 // A rule is a pure function of two texts. It accepts any bytes, takes linear time and memory, and does not recurse.
 #pragma once

@@ -92,7 +92,9 @@ Result<std::unique_ptr<Adapter>> make(std::string_view options_json, std::uint64
 
 }  // namespace
 
-const BuiltIn kNemoGym{"nemo_gym", "A data set of NeMo Gym, verified by one of its resources servers (docs/tasks.md)",
-                       [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); }, make};
+const BuiltIn kNemoGym{
+    "nemo_gym",
+    "A data set of NeMo Gym, verified by one of its resources servers (docs/how-to/connect-an-environment-server.md)",
+    [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); }, make};
 
 }  // namespace echoline::data_plane

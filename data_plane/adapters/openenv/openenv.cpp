@@ -304,7 +304,9 @@ Result<std::unique_ptr<Adapter>> make(std::string_view options_json, std::uint64
 
 }  // namespace
 
-const BuiltIn kOpenEnv{"openenv", "An environment behind a server that speaks OpenEnv's protocol (docs/tasks.md)",
-                       [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); }, make, true};
+const BuiltIn kOpenEnv{
+    "openenv",
+    "An environment behind a server that speaks OpenEnv's protocol (docs/how-to/connect-an-environment-server.md)",
+    [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); }, make, true};
 
 }  // namespace echoline::data_plane

@@ -21,7 +21,7 @@ class Player {
 
 // random: folds, calls or raises with equal probability, if legal; raises to any legal total.
 // caller: always checks or calls.
-// tight: plays good cards and bets them; docs/tasks.md, "Poker", has its rules.
+// tight: plays good cards and bets them; docs/reference/poker.md has its rules.
 // kInvalid for any other name, with the list.
 Result<std::unique_ptr<Player>> make_player(std::string_view name);
 std::vector<std::string> player_names();

@@ -40,8 +40,8 @@ struct Options {
     s.read_choice(
         "opponent", who,
         {{"caller", "caller"}, {"random", "random"}, {"tight", "tight"}, {"policy", "policy"}, {"server", "server"}},
-        "the opponent: a built-in player (docs/tasks.md describes them), the policy itself, or a model behind a "
-        "server");
+        "the opponent: a built-in player (docs/reference/poker.md describes them), the policy itself, or a model "
+        "behind a server");
     asked = who == "policy" ? Asked::kPolicy : who == "server" ? Asked::kServer : Asked::kNobody;
     if (asked == Asked::kNobody) opponent = evaluation_opponent = who;
     s.read_choice("evaluation_opponent", evaluation_opponent,

@@ -123,7 +123,7 @@ Result<std::unique_ptr<Adapter>> make(std::string_view options_json, std::uint64
 
 }  // namespace
 
-const BuiltIn kProcess{"process", "A program of your own, in any language (docs/tasks.md)",
+const BuiltIn kProcess{"process", "A program of your own, in any language (docs/how-to/write-a-task.md)",
                        [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); }, make};
 
 }  // namespace echoline::data_plane
