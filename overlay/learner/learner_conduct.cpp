@@ -5,11 +5,6 @@
 #include "overlay/learner/learner_core.hpp"
 
 namespace echoline::overlay {
-namespace {
-
-constexpr Duration kSilentTogether = std::chrono::seconds(3);
-
-}  // namespace
 
 // ---- how much ----
 
@@ -68,11 +63,9 @@ void LearnerCore::on_edge_failed(Worker& child, const EdgeFailed& failed, TimePo
     if (other_end_dials(child, *parent, now)) return;
   }
   if (failed.kind == EdgeTroubleKind::kSilent && !conduct_.quarantined(id, unix_ms(now))) {
-    auto& silent_to = parent->silent_to;
-    silent_to[id] = now;
-    std::erase_if(silent_to, [&](const auto& said) { return said.second + kSilentTogether < now; });
-    const auto planned = planned_rate(*edge, child, topology_.copies_sent_by(failed.parent));
-    if (silent_to.size() >= 2 && planned) return on_slow_hop({{failed.parent, id}, BitRate{0}, *planned}, now);
+    const bool several = slow_hops_.is_silent_to_several(failed.parent, id, now);
+    const auto planned = planned_rate(*edge, child, topology().copies_sent_by(failed.parent));
+    if (several && planned) return on_slow_hop({{failed.parent, id}, BitRate{0}, *planned}, now);
   }
   const Conduct::Ruling ruling = conduct_.edge_failed(id, failed.parent, now, unix_ms(now));
   const bool dials = ruling == Conduct::Ruling::kNothing && reach_.parent_dials(failed.parent, id);
@@ -128,8 +121,8 @@ bool LearnerCore::holds_back(const Parent& parent, const Worker& child) const {
     const auto said = sender->reported.progress.find(has.first);
     const bool whole = sender->view.installed && *sender->view.installed >= stored->key().version;
     for (std::uint32_t s = 0; s < has.second.size(); ++s) {
-      if (has.second.size() != topology_.stripes() || !(parent.stripes >> s & 1)) continue;
-      const std::uint32_t at_parent = whole ? stored->have.count_of({topology_.stripes(), std::uint64_t{1} << s})
+      if (has.second.size() != topology().stripes() || !(parent.stripes >> s & 1)) continue;
+      const std::uint32_t at_parent = whole ? stored->have.count_of({topology().stripes(), std::uint64_t{1} << s})
                                       : said != sender->reported.progress.end() && s < said->second.size()
                                           ? said->second[s]
                                           : 0;
@@ -145,15 +138,16 @@ bool LearnerCore::holds_back(const Parent& parent, const Worker& child) const {
 void LearnerCore::on_stalled(Worker& child, TimePoint now) {
   const WorkerId id = child.view.info.id;
   std::vector<WorkerId> idle;
-  if (child.helper && *child.helper != kLearnerId) {
-    idle.push_back(*child.helper);
-  } else if (!child.helper) {
+  const auto helper = helpers_.helper_of(id);
+  if (helper && *helper != kLearnerId) {
+    idle.push_back(*helper);
+  } else if (!helper) {
     for (const Parent& p : child.place.parents())
       if (p.worker != kLearnerId && holds_back(p, child)) idle.push_back(p.worker);
   }
   for (const WorkerId parent : idle) {
-    log::warn("worker {} waits in vain for what its {} {} holds", id, child.helper ? "helper" : "parent", parent);
-    child.helpers_tried.insert(parent);
+    log::warn("worker {} waits in vain for what its {} {} holds", id, helper ? "helper" : "parent", parent);
+    helpers_.exclude(id, parent);
     on_failed_edge(id, parent, conduct_.edge_failed(id, parent, now, unix_ms(now), Conduct::kStallWeighs), now);
   }
 }
@@ -182,7 +176,7 @@ void LearnerCore::on_poisoned(Worker& child, const Poisoned& poisoned, TimePoint
 // Nobody knows which of the two it was: neither is judged, and they have nothing to do with each other any more.
 void LearnerCore::put_apart(WorkerId child, WorkerId parent, TimePoint now) {
   log::warn("workers {} and {} are put apart: what one says of the other is not proven", parent, child);
-  set_topology(topology_, now);
+  set_topology(topology(), now);
   save(now);
 }
 
@@ -209,7 +203,7 @@ void LearnerCore::watch_conduct(TimePoint now) {
 // Deliveries to others are what a role is won back by.
 void LearnerCore::credit(WorkerId sender, WorkerId receiver, TimePoint now) {
   if (sender == kLearnerId || !conduct_.delivered(sender, receiver, unix_ms(now))) return;
-  const auto& leaves = topology_.leaves_only;
+  const auto& leaves = topology().leaves_only;
   if (workers_.contains(sender) && std::binary_search(leaves.begin(), leaves.end(), sender))
     move_back(sender, now);  // it may forward again
 }

@@ -14,11 +14,11 @@ LearnerCore::LearnerCore(LearnerConfig config)
       conduct_(config_.heartbeat, config_.state ? config_.state->conduct : decltype(LearnerState::conduct){}),
       store_({config_.store_bytes_max, {}, false}, *config_.checker, actions_),
       edges_(store_, uplink_, config_.catch_ups_on_demand),
+      plan_(config_),
       strangers_(config_.core.connections),
       inbox_(config_.message_bytes_max, config_.assembling_bytes_max),
       broadcasts_(config_.network.quorum),
       grants_(*config_.checker, kLearnerId) {
-  topology_.policy = config_.policy;
   state_.run_id = config_.authority->run_id();
   state_.port = config_.self.port;
   auto& published = state_.published;
@@ -85,7 +85,8 @@ void LearnerCore::leave(TimePoint now) {
   for (const ConnId conn : strangers_.take_all()) close(conn);
   for (const ConnId conn : reach_.end_all_dials()) close(conn);
   workers_.forget_connections();
-  beat_at_ = plan_at_ = kNever;
+  beat_at_ = kNever;
+  plan_.stop();
   saver_.stop();
 }
 
@@ -99,7 +100,7 @@ LearnerStats LearnerCore::stats() const {
     s.workers.back().quarantined = record && record->kept.quarantined_until_ms > 0;
   }
   for (const auto& [id, worker] : workers_.away()) s.away.push_back({worker.view.info, worker.presence.away_reason()});
-  s.topology = topology_;
+  s.topology = topology();
   s.chunk_bytes_sent = {edges_.chunk_bytes_sent()};
   s.bytes_sent = bytes_sent();
   s.bytes_received = bytes_received();
@@ -107,7 +108,7 @@ LearnerStats LearnerCore::stats() const {
   s.lost = workers_.lost();
   s.quarantined = quarantined_;
   s.floods = floods_;
-  s.slow_hops = slow_hops_;
+  s.slow_hops = slow_hops_.recent();
   s.known_publications = edges_.known_publications();
   return s;
 }
@@ -118,6 +119,10 @@ void LearnerCore::check() const {
   workers_.check();
   inbox_.check();
   reach_.check();
+  helpers_.check();
+  catch_ups_.check();
+  slow_hops_.check();
+  plan_.check();
 }
 
 // ---- connections ----
@@ -442,7 +447,7 @@ void LearnerCore::beat(TimePoint now) {
   for (auto& [id, worker] : workers_) send_control(worker.control, *beacon_, now);
   grant_anew(now);
   EdgeStatus status{*beacon_, {}};
-  const std::uint32_t stripes = topology_.stripes();
+  const std::uint32_t stripes = topology().stripes();
   for (const Broadcast& b : broadcasts_.open())
     if (const StoredPublication* stored = store_.find(b.id); stored && status.progress.size() < 4) {
       Progress p{b.id, {}};
@@ -461,7 +466,7 @@ void LearnerCore::beat(TimePoint now) {
 void LearnerCore::on_timer(TimePoint now) {
   excuse_pause(now);
   resume_reading(now);
-  if (now >= plan_at_) plan_anew(now);
+  if (now >= plan_.next_deadline()) plan_anew(now);
   if (now >= beat_at_) beat(now);
   for (const WorkerId id : reach_.take_planned(now)) dial_back(workers_.at(id), now);
   if (saver_.take_retry(now)) save(now);
@@ -470,7 +475,7 @@ void LearnerCore::on_timer(TimePoint now) {
 }
 
 TimePoint LearnerCore::next_deadline() const {
-  return std::min({uplink_.next_deadline(), reading_deadline(), beat_at_, plan_at_, saver_.next_deadline(),
+  return std::min({uplink_.next_deadline(), reading_deadline(), beat_at_, plan_.next_deadline(), saver_.next_deadline(),
                    strangers_.next_deadline(), reach_.next_deadline()});
 }
 

@@ -11,19 +11,17 @@
 #include <set>
 
 #include "chains/apart.hpp"
-#include "chains/planner.hpp"
-#include "chains/regions.hpp"
-#include "chains/score.hpp"
-#include "chains/trees.hpp"
 #include "overlay/edge_sender.hpp"
 #include "overlay/learner/broadcast_times.hpp"
+#include "overlay/learner/catch_ups.hpp"
 #include "overlay/learner/conduct.hpp"
-#include "overlay/learner/help_budget.hpp"
-#include "overlay/learner/hop_monitor.hpp"
+#include "overlay/learner/helpers.hpp"
 #include "overlay/learner/identities.hpp"
 #include "overlay/learner/inbox.hpp"
 #include "overlay/learner/reachability.hpp"
 #include "overlay/learner/roster.hpp"
+#include "overlay/learner/slow_hops.hpp"
+#include "overlay/learner/topology_plan.hpp"
 #include "overlay/saver.hpp"
 #include "overlay/settings.hpp"
 #include "overlay/state.hpp"
@@ -63,17 +61,6 @@ class LearnerCore final : public Core {
   static constexpr std::size_t kWelcomeBytesMax = 192 * 1024;
   // Application bytes a worker has not taken yet, before its connection is given up.
   static constexpr std::size_t kUnsentBytesMax = 4 * kMessageBytesMax;
-  static constexpr std::size_t kHelpedMax = 8;  // workers that one worker helps at a time
-  // Joins that come together are planned once; planning many takes longer, and changes more.
-  static constexpr Duration kPlanDelay = std::chrono::milliseconds(20);
-  // Trees are planned anew so far apart at least, in heartbeats, doubled while it happens again and again.
-  static constexpr int kPlanPauseBeats = 2, kPlanPauseBeatsMax = 128;
-  // How far apart topologies are compared, in heartbeats and by the fleet's size; and how often in a row another one
-  // has to come out before everybody is moved.
-  static constexpr int kChooseBeats = 60, kSoonerInARow = 3;
-  static constexpr Duration kChoosePerWorker = std::chrono::milliseconds(10);
-  static constexpr Duration kPlanDelayPerWorker = std::chrono::microseconds(100);
-  static constexpr Duration kSlowMemory = std::chrono::seconds(60);  // how long a slow uplink is held against
   static constexpr Duration kBeaconLifetime = std::chrono::minutes(2);
   // Of heartbeat_timeout, that a worker does not hear the learner before it looks for it anew: a learner that stood
   // still for a while is not left, and who comes from another address now is back soon.
@@ -106,7 +93,7 @@ class LearnerCore final : public Core {
   void leave(TimePoint now);  // goodbye to everybody
   LearnerStats stats() const;
   void check() const;  // what holds between two events
-  const chains::Topology& topology() const { return topology_; }
+  const chains::Topology& topology() const { return plan_.topology(); }
   // The chunk with which a publication of this kind should be there soonest (chains::best_chunk()): one as large as the
   // last of its kind was, down the present topology. Never so small that a snapshot of the policy would have too many.
   Bytes chunk_for(const PublicationKey& key, TimePoint now) const;
@@ -136,10 +123,6 @@ class LearnerCore final : public Core {
     Manifest manifest;
     SignedManifest as_signed;
   };
-  struct CatchUp {
-    PublicationKey key;
-    std::optional<PublicationId> id;  // once it was begun
-  };
 
   // Membership (learner_core.cpp).
   void on_stranger(ConnId conn, const Stranger& stranger, const Frame& frame, TimePoint now);
@@ -166,6 +149,7 @@ class LearnerCore final : public Core {
   void part(WorkerId id, const std::string& reason, TimePoint now);
   void lose(WorkerId id, const std::string& reason, bool say_goodbye, TimePoint now);
   void gone(WorkerId id, const std::string& reason);
+  void forget(WorkerId id);
   Roster::Workers::node_type disconnect(WorkerId id, const std::string* goodbye, TimePoint now);
   void lose_place(Worker& worker, TimePoint now);
   void excuse_pause(TimePoint now);
@@ -182,16 +166,14 @@ class LearnerCore final : public Core {
   void close_finished(TimePoint now);
   std::vector<const StoredPublication*> deltas_back_to(Version from) const;
   void ask_for_catch_up(TimePoint now);
-  void end_catch_up(TimePoint now);
   void on_need_help(Worker& worker, const NeedHelp& need, TimePoint now);
-  void end_help(Worker& worker);
-  bool begin_help(Worker& worker, const NeedHelp& need, Version target, TimePoint now);
+  std::vector<Helpers::Candidate> possible_helpers(const Worker& worker, const NeedHelp& need, Version target,
+                                                   TimePoint now) const;
+  bool may_help(const Worker& worker, const NeedHelp& need, Version target, TimePoint now);
 
   // Topology (learner_topology.cpp).
   void plan_soon(TimePoint now);
   void plan_anew(TimePoint now);
-  chains::MendedTrees mended_trees(std::optional<WorkerId> moved, TimePoint now) const;
-  void set_mended(chains::MendedTrees mended, TimePoint now);
   void choose_policy(TimePoint now);
   void move_back(WorkerId id, TimePoint now);
   void take_out(WorkerId id, TimePoint now);
@@ -200,7 +182,7 @@ class LearnerCore final : public Core {
   SignedGrant sign_grant(WorkerId child, Grant what, TimePoint now);
   void grant_anew(TimePoint now);
   chains::ChainWorker chain_worker(const Worker& worker, TimePoint now) const;
-  std::vector<chains::ChainWorker> chain_workers(TimePoint now) const;
+  TopologyPlan::Fleet fleet(TimePoint now) const;
   bool catching_up(const Worker& worker) const;
   std::set<WorkerId> those_behind() const;
   BitRate learner_up() const;
@@ -232,33 +214,25 @@ class LearnerCore final : public Core {
   Conduct conduct_;
   PublicationStore store_;
   EdgeSender edges_;
-  chains::Topology topology_;  // its policy is the one that it is mended and planned by
-  HopMonitor hops_;
+  TopologyPlan plan_;
+  SlowHops slow_hops_;
   Strangers strangers_;
   Roster workers_;
   Inbox inbox_;
   Reachability reach_;
-  std::map<WorkerId, TimePoint> suspected_;  // children at a slow hop, until when that is remembered
   std::uint64_t quarantined_ = 0, floods_ = 0;
   std::optional<Version> newest_;
   BroadcastTimes broadcasts_;
   std::vector<Closing> closing_;
   GrantBook grants_;  // of this learner's own children
   TimePoint prune_at_{};
-  std::vector<SlowHop> slow_hops_;
-  std::set<std::optional<Version>> catch_ups_wanted_;  // by where they start; absent: a full snapshot
-  std::optional<CatchUp> catch_up_;                    // asked for, or being made
+  CatchUps catch_ups_;
+  Helpers helpers_;
   Saver saver_;
   std::optional<SignedBeacon> beacon_;
   // Its epoch and the issue times that it is about to use are on disk: before that it speaks to nobody.
   bool stands_ = false;
-  TimePoint choose_at_ = kNever;
-  int sooner_ = 0;               // times in a row that another one was
-  TimePoint plan_not_before_{};  // trees
-  Duration plan_pause_{};
-  HelpBudget help_budget_;
-  bool stripes_lag_ = false;  // behind a slow hop: mended trees would end with these alone
-  TimePoint beat_at_ = kNever, plan_at_ = kNever;
+  TimePoint beat_at_ = kNever;
 };
 
 }  // namespace echoline::overlay

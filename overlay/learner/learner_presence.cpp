@@ -41,10 +41,10 @@ void LearnerCore::silence(WorkerId id, const std::string& reason, TimePoint now)
 
 void LearnerCore::lose_place(Worker& worker, TimePoint now) {
   const WorkerId id = worker.view.info.id;
-  end_help(worker);
+  helpers_.end(id);
   worker.place.clear(now);
   worker.reported = {};
-  hops_.forget(id);
+  slow_hops_.monitor().forget(id);
   reach_.forget_turns(id);
   for (const ConnId edge : edges_.connections_of(id)) {
     edges_.close(edge);
@@ -90,11 +90,19 @@ void LearnerCore::lose(WorkerId id, const std::string& reason, bool say_goodbye,
   auto node = disconnect(id, say_goodbye ? &reason : nullptr, now);
   if (!node) return;
   workers_.drop(std::move(node));
+  forget(id);
   actions_.push_back(act::Lost{id, reason});
 }
 
 void LearnerCore::gone(WorkerId id, const std::string& reason) {
-  if (workers_.forget_away(id)) actions_.push_back(act::Lost{id, reason});
+  if (!workers_.forget_away(id)) return;
+  forget(id);
+  actions_.push_back(act::Lost{id, reason});
+}
+
+void LearnerCore::forget(WorkerId id) {
+  helpers_.forget(id);
+  slow_hops_.forget(id);
 }
 
 // If this process did not run for a while, messages of that time are still unread. To be called before anything else,
@@ -106,7 +114,7 @@ void LearnerCore::excuse_pause(TimePoint now) {
     log::info("this process was held up for {}: no worker is judged for that time", echoline::to_text(late));
   workers_.excuse(late, now);
   strangers_.excuse(late);
-  hops_ = {};
+  slow_hops_.monitor() = {};
 }
 
 void LearnerCore::watch_presence(TimePoint now) {

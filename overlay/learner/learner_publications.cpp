@@ -3,7 +3,6 @@
 
 #include "base/log.hpp"
 #include "chains/broadcast_model.hpp"
-#include "overlay/learner/catch_up.hpp"
 #include "overlay/learner/learner_core.hpp"
 #include "overlay/sizes.hpp"
 
@@ -11,7 +10,6 @@ namespace echoline::overlay {
 namespace {
 
 constexpr std::size_t kVersionsKept = 4096;
-constexpr std::size_t kCatchUpsWantedMax = 8;  // who stands elsewhere gets the deltas that there are
 
 }  // namespace
 
@@ -38,7 +36,7 @@ Status LearnerCore::begin(const Announcement& announcement, const SignedAnnounce
     const Status begun = published
                              ? store_.begin(announcement, as_signed, key.version)
                              : fail(Code::kInvalid, op, "{}: that version was not published (recently)", to_text(key));
-    if (catch_up_) catch_up_->id = id_of(as_signed);
+    catch_ups_.begun(id_of(as_signed));
     return begun;
   }
   if (newest_ && key.version <= *newest_)
@@ -69,7 +67,7 @@ Status LearnerCore::begin(const Announcement& announcement, const SignedAnnounce
       if (const auto& installed = workers_.at(id).view.installed; !installed || *installed < key.version)
         b.waiting.insert(id);
     b.wire_bytes_before = edges_.chunk_bytes_sent();
-    b.topology = topology_;
+    b.topology = topology();
     broadcasts_.begin(std::move(b));
   }
   edges_.on_store_changed(now);
@@ -216,26 +214,25 @@ void LearnerCore::on_ack(Worker& worker, const Installed& ack, TimePoint now) {
   const bool newer = worker.view.installed != ack.version;
   for (auto& [id_of_it, chunks] : worker.reported.progress) {  // what was on its way has come
     const StoredPublication* stored = store_.find(id_of_it);
-    if (!stored || stored->key().version > ack.version || chunks.size() != topology_.stripes()) continue;
+    if (!stored || stored->key().version > ack.version || chunks.size() != topology().stripes()) continue;
     std::vector<std::uint32_t> all;
     for (std::uint32_t s = 0; s < chunks.size(); ++s)
-      all.push_back(stored->have.count_of({topology_.stripes(), std::uint64_t{1} << s}));
+      all.push_back(stored->have.count_of({topology().stripes(), std::uint64_t{1} << s}));
     count_delivered(worker, id_of_it, std::exchange(chunks, all), all);
   }
   worker.view.installed = ack.version;
   worker.view.installed_digest = ack.policy_digest;
-  worker.helpers_tried.clear();
   worker.presence.on_installed();
   std::vector<WorkerId> senders;  // whoever was helped was not served by its parents
-  if (worker.helper)
-    senders.push_back(*worker.helper);
+  if (const auto helper = helpers_.helper_of(id))
+    senders.push_back(*helper);
   else
     for (const Parent& p : worker.place.parents()) senders.push_back(p.worker);
-  end_help(worker);
+  helpers_.on_installed(id);
   if (newer)
     for (const WorkerId sender : senders) credit(sender, id, now);
   if (newer) worker.straggles = false;
-  if (!worker.place.assigned && topology_.policy == chains::TopologyPolicy::kTrees) plan_soon(now);
+  if (!worker.place.assigned && plan_.is_trees()) plan_soon(now);
   actions_.push_back(act::Acked{id, ack.version, ack.policy_digest});
   broadcasts_.acknowledged(id, ack, worker.view.delay.value_or(Duration{}), now);
   check_broadcasts(now);
@@ -254,9 +251,9 @@ Bytes LearnerCore::chunk_for(const PublicationKey& key, TimePoint now) const {
     payload = std::max(payload, Bytes{policy / kDeltaLeast});
   if (payload.count == 0) return {64 * 1024};  // nothing is known of it
   std::vector<chains::WorkerLink> links;
-  for (const chains::ChainWorker& w : chain_workers(now)) links.push_back({w.id, w.up, w.down, Duration{}, w.region});
+  for (const chains::ChainWorker& w : fleet(now).workers) links.push_back({w.id, w.up, w.down, Duration{}, w.region});
   const Duration bound = chains::lower_bound(payload, learner_up(), links, config_.network.quorum, config_.regions);
-  return std::max(chains::best_chunk(payload, topology_, bound), chunk_bytes_min(config_.policy_bytes));
+  return std::max(chains::best_chunk(payload, topology(), bound), chunk_bytes_min(config_.policy_bytes));
 }
 
 // How much later than all others the last worker was expected, by its place and link.
@@ -314,141 +311,86 @@ void LearnerCore::report(const BroadcastTimes::Done& done) {
 
 // ---- those who missed something ----
 
-// Asks for one at a time, and for the next when it was closed or taken back. A snapshot helps everybody, a delta those
-// who stand where it starts.
 void LearnerCore::ask_for_catch_up(TimePoint now) {
   for (const EdgeTrouble& t : edges_.take_troubles()) {
     if (!config_.catch_ups_on_demand) {
       if (!t.what.behind)
-        log::error("worker {} cannot be brought to version {}: nobody provides a full snapshot", t.child,
+        log::error("worker {} cannot be brought to version {}: the application provides no full snapshot", t.child,
                    t.what.target);
-    } else if (!t.delta) {
-      catch_ups_wanted_.insert(std::nullopt);
-    } else if (catch_ups_wanted_.contains(t.position) || catch_ups_wanted_.size() < kCatchUpsWantedMax) {
-      catch_ups_wanted_.insert(t.position);
-    } else {
+    } else if (!catch_ups_.want(t.delta ? t.position : std::nullopt)) {
       edges_.no_delta_from(*t.position, now);
     }
   }
-  end_catch_up(now);
-  if (catch_up_ || state_.published.empty()) return;
-  const Version current = state_.published.rbegin()->first;
-  for (const std::optional<Version>& from : std::set(catch_ups_wanted_)) {
-    const PublicationKey key{current, from};
-    const bool there = std::as_const(store_).find(key) != nullptr;
-    // Either it does not lead far enough, and the next version's will be asked for, or it is on its way.
-    if (there && key.full()) continue;
-    catch_ups_wanted_.erase(from);
-    if (from && (there || *from >= current)) {
-      edges_.no_delta_from(*from, now);
-      continue;
-    }
-    catch_up_ = {key, std::nullopt};
-    actions_.push_back(act::NeedCatchUp{key.version, key.base});
-    return;
-  }
+  const auto& published = state_.published;
+  std::vector<Version> given_up;
+  const auto next =
+      catch_ups_.next(published.empty() ? std::nullopt : std::optional(published.rbegin()->first), store_, given_up);
+  for (const Version from : given_up) edges_.no_delta_from(from, now);
+  if (next) actions_.push_back(act::NeedCatchUp{next->version, next->base});
 }
 
-// What was asked for is there, or will not be.
-void LearnerCore::end_catch_up(TimePoint now) {
-  if (!catch_up_ || !catch_up_->id) return;
-  const StoredPublication* made = std::as_const(store_).find(*catch_up_->id);
-  if (made && !made->complete) return;
-  const std::optional<Version> from = std::exchange(catch_up_, std::nullopt)->key.base;
-  if (from && !(made && made->key().base == from)) edges_.no_delta_from(*from, now);
-}
-
-// Whether the learner begins to help one more, which then counts (HelpBudget). A worker counts once for a version: one
-// that asks again and again keeps no other one waiting.
-bool LearnerCore::begin_help(Worker& worker, const NeedHelp& need, Version target, TimePoint now) {
-  if (worker.helped_to >= target) return true;
+// Whether the learner has uplink to spare for one more worker.
+bool LearnerCore::may_help(const Worker& worker, const NeedHelp& need, Version target, TimePoint now) {
   std::map<PublicationKey, std::uint64_t> whole;
   for (const auto& [key, stored] : store_.entries())
     if (stored.complete) whole[key] = stored.bytes;
   const std::uint64_t snapshot = store_.full_bytes_hint().value_or(0);
   std::uint64_t bytes = cheapest_way(whole, need.position, target, need.full_only).value_or(snapshot);
   if (config_.catch_ups_on_demand && snapshot > 0) bytes = std::min(bytes, snapshot);
-
-  const double rate = up_.rate().value_or(config_.up_least).bytes_per_s();
-  const auto most = static_cast<double>(std::max(bytes, snapshot));
-  if (!help_budget_.begin(static_cast<double>(bytes), most, rate, kHelpBeats * config_.heartbeat,
-                          edges_.helped_bytes_sent(), now))
-    return false;
-  worker.helped_to = target;
-  return true;
+  const HelpBudget::Request request{static_cast<double>(bytes), static_cast<double>(std::max(bytes, snapshot)),
+                                    up_.rate().value_or(config_.up_least).bytes_per_s(), kHelpBeats * config_.heartbeat,
+                                    edges_.helped_bytes_sent()};
+  return helpers_.take_budget(worker.view.info.id, target, request, now);
 }
 
-// The cheapest way, by bytes, over what somebody holds whole; among equals whoever has nobody to forward to, and has
-// helped least. The learner's own uplink counts twice: it helps where a new snapshot is far cheaper than what there is,
-// or where all others have twice as many to help.
-void LearnerCore::on_need_help(Worker& worker, const NeedHelp& need, TimePoint now) {
-  if (need.stalled) on_stalled(worker, now);
-  end_help(worker);
-  if (!newest()) return;
-  Version target = std::min(need.target, *newest());  // what is beyond was taken back
-  const bool under_way = !broadcasts_.open().empty() && broadcasts_.open().back().version == newest();
-  if (const auto base = base_of_newest(); base && under_way && !need.full_only && catching_up(worker))
-    target = std::min(target, *base);  // nobody may hold the newest whole yet, and it comes from the parents
-  const auto snapshot = config_.catch_ups_on_demand ? store_.full_bytes_hint() : std::nullopt;
-  const auto helped = [](const auto& other) { return other.second.helper == kLearnerId; };
-  const double snapshots = EdgeSender::kHandOverFactor * static_cast<double>(snapshot.value_or(0)) *
-                           static_cast<double>(1 + std::count_if(workers_.begin(), workers_.end(), helped));
-  struct Candidate {
-    bool failed;  // at forwarding: it has nobody to forward to, and climbs by helping where nobody else can
-    std::uint64_t cost;
-    std::size_t children;
-    WorkerId id;
-    bool operator<(const Candidate& o) const {
-      return std::tie(failed, cost, children, id) < std::tie(o.failed, o.cost, o.children, o.id);
-    }
-  };
-  std::optional<Candidate> best;
-  bool busy = false;
+std::vector<Helpers::Candidate> LearnerCore::possible_helpers(const Worker& worker, const NeedHelp& need,
+                                                              Version target, TimePoint now) const {
+  const WorkerId self = worker.view.info.id;
+  std::vector<Helpers::Candidate> candidates;
   for (const auto& [id, other] : workers_) {
-    if (id == worker.view.info.id || other.presence.is_silent() || !reach_.is_reachable(id) || other.draining) continue;
-    if (conduct_.quarantined(id, unix_ms(now)) || conduct_.apart(id, worker.view.info.id, unix_ms(now))) continue;
-    if (worker.helpers_tried.contains(id)) continue;
-    const auto cost = cheapest_way(other.reported.holdings, need.position, target, need.full_only);
-    if (!cost) continue;
+    if (id == self || other.presence.is_silent() || !reach_.is_reachable(id) || other.draining) continue;
+    if (conduct_.quarantined(id, unix_ms(now)) || conduct_.apart(id, self, unix_ms(now))) continue;
+    const auto bytes = cheapest_way(other.reported.holdings, need.position, target, need.full_only);
+    if (!bytes) continue;
     const Conduct::Record* record = conduct_.find(id);
     const bool failed = record && record->ladder.role() == chains::Role::kRolloutOnly;
-    const Candidate candidate{failed, *cost * (1 + other.helps), other.reported.edges.size() + other.helps, id};
-    if (snapshot && static_cast<double>(candidate.cost) > snapshots) continue;
-    if (other.helps >= kHelpedMax) {
-      busy = true;
-      continue;
-    }
-    if (!best || candidate < *best) best = candidate;
+    candidates.push_back({id, *bytes, other.reported.edges.size(), failed});
   }
+  return candidates;
+}
+
+// Another worker helps, as cheaply as possible. The learner's own uplink counts twice: it helps where a new snapshot is
+// far cheaper than the publications of others, or where all others have twice as many to help.
+void LearnerCore::on_need_help(Worker& worker, const NeedHelp& need, TimePoint now) {
+  if (need.stalled) on_stalled(worker, now);
+  const WorkerId id = worker.view.info.id;
+  helpers_.end(id);
+  if (!newest()) return;
+  Version target = std::min(need.target, *newest());  // later versions were taken back
+  const bool under_way = !broadcasts_.open().empty() && broadcasts_.open().back().version == newest();
+  if (const auto base = base_of_newest(); base && under_way && !need.full_only && catching_up(worker))
+    target = std::min(target, *base);  // the newest comes from the parents, and no worker may hold it whole yet
+  const auto snapshot = config_.catch_ups_on_demand ? store_.full_bytes_hint() : std::nullopt;
+  const double cost_max = snapshot ? EdgeSender::kHandOverFactor * static_cast<double>(*snapshot) *
+                                         static_cast<double>(1 + helpers_.helped_by(kLearnerId))
+                                   : std::numeric_limits<double>::infinity();
+  const Helpers::Choice choice = helpers_.choose(id, possible_helpers(worker, need, target, now), cost_max);
+  if (!choice.helper && (choice.busy || !may_help(worker, need, target, now))) return;  // the worker calls again
   Help help{{}, target, need.full_only};
   help.from.stripes = 1;
-  if (!best && (busy || !begin_help(worker, need, target, now))) return;  // there will be time when it asks again
-  if (best) {
-    worker.helper = best->id;
-    ++workers_.at(best->id).helps;
-    worker.helpers_tried.insert(best->id);
-    worker.place.remember_sender(best->id, now);
-    help.from.worker = best->id;
-    help.from.endpoint = workers_.at(best->id).view.info.data;
-    log::info("worker {} is helped by worker {} to reach version {}", worker.view.info.id, best->id, target);
-  } else {
-    worker.helpers_tried.clear();
-    worker.helper = kLearnerId;
-    help.from.worker = kLearnerId;
-    help.from.endpoint = config_.self;
+  help.from.worker = choice.helper.value_or(kLearnerId);
+  help.from.endpoint = choice.helper ? workers_.at(*choice.helper).view.info.data : config_.self;
+  helpers_.begin(id, help.from.worker);
+  if (choice.helper) {
+    worker.place.remember_sender(*choice.helper, now);
+    log::info("worker {} is helped by worker {} to reach version {}", id, *choice.helper, target);
   }
   Grant what;
   what.from = {{help.from.worker, 1}};
   what.catch_up_to = target;
   what.full_only = need.full_only;
-  help.grant = sign_grant(worker.view.info.id, std::move(what), now);
+  help.grant = sign_grant(id, std::move(what), now);
   send_control(worker.control, help, now);
-}
-
-void LearnerCore::end_help(Worker& worker) {
-  Worker* helper = worker.helper ? workers_.find(*worker.helper) : nullptr;
-  if (helper && helper->helps > 0) --helper->helps;
-  worker.helper.reset();
 }
 
 }  // namespace echoline::overlay

@@ -44,14 +44,7 @@ struct Worker {
   Place place;
   Reported reported;
   bool draining = false;
-  bool straggles = false;                   // it delayed a broadcast, and has installed nothing since
-  std::map<WorkerId, TimePoint> silent_to;  // children that heard nothing from it any more, and when they said so
-  std::optional<BitRate> slow_up;           // its uplink was found to be slower than planned
-  std::optional<TimePoint> slow_until;      // it was found to hold others back, and forwards nothing until then
-  std::set<WorkerId> helpers_tried;
-  std::optional<WorkerId> helper;    // whom it was sent to, until it installs something or asks again
-  std::size_t helps = 0;             // workers sent to it
-  std::optional<Version> helped_to;  // by the learner, or on the way there
+  bool straggles = false;  // it delayed a broadcast, and has installed nothing since
 };
 
 class Roster {

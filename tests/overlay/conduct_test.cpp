@@ -365,7 +365,7 @@ TEST(LearnerConduct, WhoCannotBeReachedTriesItself) {
   Desk desk(8);
   desk.join(1);
   desk.join(2, false);
-  desk.pass(2 * LearnerCore::kPlanDelay);
+  desk.pass(2 * TopologyPlan::kDelay);
   for (int i = 0; i < 2; ++i, desk.pass(seconds(5)))
     desk.tell(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kUnreachable, "no route"});
   EXPECT_THAT(desk.said<DialChild>(std::uint64_t{1}), SizeIs(0));
@@ -821,7 +821,7 @@ TEST(LearnerConduct, OneThatIsAloneInBeingLateSaysNothingOfABroadcast) {
     Desk desk(std::move(config));
     for (std::uint64_t worker = 1; worker <= c.workers; ++worker)
       desk.join(worker, true, worker == c.workers ? c.down_of_last : fast);
-    desk.pass(2 * LearnerCore::kPlanDelay);
+    desk.pass(2 * TopologyPlan::kDelay);
     for (std::uint64_t version = 0; version < 3; ++version) {
       ASSERT_TRUE(desk.publish(make(version ? delta(version, version - 1) : full(0), 1000)).has_value());
       for (std::uint64_t worker = 1; worker <= c.workers; ++worker) {

@@ -69,7 +69,7 @@ struct Desk {
   }
   void join_all(std::uint64_t n) {
     for (std::uint64_t id = 1; id <= n; ++id) join(id);
-    pass(2 * LearnerCore::kPlanDelay);
+    pass(2 * TopologyPlan::kDelay);
   }
   // Heartbeats of everybody but `silent`, every half second.
   void pass(Duration time, const std::set<std::uint64_t>& silent = {}) {

@@ -49,7 +49,7 @@ TEST(Learner, AWorkerHelpsOnlySoManyAtATime) {
     desk.tell(id, NeedHelp{Version{0}, false, {}});
     waiting += desk.said<Help>(id).empty();
   }
-  EXPECT_EQ(waiting, 11 - LearnerCore::kHelpedMax);
+  EXPECT_EQ(waiting, 11 - Helpers::kHelpedMax);
 }
 
 // With one uplink for all, dozens at once would all have the whole late; what it has begun to send counts, not who has
@@ -78,7 +78,7 @@ TEST(Learner, ItselfHelpsOnlyAsManyAsItCanSendTo) {
   Heartbeat beat;  // who has the whole helps others at once
   beat.holdings = {{{Version{0}, {}}, 1'000'000}};
   desk.tell(1, beat);
-  EXPECT_EQ(helped_of(31, 40), LearnerCore::kHelpedMax);
+  EXPECT_EQ(helped_of(31, 40), Helpers::kHelpedMax);
 }
 
 // However wide its uplink is expected to be: what it sends to them counts.

@@ -2,10 +2,14 @@
 #include <gtest/gtest.h>
 
 #include "overlay/learner/broadcast_times.hpp"
-#include "overlay/learner/help_budget.hpp"
+#include "overlay/learner/catch_ups.hpp"
+#include "overlay/learner/helpers.hpp"
 #include "overlay/learner/inbox.hpp"
 #include "overlay/learner/reachability.hpp"
 #include "overlay/learner/roster.hpp"
+#include "overlay/learner/slow_hops.hpp"
+#include "overlay/learner/topology_plan.hpp"
+#include "tests/overlay/made.hpp"
 
 namespace echoline::overlay {
 namespace {
@@ -89,13 +93,13 @@ TEST(BroadcastTimes, ForgetsTheOldestBeyondItsLimit) {
 
 TEST(HelpBudget, BeginsWithWhatCanBeSentInTime) {
   HelpBudget budget;
-  EXPECT_TRUE(budget.begin(100, 100, 10, kSecond, 0, kStart));
-  EXPECT_TRUE(budget.begin(100, 100, 10, kSecond, 0, kStart));
-  EXPECT_TRUE(budget.begin(100, 100, 10, kSecond, 0, kStart));   // 200 are pending, 210 may be
-  EXPECT_FALSE(budget.begin(100, 100, 10, kSecond, 0, kStart));  // 300
-  EXPECT_TRUE(budget.begin(100, 100, 10, kSecond, 90, kStart));  // 90 were sent
-  EXPECT_FALSE(budget.begin(100, 100, 10, kSecond, 90, kStart));
-  EXPECT_TRUE(budget.begin(100, 100, 10, kSecond, 90, kStart + 10 * kSecond));  // 100 could have been
+  EXPECT_TRUE(budget.begin({100, 100, 10, kSecond, 0}, kStart));
+  EXPECT_TRUE(budget.begin({100, 100, 10, kSecond, 0}, kStart));
+  EXPECT_TRUE(budget.begin({100, 100, 10, kSecond, 0}, kStart));   // 200 are pending, 210 may be
+  EXPECT_FALSE(budget.begin({100, 100, 10, kSecond, 0}, kStart));  // 300
+  EXPECT_TRUE(budget.begin({100, 100, 10, kSecond, 90}, kStart));  // 90 were sent
+  EXPECT_FALSE(budget.begin({100, 100, 10, kSecond, 90}, kStart));
+  EXPECT_TRUE(budget.begin({100, 100, 10, kSecond, 90}, kStart + 10 * kSecond));  // 100 could have been
 }
 
 LearnerRules rules() {
@@ -176,6 +180,129 @@ TEST(Inbox, OverflowsAtTheWorkerThatHasMost) {
   inbox.remove(WorkerId{1});
   inbox.check();
   EXPECT_EQ(inbox.bytes(), 0u);
+}
+
+TEST(Helpers, TheCheapestHelpsUntilItHasMoreToDoThanOthers) {
+  Helpers helpers;
+  const std::vector<Helpers::Candidate> candidates{
+      {WorkerId{1}, 100, 0, false}, {WorkerId{2}, 150, 0, false}, {WorkerId{3}, 10, 0, true}};
+  EXPECT_EQ(helpers.choose(WorkerId{9}, candidates, 1e9).helper, WorkerId{1});
+  helpers.begin(WorkerId{9}, WorkerId{1});
+  EXPECT_EQ(helpers.choose(WorkerId{8}, candidates, 1e9).helper, WorkerId{2}) << "200 against 150";
+  EXPECT_EQ(helpers.choose(WorkerId{9}, candidates, 1e9).helper, WorkerId{2}) << "it was sent to the first";
+  EXPECT_EQ(helpers.choose(WorkerId{9}, candidates, 99).helper, WorkerId{3}) << "the others cost more";
+  helpers.begin(WorkerId{9}, WorkerId{2});
+  helpers.check();
+  EXPECT_EQ(helpers.helped_by(WorkerId{1}), 0u);
+  EXPECT_EQ(helpers.helper_of(WorkerId{9}), WorkerId{2});
+  helpers.on_installed(WorkerId{9});
+  EXPECT_EQ(helpers.choose(WorkerId{9}, candidates, 1e9).helper, WorkerId{1});
+  for (std::uint64_t id = 10; id < 10 + Helpers::kHelpedMax; ++id) helpers.begin(WorkerId{id}, WorkerId{1});
+  const auto busy = helpers.choose(WorkerId{9}, std::span(candidates).first(1), 1e9);
+  EXPECT_TRUE(busy.busy && !busy.helper);
+  helpers.forget(WorkerId{10});
+  helpers.check();
+  EXPECT_EQ(helpers.helped_by(WorkerId{1}), Helpers::kHelpedMax - 1);
+}
+
+TEST(CatchUps, AsksForOneAtATime) {
+  std::vector<Action> actions;
+  const Checker checker("run", made_authority().public_key());
+  PublicationStore store({{1 << 20}, {}, false}, checker, actions);
+  CatchUps wanted;
+  std::vector<Version> given_up;
+  EXPECT_TRUE(wanted.want(Version{1}) && wanted.want(Version{7}) && wanted.want(std::nullopt));
+  EXPECT_FALSE(wanted.next(std::nullopt, store, given_up)) << "nothing was published";
+  EXPECT_EQ(wanted.next(Version{5}, store, given_up), (PublicationKey{Version{5}, {}}));
+  EXPECT_FALSE(wanted.next(Version{5}, store, given_up)) << "it was not begun";
+  wanted.begun(PublicationId{});
+  EXPECT_EQ(wanted.next(Version{5}, store, given_up), (PublicationKey{Version{5}, Version{1}})) << "it was dropped";
+  EXPECT_TRUE(given_up.empty());
+  wanted.begun(PublicationId{});
+  EXPECT_FALSE(wanted.next(Version{5}, store, given_up));
+  EXPECT_EQ(given_up, (std::vector{Version{1}, Version{7}})) << "dropped, and newer than all";
+  for (std::uint64_t v = 0; v < CatchUps::kWantedMax; ++v) EXPECT_TRUE(wanted.want(Version{v}));
+  EXPECT_FALSE(wanted.want(Version{CatchUps::kWantedMax}));
+  EXPECT_TRUE(wanted.want(Version{0}) && wanted.want(std::nullopt));
+  wanted.check();
+}
+
+TEST(SlowHops, BlamesTheSenderOnceAndThenItsReceiver) {
+  SlowHops slow;
+  const HopMonitor::Finding finding{{WorkerId{1}, WorkerId{2}}, BitRate{1e6}, BitRate{4e6}, false};
+  const auto first = slow.judge(finding, std::nullopt, BitRate{8e6}, kStart);
+  ASSERT_TRUE(first);
+  EXPECT_EQ(first->worker, WorkerId{1});
+  EXPECT_EQ(slow.uplink_of(WorkerId{1}), BitRate{2e6}) << "a quarter of it, as of the hop";
+  EXPECT_TRUE(slow.is_slow(WorkerId{1}, kStart) && !slow.is_slow(WorkerId{1}, kStart + SlowHops::kSlowTime));
+  HopMonitor::Finding again = finding;
+  again.hop.from = WorkerId{3};
+  const auto second = slow.judge(again, EdgeLimit::kOwnLimit, std::nullopt, kStart + kSecond);
+  ASSERT_TRUE(second);
+  EXPECT_EQ(second->worker, WorkerId{2});
+  EXPECT_EQ(second->hop.text.substr(0, 37), "worker 3 -> 2 limited by the sender's");
+  EXPECT_FALSE(slow.judge(again, std::nullopt, std::nullopt, kStart + 2 * kSecond)) << "it is known to be slow";
+  EXPECT_EQ(slow.recent().size(), 2u);
+  EXPECT_FALSE(slow.is_silent_to_several(WorkerId{4}, WorkerId{5}, kStart));
+  EXPECT_FALSE(slow.is_silent_to_several(WorkerId{4}, WorkerId{6}, kStart + SlowHops::kSilentTogether + kSecond));
+  EXPECT_TRUE(slow.is_silent_to_several(WorkerId{4}, WorkerId{5}, kStart + SlowHops::kSilentTogether + kSecond));
+  slow.check();
+}
+
+TopologyPlan::Fleet fleet(std::uint64_t workers) {
+  TopologyPlan::Fleet fleet{BitRate{8e6}, {}};
+  for (std::uint64_t id = 1; id <= workers; ++id) fleet.workers.push_back({WorkerId{id}, BitRate{8e6}, BitRate{8e6}});
+  return fleet;
+}
+
+TEST(TopologyPlan, PlansJoinsTogetherAndThenAppends) {
+  LearnerRules rules;
+  rules.policy = chains::TopologyPolicy::kEcho2;
+  TopologyPlan plan(rules);
+  plan.plan_soon(2, kStart);
+  const TimePoint due = kStart + TopologyPlan::kDelay + 2 * TopologyPlan::kDelayPerWorker;
+  plan.plan_soon(3, kStart + TopologyPlan::kDelay / 2);
+  EXPECT_EQ(plan.next_deadline(), due);
+  EXPECT_TRUE(plan.set(plan.next(fleet(2), false, due)));
+  EXPECT_EQ(plan.next_deadline(), kNever);
+  EXPECT_FALSE(plan.set(plan.next(fleet(2), true, due)));
+  EXPECT_TRUE(plan.set(plan.next(fleet(3), true, due)));
+  EXPECT_EQ(plan.topology().chains, (chains::Chains{{WorkerId{1}, WorkerId{2}, WorkerId{3}}}));
+  plan.set(plan.moved_back(WorkerId{1}, fleet(3), due));
+  EXPECT_EQ(plan.topology().chains, (chains::Chains{{WorkerId{2}, WorkerId{3}, WorkerId{1}}}));
+  plan.set(plan.without(WorkerId{3}, fleet(2), due));
+  EXPECT_EQ(plan.topology().chains, (chains::Chains{{WorkerId{2}, WorkerId{1}}}));
+  plan.check();
+}
+
+TEST(TopologyPlan, PlansWholeTreesLessAndLessOften) {
+  LearnerRules rules;
+  rules.heartbeat = kSecond;
+  TopologyPlan plan(rules);
+  auto slower = fleet(4);
+  for (chains::ChainWorker& worker : slower.workers) worker.may_forward = worker.id == WorkerId{4};
+  plan.set(plan.next(slower, false, kStart));
+  plan.on_slow_hop();
+  plan.set(plan.next(slower, true, kStart));  // a whole plan
+  plan.set(plan.next(fleet(4), true, kStart));
+  EXPECT_EQ(plan.next_deadline(), kStart + TopologyPlan::kPauseBeats * kSecond) << "mended, and slow";
+  plan.set(plan.next(fleet(4), true, plan.next_deadline()));
+  EXPECT_EQ(plan.next_deadline(), kNever);
+  plan.check();
+}
+
+TEST(TopologyPlan, ComparesTopologiesBetweenBroadcasts) {
+  LearnerRules rules;
+  rules.heartbeat = kSecond;
+  TopologyPlan fixed(rules);
+  EXPECT_FALSE(fixed.take_choice(4, false, kStart));
+  rules.chooses_policy = true;
+  TopologyPlan plan(rules);
+  const Duration pause = TopologyPlan::kChooseBeats * kSecond;
+  EXPECT_FALSE(plan.take_choice(4, false, kStart));
+  EXPECT_FALSE(plan.take_choice(4, true, kStart + pause)) << "a broadcast is under way";
+  EXPECT_TRUE(plan.take_choice(4, true, kStart + 2 * pause)) << "there always is one";
+  EXPECT_FALSE(plan.take_choice(4, false, kStart + 2 * pause));
 }
 
 const Endpoint kAt{"10.0.0.1", 9};

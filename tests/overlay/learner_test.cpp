@@ -530,7 +530,7 @@ TEST(Learner, LeavesTheOthersWhereTheyAreWhenSomebodyComesLater) {
   ASSERT_TRUE(desk.publish(make(full(0), 10)).has_value());
   const auto before = desk.said<Assign>(std::uint64_t{2}).size();
   desk.join(4);
-  desk.pass(2 * LearnerCore::kPlanDelay);
+  desk.pass(2 * TopologyPlan::kDelay);
   EXPECT_THAT(desk.chain(), ElementsAre(1, 2, 3, 4));
   EXPECT_EQ(desk.said<Assign>(std::uint64_t{2}).size(), before);  // nothing changed for it
 }
@@ -540,7 +540,7 @@ TEST(Learner, WhoCannotBeReachedForwardsToNobody) {
   desk.join(1, false);
   desk.join(2);
   desk.join(3);
-  desk.pass(2 * LearnerCore::kPlanDelay);
+  desk.pass(2 * TopologyPlan::kDelay);
   EXPECT_THAT(desk.chain(), ElementsAre(2, 3, 1));
   for (const WorkerView& view : desk.core.stats().workers) EXPECT_EQ(view.reachable, view.info.id != WorkerId{1});
 }
@@ -792,7 +792,7 @@ TEST(Learner, PlansTreesAnewWhenSomebodyIsLost) {
   EXPECT_THAT(desk.core.topology().children_of(busiest), SizeIs(testing::Gt(1u)));
   desk.core.expel(busiest, "gone", desk.now);
   desk.take();
-  desk.pass(2 * LearnerCore::kPlanDelay);
+  desk.pass(2 * TopologyPlan::kDelay);
   EXPECT_EQ(desk.core.topology().size(), 5u);
   for (const auto& [id, of] : desk.core.topology().parents()) EXPECT_THAT(of, testing::Each(testing::Ne(busiest)));
   for (std::uint64_t id = 1; id <= 6; ++id) EXPECT_LE(desk.core.topology().copies_sent_by(WorkerId{id}), 1);
@@ -904,7 +904,7 @@ TEST(Learner, AChildOfSeveralParentsIsNotExpectedToReceiveAllOfItFromEach) {
   Desk desk(trees(8));
   for (std::uint64_t id = 1; id <= 5; ++id) desk.join(id);
   desk.join(6, true, BitRate{kMegabytePerS.bits_per_s / 5});
-  desk.pass(2 * LearnerCore::kPlanDelay);
+  desk.pass(2 * TopologyPlan::kDelay);
   const std::uint32_t stripes = desk.core.topology().stripes();
   ASSERT_GE(desk.core.topology().parents().at(WorkerId{6}).size(), 4u);
   const Made made = make(full(0), 4'000'000, {.chunk_bytes = 16384});

@@ -255,7 +255,7 @@ void as_learner(std::byte from, Bytes_ bytes) {
     core.on_accepted(ConnId{2 * id}, worker(id), kNow);
     tell(core, ConnId{2 * id}, Hello{"run", "w", {"10.0.0.1", 1}, {}, {}, {}});
   }
-  core.on_timer(kNow + 2 * LearnerCore::kPlanDelay);
+  core.on_timer(kNow + 2 * TopologyPlan::kDelay);
   core.on_accepted(ConnId{6}, worker(1), kNow);
   tell(core, ConnId{6}, PeerHello{"run", 0, {}, false, {}, made_grant(1, 0)});
   core.on_accepted(ConnId{8}, worker(3), kNow);

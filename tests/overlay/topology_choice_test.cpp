@@ -24,7 +24,7 @@ struct Choosing : Desk {
     c.chooses_policy = true;
     return c;
   }
-  Duration pause() const { return LearnerCore::kChooseBeats * LearnerConfig{}.heartbeat; }
+  Duration pause() const { return TopologyPlan::kChooseBeats * LearnerConfig{}.heartbeat; }
   void everybody_has(std::uint64_t version) {
     for (const auto& [id, conn] : control) tell(id.value, Installed{Version{version}, digest_of(version), 0});
   }
@@ -39,7 +39,7 @@ TEST(TopologyChoice, AnotherKindIsTakenWhenItWasSoonerThreeTimes) {
   EXPECT_THAT(desk.chosen(), IsEmpty()) << "nobody knows what there is to carry";
   ASSERT_TRUE(desk.publish(make(full(0), 300'000)).has_value());
   desk.everybody_has(0);
-  desk.pass((LearnerCore::kSoonerInARow - 2) * desk.pause());
+  desk.pass((TopologyPlan::kSoonerInARow - 2) * desk.pause());
   EXPECT_EQ(desk.policy(), TopologyPolicy::kStar);
   desk.pass(3 * desk.pause());
   EXPECT_NE(desk.policy(), TopologyPolicy::kStar);
@@ -76,7 +76,7 @@ TEST(TopologyChoice, WhoStandsFarAwayIsFedOnce) {
     return shares / topology.stripes();
   };
   for (std::uint64_t id = 1; id <= 6; ++id) comes(id);
-  desk.pass(2 * LearnerCore::kPlanDelay);
+  desk.pass(2 * TopologyPlan::kDelay);
   EXPECT_EQ(desk.core.topology().size(), 6u);
   EXPECT_NEAR(crossing(), 1, 1e-9) << desk.core.topology().to_text();
   EXPECT_EQ(desk.core.stats().workers[5].info.place, "far");

@@ -6,7 +6,7 @@
 
 #include <deque>
 
-#include "overlay/learner/catch_up.hpp"
+#include "overlay/learner/catch_ups.hpp"
 #include "overlay/learner/hop_monitor.hpp"
 #include "overlay/member/upstream.hpp"
 #include "tests/overlay/made.hpp"

@@ -1,0 +1,72 @@
+#include "overlay/learner/slow_hops.hpp"
+
+#include <algorithm>
+
+namespace echoline::overlay {
+
+std::vector<HopMonitor::Finding> SlowHops::find(TimePoint now) {
+  std::erase_if(suspected_, [&](const auto& s) { return s.second <= now; });
+  std::vector<HopMonitor::Finding> found = monitor_.find();
+  // A worker that receives slowly from several parents at once is the cause, whatever their uplinks do.
+  std::map<WorkerId, std::size_t> slow_parents;
+  for (const HopMonitor::Finding& f : found)
+    if (++slow_parents[f.hop.to] == 2) suspected_[f.hop.to] = now + kSuspicionTime;
+  std::set<WorkerId> at_another;
+  std::erase_if(found, [&](const HopMonitor::Finding& f) {
+    if (at_another.contains(f.hop.from) || at_another.contains(f.hop.to)) return true;
+    at_another.insert({f.hop.from, f.hop.to});
+    return false;
+  });
+  return found;
+}
+
+bool SlowHops::is_silent_to_several(WorkerId parent, WorkerId child, TimePoint now) {
+  auto& silent_to = slow_[parent].silent_to;
+  silent_to[child] = now;
+  std::erase_if(silent_to, [&](const auto& said) { return said.second + kSilentTogether < now; });
+  return silent_to.size() >= 2;
+}
+
+// The sender is taken to be the cause, and the receiver put in its place. If the receiver is slow there again, it was
+// the receiver all along. The same holds if the sender brings others what they lack: its uplink is there for all of
+// them.
+std::optional<SlowHops::Fault> SlowHops::judge(const HopMonitor::Finding& finding, std::optional<EdgeLimit> limit,
+                                               std::optional<BitRate> sender_up, TimePoint now) {
+  const auto [from, to] = finding.hop;
+  if (is_slow(to, now)) return std::nullopt;  // it forwards to no other worker
+  const auto suspect = suspected_.find(to);
+  const bool receiver_again = suspect != suspected_.end() && now < suspect->second;
+  const bool blame_receiver = from == kLearnerId || receiver_again || finding.alone;
+  const std::string cause = limit == EdgeLimit::kOwnLimit   ? "the sender's own rate limit"
+                            : limit == EdgeLimit::kReceiver ? "the receiver, which does not read fast enough"
+                            : blame_receiver                ? "the receiver's link"
+                                                            : "sender uplink";
+  SlowHop hop{from, to,
+              fmt::format("{} -> {} limited by {}: {} instead of {}",
+                          from == kLearnerId ? std::string("learner") : fmt::format("worker {}", from), to, cause,
+                          echoline::to_text(finding.rate), echoline::to_text(finding.expected))};
+  recent_.push_back(hop);
+  if (recent_.size() > kRecentMax) recent_.erase(recent_.begin());
+  suspected_[to] = now + kSuspicionTime;
+  const WorkerId worker = blame_receiver ? to : from;
+  Slow& slow = slow_[worker];
+  slow.until = now + kSlowTime;
+  if (!blame_receiver) {  // all its edges share the uplink, so all of it counts as slower by as much as this edge
+    const double part = finding.rate.bits_per_s / finding.expected.bits_per_s;
+    slow.up = BitRate{std::max(1.0, sender_up ? sender_up->bits_per_s * part : finding.rate.bits_per_s)};
+  }
+  monitor_.forget(worker);
+  return Fault{std::move(hop), worker};
+}
+
+bool SlowHops::is_slow(WorkerId worker, TimePoint now) const {
+  const auto it = slow_.find(worker);
+  return it != slow_.end() && now < it->second.until;
+}
+
+std::optional<BitRate> SlowHops::uplink_of(WorkerId worker) const {
+  const auto it = slow_.find(worker);
+  return it == slow_.end() ? std::nullopt : it->second.up;
+}
+
+}  // namespace echoline::overlay

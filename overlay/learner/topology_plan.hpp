@@ -1,0 +1,78 @@
+// The learner's topology, and when it is planned as a whole, mended, or exchanged for another kind. Pure.
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "chains/choice.hpp"
+#include "chains/trees.hpp"
+#include "overlay/settings.hpp"
+
+namespace echoline::overlay {
+
+class TopologyPlan {
+ public:
+  // Joins that come together are planned once, because planning many workers takes longer and moves more of them.
+  static constexpr Duration kDelay = std::chrono::milliseconds(20);
+  static constexpr Duration kDelayPerWorker = std::chrono::microseconds(100);
+  // Heartbeats between two plans of whole trees, doubled at every plan until the fleet is quiet.
+  static constexpr int kPauseBeats = 2, kPauseBeatsMax = 128;
+  // Time between two comparisons of topologies, in heartbeats or by the fleet's size; comparisons in a row that another
+  // one must win before the fleet is moved.
+  static constexpr int kChooseBeats = 60, kSoonerInARow = 3;
+  static constexpr Duration kChoosePerWorker = std::chrono::milliseconds(10);
+
+  struct Fleet {
+    BitRate learner_up;
+    std::vector<chains::ChainWorker> workers;  // those that are heard
+  };
+  struct Change {
+    chains::Topology topology;
+    std::string text;  // which, and why
+  };
+
+  // `rules` must outlive the plan.
+  explicit TopologyPlan(const LearnerRules& rules) : rules_(rules) { topology_.policy = rules.policy; }
+
+  const chains::Topology& topology() const { return topology_; }  // its policy is the one that it is planned by
+  bool is_trees() const { return topology_.policy == chains::TopologyPolicy::kTrees; }
+  // Returns whether the topology has changed.
+  bool set(chains::Topology topology);
+
+  void plan_soon(std::size_t workers, TimePoint now);
+  TimePoint next_deadline() const { return plan_at_; }
+  void stop() { plan_at_ = kNever; }
+  // A hop was slow: its stripes lag, and mended trees would leave them behind the others.
+  void on_slow_hop() { stripes_lag_ = true; }
+  // The topology to be set, now that a plan is due. `under_way`: something was published to this topology.
+  chains::Topology next(const Fleet& fleet, bool under_way, TimePoint now);
+  // Without a worker that is gone: its children get other parents.
+  chains::Topology without(WorkerId id, const Fleet& fleet, TimePoint now);
+  // With the worker behind all others, where fewest wait for it.
+  chains::Topology moved_back(WorkerId id, const Fleet& fleet, TimePoint now);
+
+  // Whether to compare topologies now: between broadcasts if possible, so that no worker is moved during one.
+  bool take_choice(std::size_t workers, bool broadcasting, TimePoint now);
+  // Another kind of topology, if the model has expected it to be sooner kSoonerInARow times. `links`: of the same
+  // workers.
+  std::optional<Change> choose(const Fleet& fleet, std::span<const chains::WorkerLink> links,
+                               const chains::Cargo& cargo);
+  void check() const;
+
+ private:
+  chains::Topology whole(const Fleet& fleet) const;
+  chains::MendedTrees mend(std::optional<WorkerId> moved, const Fleet& fleet) const;
+  chains::Topology keep(chains::MendedTrees trees, TimePoint now);
+
+  const LearnerRules& rules_;
+  chains::Topology topology_;
+  TimePoint plan_at_ = kNever;
+  TimePoint trees_not_before_{};
+  Duration trees_pause_{};
+  bool stripes_lag_ = false;
+  TimePoint choose_at_ = kNever;
+  int sooner_ = 0;  // comparisons in a row that another topology won
+};
+
+}  // namespace echoline::overlay
