@@ -37,7 +37,7 @@ Result<json> parse_unique(const std::string& text, const std::string& what) {
   };
   try {
     json parsed = json::parse(text, watch);
-    if (duplicate) return invalid("{}: '{}' is there twice", what, *duplicate);
+    if (duplicate) return invalid("{}: '{}' occurs twice", what, *duplicate);
     return parsed;
   } catch (const json::exception& e) {
     return invalid("{}: it is not valid JSON: {}", what, e.what());

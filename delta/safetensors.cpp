@@ -36,7 +36,7 @@ class HeaderReader final : public nlohmann::json_sax<json> {
     key_ = text;
     if (depth_ == 2) return in_metadata_ ? true : tensor_key();
     in_metadata_ = text == kMetadataKey;
-    if (!names_.insert(text).second) return refuse(fmt::format("'{}' is there twice", text));
+    if (!names_.insert(text).second) return refuse(fmt::format("'{}' occurs twice", text));
     if (!in_metadata_) entries.push_back({text, {}, {}, {}});
     return true;
   }

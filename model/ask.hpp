@@ -1,4 +1,4 @@
-// A model's folder, loaded to hear what it says; for those who know no tensor.
+// Loads a model's folder and generates or scores with it, for callers without libtorch.
 #pragma once
 #include <filesystem>
 #include <string>
@@ -9,14 +9,14 @@
 
 namespace echoline::model {
 
-// On the device of that name (device_named()). Errors of load_model(), device_named() and generate().
+// Generates on the device of that name (device_named()). Errors of load_model(), device_named() and generate().
 Result<Generation> ask(const std::filesystem::path& folder, const std::string& device, const std::vector<Token>& prompt,
                        const Sampling& sampling);
 
-// Asks them all. Errors of load_model() and device_named(), and what `hear` says.
+// Generates for all questions. Errors of load_model() and device_named(), and those that `hear` returns.
 Status ask_all(const std::filesystem::path& folder, const Questions& questions);
 
-// Log-probability of each token of `continuation` after `prompt`, as ask() gives it for tokens it has drawn; nats.
+// Log-probability of each token of `continuation` after `prompt`, in nats, as ask() reports it for generated tokens.
 Result<std::vector<float>> score(const std::filesystem::path& folder, const std::string& device,
                                  const std::vector<Token>& prompt, const std::vector<Token>& continuation,
                                  double temperature = 1.0);

@@ -24,9 +24,9 @@ struct ChatTemplate::Tree {
 
 namespace {
 
-constexpr std::size_t kStepsMax = 1'000'000;   // expressions and statements of one rendering
-constexpr std::size_t kBytesMax = 256u << 20;  // of all texts and lists made on the way
-constexpr std::size_t kNestingMax = 64;        // of lists and mappings in a variable; they are freed recursively
+constexpr std::size_t kStepsMax = 1'000'000;   // expressions and statements per rendering
+constexpr std::size_t kBytesMax = 256u << 20;  // all texts and lists created
+constexpr std::size_t kNestingMax = 64;        // of lists and mappings in a variable, which are freed recursively
 constexpr std::string_view kWhat = "chat template";
 
 using Integer = std::int64_t;
@@ -49,7 +49,7 @@ class Renderer {
   Error bad(fmt::format_string<Args...> format, Args&&... args) const {
     return fail(Code::kInvalid, kWhat, "line {}: {}", line_, fmt::format(format, std::forward<Args>(args)...));
   }
-  // Errors of template_value.hpp know no line.
+  // Errors of template_value.hpp have no line.
   Error at_line(const Error& error) const { return bad("{}", error.detail); }
 
   Status step(std::size_t line) {
@@ -66,8 +66,6 @@ class Renderer {
     ECHO_TRY(spend(text.size()));
     return Value{std::move(text)};
   }
-
-  // --- Statements ---
 
   Result<Flow> run(const std::vector<Statement>& body) {
     for (const Statement& s : body) {
@@ -125,12 +123,12 @@ class Renderer {
     const Value* target = lookup(s.targets.front());
     Dict* space = target ? target->dict() : nullptr;
     if (!space || !namespaces_.contains(space))
-      return bad("cannot set '{0}.{1}': '{0}' is no namespace", s.targets.front(), s.attribute);
+      return bad("cannot set '{0}.{1}': '{0}' is not a namespace", s.targets.front(), s.attribute);
     chat::put(*space, s.attribute, std::move(value));
     return ok();
   }
 
-  // A namespace inside a namespace could come to hold itself.
+  // A namespace inside a namespace could contain itself.
   Status check_nesting(const Value& value, std::size_t depth, bool inside_namespace) {
     ECHO_TRY(spend(sizeof(Value)));
     if (depth > kNestingMax) return bad("lists and mappings are nested more than {} deep", kNestingMax);
@@ -156,7 +154,7 @@ class Renderer {
     return ok();
   }
 
-  // Leaves what was set in the loop behind when it goes.
+  // Drops the variables of a loop at its end.
   struct Scope {
     explicit Scope(std::vector<Dict>& scopes) : scopes_(scopes) { scopes_.emplace_back(); }
     ~Scope() { scopes_.pop_back(); }
@@ -200,8 +198,6 @@ class Renderer {
     }
     return Flow::kOn;
   }
-
-  // --- Expressions ---
 
   const Value* lookup(std::string_view name) const {
     for (auto scope = scopes_.rbegin(); scope != scopes_.rend(); ++scope)
@@ -348,7 +344,7 @@ class Renderer {
     };
     const Integer begin = within(bounds[0], stride > 0 ? 0 : size - 1), end = within(bounds[1], stride > 0 ? size : -1);
     List taken;
-    const Integer bounded = std::clamp(stride, -size - 1, size + 1);  // so that nothing overflows
+    const Integer bounded = std::clamp(stride, -size - 1, size + 1);  // prevents overflow
     for (Integer i = begin; stride > 0 ? i < end : i > end; i += bounded)
       taken.push_back(all[static_cast<std::size_t>(i)]);
     if (!text) return chat::make_list(std::move(taken));
@@ -405,7 +401,7 @@ class Renderer {
     if (e.name == "+") overflow = __builtin_add_overflow(*i, *j, &result);
     if (e.name == "-") overflow = __builtin_sub_overflow(*i, *j, &result);
     if (e.name == "*") overflow = __builtin_mul_overflow(*i, *j, &result);
-    if (e.name == "//" || e.name == "%" || e.name == "/") {  // rounded down, as Python does
+    if (e.name == "//" || e.name == "%" || e.name == "/") {  // rounded down, as in Python
       if (*j == 0) return bad("division by zero");
       if (*i == INT64_MIN && *j == -1) return bad("integer overflow in '{}'", e.name);
       const Integer rest = *i % *j, down = rest != 0 && (rest < 0) != (*j < 0) ? 1 : 0;
@@ -620,7 +616,7 @@ class Renderer {
 
   std::vector<Dict> scopes_;
   std::unordered_set<const Dict*> namespaces_;
-  std::vector<Value> kept_;  // every namespace, so that no address is used twice
+  std::vector<Value> kept_;  // all namespaces, so that no address is reused
   std::string out_;
   std::size_t line_ = 0, steps_ = 0, bytes_ = 0;
 };
@@ -648,7 +644,7 @@ Result<std::string> ChatTemplate::render(const std::vector<ChatMessage>& message
     list.push_back(chat::make_dict({{"role", {message.role}}, {"content", {message.content}}}));
   chat::put(variables, "messages", chat::make_list(std::move(list)));
   chat::put(variables, "add_generation_prompt", {add_generation_prompt});
-  for (const char* absent : {"tools", "documents"})  // Hugging Face names them even when there are none
+  for (const char* absent : {"tools", "documents"})  // Hugging Face defines these names even if there are none
     if (!chat::find(variables, absent)) variables.emplace_back(absent, Value{None{}});
   return Renderer(std::move(variables)).render(tree_->body);
 }

@@ -1,10 +1,10 @@
-// The chat template of a Hugging Face tokenizer: the part of Jinja that such templates are written in.
+// Renders the chat template of a Hugging Face tokenizer: the part of Jinja that such templates use.
 //
 // Implemented: if/elif/else, for (with else, if, break, continue and loop), set, namespace(), white-space control,
 // comments; literals, attributes, indices, slices, arithmetic, comparisons, in, and/or/not, a if b else c, ~; the
-// tests, filters and methods named in chat_template.cpp. raise_exception() is an error. The clock is not: strftime_now
-// is undefined, because a prompt must be the same wherever and whenever it is formed. Anything else is an error that
-// names the construct and its line; a tag when the template is read, the rest when it is reached.
+// tests, filters and methods named in chat_template.cpp. raise_exception() is an error. strftime_now is undefined,
+// because a prompt must be the same everywhere at any time. Any other construct is an error that names it and its line:
+// a tag when the template is parsed, the rest when it is evaluated.
 #pragma once
 #include <memory>
 #include <string>
@@ -16,14 +16,14 @@
 
 namespace echoline::model {
 
-// Immutable and cheap to copy; may be used from several threads at once.
+// Immutable and cheap to copy. Thread-safe.
 class ChatTemplate {
  public:
   static Result<ChatTemplate> parse(std::string_view text);
 
-  // The text of a conversation, with the beginning of the answer when `add_generation_prompt`. `variables_json`: an
-  // object of more names, such as bos_token or enable_thinking ("": none). kInvalid for a mistake in the template,
-  // kExhausted when it takes too long or says too much.
+  // The text of a conversation, with the start of the answer if `add_generation_prompt`. `variables_json`: an object of
+  // further names, such as bos_token or enable_thinking ("": none). kInvalid for a mistake in the template, kExhausted
+  // if it takes too many steps or too much memory.
   Result<std::string> render(const std::vector<ChatMessage>& messages, bool add_generation_prompt,
                              std::string_view variables_json) const;
 

@@ -19,7 +19,7 @@ Error bad(fmt::format_string<Args...> format, Args&&... args) {
   return fail(Code::kInvalid, kWhat, format, std::forward<Args>(args)...);
 }
 
-// Fields of one JSON object; the first error is kept.
+// Reads fields of one JSON object and keeps the first error.
 class Fields {
  public:
   explicit Fields(const json& object) : object_(object) {}
@@ -74,7 +74,7 @@ Result<Token> token_of(const char* name, const json& value) {
 constexpr std::pair<Family, const char*> kFamilies[] = {
     {Family::kQwen3, "Qwen3ForCausalLM"}, {Family::kQwen2, "Qwen2ForCausalLM"}, {Family::kLlama, "LlamaForCausalLM"}};
 
-// What this model does not implement must be off.
+// Requires that features which are not implemented are off.
 Status supported(Fields& fields, ModelConfig& c) {
   const json* type = fields.get("model_type");
   bool known = false;
@@ -104,7 +104,7 @@ Status supported(Fields& fields, ModelConfig& c) {
   return ok();
 }
 
-// Of 'rope_scaling', or in newer exports of 'rope_parameters'.
+// Reads 'rope_scaling', or 'rope_parameters' of newer exports.
 Result<std::optional<RopeScaling>> scaling_of(const char* name, const json& object) {
   if (!object.is_object()) return bad("'{}' is {}, expected an object", name, object.dump());
   Fields fields(object);
@@ -314,7 +314,7 @@ ModelConfig tiny(ModelConfig c) {
   return c;
 }
 
-// Narrow heads, and weights large enough that a short warm start takes hold.
+// Narrow heads, and weights large enough for a short warm start to work.
 ModelConfig tiny_64() {
   ModelConfig c = tiny(shape(64, 192, 3, 4, 2));
   c.head_dim = 16;
@@ -322,7 +322,7 @@ ModelConfig tiny_64() {
   return c;
 }
 
-// One token a byte, and room for a word problem with its solution.
+// One token per byte, and room for a word problem with its solution.
 ModelConfig bytes(ModelConfig c) {
   c.vocab_size = 256 + 3;
   c.eos = {256};  // <|endoftext|>

@@ -1,5 +1,5 @@
-// What a decoder of the Qwen3, Qwen2 (2.5 included) or Llama (3 included) family looks like: its shape, as Hugging
-// Face's config.json names it, and its sizes.
+// The shape and sizes of a decoder of the Qwen3, Qwen2 (including 2.5) or Llama (including 3) family, with the names of
+// Hugging Face's config.json.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -19,15 +19,15 @@ using Token = std::int32_t;
 enum class Family { kQwen3, kQwen2, kLlama };
 const char* family_name(Family family);  // config.json's model_type
 
-// Rotary positions beyond those trained first, in the manner of Llama 3: slow rotations are slowed down by `factor`,
-// fast ones stay, those in between are in between.
+// Extends rotary positions beyond those trained first, as Llama 3 does: divides slow rotations by `factor`, keeps fast
+// ones, and interpolates between.
 struct RopeScaling {
   double factor = 8, low_freq_factor = 1, high_freq_factor = 4;
   std::int64_t original_positions = 8192;
   friend bool operator==(const RopeScaling&, const RopeScaling&) = default;
 };
 
-// Shape of a decoder. The defaults are those Hugging Face assumes when config.json leaves a field out.
+// The shape of a decoder. The defaults are Hugging Face's for fields missing in config.json.
 struct ModelConfig {
   Family family = Family::kQwen3;
   std::int64_t vocab_size = 151936;
@@ -48,33 +48,32 @@ struct ModelConfig {
 
   friend bool operator==(const ModelConfig&, const ModelConfig&) = default;
 
-  // Parses and validates config.json. kInvalid names the field: an unknown model_type, a rope_scaling or a bias
-  // this model does not implement, a missing or impossible number.
+  // Parses and validates config.json. kInvalid names the field: an unknown model_type, a rope_scaling or a bias that is
+  // not implemented, a missing or invalid number.
   static Result<ModelConfig> from_json(std::string_view text);
   static Result<ModelConfig> from_file(const std::filesystem::path& path);
-  // config.json that transformers loads as the family's ForCausalLM in bfloat16.
+  // A config.json with which transformers loads the family's ForCausalLM in bfloat16.
   std::string to_json() const;
-  // kInvalid when no model can have this shape.
+  // kInvalid if no model can have this shape.
   Status validate() const;
 
   std::uint64_t parameters() const;
-  bool qk_norm() const { return family == Family::kQwen3; }   // a norm on every head of queries and keys
-  bool qkv_bias() const { return family == Family::kQwen2; }  // of queries, keys and values
+  bool qk_norm() const { return family == Family::kQwen3; }   // each head of queries and keys is normalised
+  bool qkv_bias() const { return family == Family::kQwen2; }  // queries, keys and values have a bias
 };
 
-// Memory a model of this shape needs; activations are not counted.
+// The memory of a model of this shape, without activations.
 struct MemoryEstimate {
-  Bytes policy_bf16;         // weights as broadcast and as held by a worker on a GPU
+  Bytes policy_bf16;         // the weights as broadcast and as a worker holds them on a GPU
   Bytes training;            // policy and gradient in bf16; fp32 master, first and second moment of AdamW
-  Bytes kv_cache_per_token;  // bf16 keys and values of all layers
+  Bytes kv_cache_per_token;  // keys and values of all layers in bf16
 };
 MemoryEstimate memory_estimate(const ModelConfig& config);
 
-// The shape called `name`: tiny-64, tiny-128, tiny-256 (for a pair of CPU cores, with the vocabulary of
-// Tokenizer::characters(kCharacterAlphabet)), bytes-64, bytes-256 (the same for any text of a few thousand bytes, with
-// Tokenizer::bytes()), qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b, qwen2.5-0.5b,
-// llama-3.2-1b.
-// kInvalid lists the names.
+// The shape called `name`. tiny-64, tiny-128 and tiny-256 are for two CPU cores and have the vocabulary of
+// Tokenizer::characters(kCharacterAlphabet). bytes-64 and bytes-256 take any text of a few thousand bytes, with
+// Tokenizer::bytes(). Others: qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b, qwen2.5-0.5b, llama-3.2-1b. kInvalid lists
+// the names.
 Result<ModelConfig> preset(std::string_view name);
 std::vector<std::string> preset_names();
 

@@ -12,10 +12,10 @@ using torch::Tensor;
 
 namespace {
 
-constexpr std::int64_t kFewRows = 32;       // with more and fp32 weights, the BLAS is faster
-constexpr std::int64_t kWorkMin = 1 << 17;  // multiplications that are worth another thread
-constexpr std::int64_t kColumns = 16;       // of a product go to one thread together
-constexpr std::int64_t kPackedRows = 16;    // of activations are packed together
+constexpr std::int64_t kFewRows = 32;       // with more rows and fp32 weights, the BLAS is faster
+constexpr std::int64_t kWorkMin = 1 << 17;  // multiplications that justify another thread
+constexpr std::int64_t kColumns = 16;       // columns of a product that one thread computes together
+constexpr std::int64_t kPackedRows = 16;    // rows of activations that are packed together
 
 std::int64_t grain_of(std::int64_t work_min, std::int64_t work) {
   return std::max<std::int64_t>(1, work_min / std::max<std::int64_t>(1, work));
@@ -23,12 +23,11 @@ std::int64_t grain_of(std::int64_t work_min, std::int64_t work) {
 
 bool is_bf16(const Tensor& weight) { return weight.scalar_type() == torch::kBFloat16; }
 
-// x in the order that the kernels' product with `weight` reads; `kept` holds it where that is not the order it has.
+// x in the order in which the kernels' product with `weight` reads it; `kept` holds it if that is a copy.
 const float* packed(const Tensor& x, const Tensor& weight, Tensor& kept) {
   if (!is_bf16(weight)) return x.data_ptr<float>();
   const std::int64_t rows = x.size(0), in = x.size(1), floats = kernels().packed_floats(rows, in);
-  if (!kept.defined() || kept.numel() < floats)
-    kept = torch::empty({floats}, x.options());  // lies at a multiple of 64 bytes
+  if (!kept.defined() || kept.numel() < floats) kept = torch::empty({floats}, x.options());  // aligned to 64 bytes
   parallel_for((rows + kPackedRows - 1) / kPackedRows, grain_of(kWorkMin, kPackedRows * in),
                [&](std::int64_t first, std::int64_t last) {
                  kernels().pack(x.data_ptr<float>(), rows, in, first * kPackedRows, std::min(rows, last * kPackedRows),
@@ -37,7 +36,7 @@ const float* packed(const Tensor& x, const Tensor& weight, Tensor& kept) {
   return kept.data_ptr<float>();
 }
 
-// y (+)= x weight^T by the kernels, for x [rows, in] that packed() gave.
+// y (+)= x weight^T by the kernels, for x [rows, in] from packed().
 void multiply(const float* x, std::int64_t rows, const Tensor& weight, float* y, bool add) {
   const std::int64_t out = weight.size(0), in = weight.size(1);
   const Kernels& k = kernels();
@@ -53,7 +52,7 @@ void multiply(const float* x, std::int64_t rows, const Tensor& weight, float* y,
                });
 }
 
-// y[i] (+)= x weights[i]^T, all fp32 but the weights, without gaps.
+// y[i] (+)= x weights[i]^T, all contiguous and, except for the weights, fp32.
 void multiply(const Tensor& x, std::initializer_list<std::pair<const Tensor*, const Tensor*>> products, bool add,
               Tensor& kept) {
   const float* prepared = nullptr;
@@ -68,7 +67,7 @@ void multiply(const Tensor& x, std::initializer_list<std::pair<const Tensor*, co
   }
 }
 
-// A vector of weights as fp32, null where there is none; `kept` holds it where it had to be converted.
+// A vector of weights as fp32, null if undefined; `kept` holds a converted copy.
 const float* widened(const Tensor& weight, Tensor& kept) {
   if (!weight.defined()) return nullptr;
   kept = weight.to(torch::kFloat);

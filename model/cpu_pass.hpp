@@ -1,19 +1,19 @@
-// Passes without gradients on a CPU, in fp32 with weights in bf16 or fp32, by the kernels of model/kernels. Over few
-// rows libtorch's operations cost more than their arithmetic; over many its products would have to convert bf16 weights
-// first, on one thread. Private to model/.
+// Passes without gradients on a CPU, in fp32 with bf16 or fp32 weights, by the kernels of model/kernels. For few rows,
+// libtorch's operations cost more than their arithmetic; for many, libtorch would first convert bf16 weights, on one
+// thread. Private to model/.
 #pragma once
 #include "model/layer.hpp"
 
 namespace echoline::model {
 
-// Whether cpu_product() is the fastest way.
+// Whether cpu_product() is the fastest product.
 bool kernels_multiply(const torch::Tensor& x, const torch::Tensor& weight);
 
 // x fp32 [rows, in], weight fp32 or bf16 [out, in] -> fp32 [rows, out].
 torch::Tensor cpu_product(const torch::Tensor& x, const torch::Tensor& weight);
 
-// All layers: x fp32 [rows, hidden] without gaps, overwritten, in rows of `tokens`; cos and sin fp32, [head_dim] for
-// each of the rows or for each of the tokens. Without `attention` as attend_packed() with these segments.
+// All layers. x: fp32 [rows, hidden], contiguous, overwritten, in sequences of `tokens` rows; cos and sin: fp32,
+// [head_dim] for each row or for each token. Without `attention`, as attend_packed() with these segments.
 void cpu_pass(const ModelConfig& config, const std::vector<Transformer::Layer>& layers, const torch::Tensor& x,
               std::int64_t tokens, const torch::Tensor& cos, const torch::Tensor& sin, Attention* attention,
               const torch::Tensor& segments);

@@ -6,8 +6,7 @@
 
 #include "model/cuda/training_device.hpp"
 
-// Flash attention over segments whose last queries and keys are aligned, and products of bf16 that are added up in
-// fp32.
+// Flash attention over segments with aligned last queries and keys, and bf16 products with fp32 sums.
 #if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 8)
 #define ECHOLINE_FLASH_ATTENTION 1
 #endif
@@ -20,12 +19,12 @@ using torch::autograd::variable_list;
 
 namespace {
 
-// Bytes of logits that exist at a time. Each part reads and writes the sum of the weight's gradient once more.
+// Bytes of logits in memory at a time. Each part reads and writes the sum of the weight's gradient once more.
 constexpr std::int64_t kLogitBytes = std::int64_t{1} << 29;
-constexpr std::int64_t kLogitRows = 256;  // parts are whole multiples of it: products are made in tiles
+constexpr std::int64_t kLogitRows = 256;  // parts are multiples of it, because products are computed in tiles
 
 struct NormAndSum : torch::autograd::Function<NormAndSum> {
-  // `addend` is empty where there is none: a Function takes no undefined tensors.
+  // `addend` is empty if there is none, because a Function takes no undefined tensors.
   static variable_list forward(AutogradContext* context, const Tensor& x, const Tensor& addend, const Tensor& weight,
                                double eps) {
     const bool adds = addend.numel() > 0;
@@ -95,7 +94,7 @@ struct ChosenRows : torch::autograd::Function<ChosenRows> {
 
 training::Heads heads_of(const Rotation& r) { return {r.cos, r.sin, r.q_norm, r.k_norm, r.heads, r.kv_heads, r.eps}; }
 
-// What a Function takes instead of undefined norms: empty ones.
+// An empty tensor for an undefined norm, because a Function takes no undefined tensors.
 Tensor given(const Tensor& norm) { return norm.defined() ? norm : torch::empty({0}); }
 
 void keep(AutogradContext* context, const Rotation& r) {
@@ -134,14 +133,14 @@ struct RotatedOnDevice : torch::autograd::Function<RotatedOnDevice> {
 };
 
 #ifdef ECHOLINE_FLASH_ATTENTION
-// Kept for the gradient: qkv before the rotation, what attention gave, and the logarithms of its sums. The rotated
-// heads and the gathered keys are made again.
+// Saved for the gradient: qkv before the rotation, the result of attention, and the logarithms of its sums. The
+// backward pass computes the rotated heads and gathered keys again.
 struct AttendedOnDevice : torch::autograd::Function<AttendedOnDevice> {
   struct Operands {
     Tensor q, k, v;
   };
-  // For the gradients keys and values stand once for every query head: libtorch would first make the gradients so, and
-  // then add them up in bf16.
+  // For the gradients, keys and values are repeated for every query head. libtorch would otherwise create gradients of
+  // that size and sum them in bf16.
   static Operands operands(const Tensor& qkv, const training::Heads& h, const Tensor& rows, bool repeated) {
     const Tensor rotated = training::rotate(qkv, h);
     Tensor seen = rotated.narrow(1, h.heads, 2 * h.kv_heads);
@@ -154,7 +153,7 @@ struct AttendedOnDevice : torch::autograd::Function<AttendedOnDevice> {
                         const Rotation& r, const AttentionPlan& plan) {
     const training::Heads h = heads_of(r);
     const Operands o = operands(qkv, h, plan.rows, /*repeated=*/false);
-    // The scale of the scores is in queries and keys already.
+    // Queries and keys already contain the scale of the scores.
     const auto [out, log_sums, seed, offset, unused] =
         at::_flash_attention_forward(o.q, o.k, o.v, plan.queries_first, plan.keys_first, plan.queries_max,
                                      plan.keys_max, 0.0, /*is_causal=*/true, false, 1.0);
@@ -187,7 +186,7 @@ struct ScoresOnDevice : torch::autograd::Function<ScoresOnDevice> {
     const std::int64_t rows = kLogitBytes / (weight.size(0) * static_cast<std::int64_t>(hidden.element_size()));
     return std::max(kLogitRows, rows / kLogitRows * kLogitRows);
   }
-  // f(begin, count) for parts of equal size but for the last, which may be smaller.
+  // f(begin, count) for parts of equal size; the last may be smaller.
   template <class F>
   static void over_parts(const Tensor& hidden, const Tensor& weight, const F& f) {
     const std::int64_t rows = hidden.size(0), parts = (rows + rows_max(hidden, weight) - 1) / rows_max(hidden, weight);
@@ -215,7 +214,7 @@ struct ScoresOnDevice : torch::autograd::Function<ScoresOnDevice> {
     const Tensor &hidden = saved[0], &weight = saved[1], &targets = saved[2], &log_sums = saved[3];
     const double temperature = context->saved_data["temperature"].toDouble();
     const Tensor hidden_slope = torch::empty_like(hidden), slopes = gradients[0].contiguous();
-    Tensor weight_slope;  // an fp32 sum, where there are several parts
+    Tensor weight_slope;  // an fp32 sum if there are several parts
     over_parts(hidden, weight, [&](std::int64_t begin, std::int64_t count) {
       const auto part = [&](const Tensor& t) { return t.narrow(0, begin, count); };
       const Tensor rows = part(hidden), d = torch::linear(rows, weight);
@@ -285,7 +284,7 @@ AttentionPlan attention_plan(const Tensor& segments, bool gathers, const torch::
   q[0] = k[0] = 0;
   bool shared = gathers;
   for (std::int64_t s = 0; s < count; ++s) {
-    TORCH_CHECK(of[s].begin == q[s] && of[s].count > 0 && of[s].prefix < s, "segments are not one behind the other");
+    TORCH_CHECK(of[s].begin == q[s] && of[s].count > 0 && of[s].prefix < s, "segments are not consecutive");
     const std::int64_t seen = of[s].count + (of[s].prefix < 0 ? 0 : of[of[s].prefix].count);
     shared |= of[s].prefix >= 0;
     q[s + 1] = q[s] + static_cast<std::int32_t>(of[s].count);

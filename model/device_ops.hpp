@@ -1,25 +1,25 @@
-// The parts of a training pass on a GPU that have kernels of their own (model/cuda/training_device) or libtorch's flash
-// attention, with their gradients. Private to model/.
+// The parts of a training pass on a GPU that have their own kernels (model/cuda/training_device) or use libtorch's
+// flash attention, with their gradients. Private to model/.
 #pragma once
 #include "model/packed.hpp"
 #include "model/training_ops.hpp"
 
 namespace echoline::model {
 
-// As the functions of model/training_ops, for x that training::kernels_take().
+// As in model/training_ops, for x that training::kernels_take().
 torch::Tensor rms_norm_on_device(const torch::Tensor& x, const torch::Tensor& weight, double eps);
 torch::Tensor gated_on_device(const torch::Tensor& gate, const torch::Tensor& up);
 
-// The norm of x, or of x + addend where that is defined, and what it is the norm of: one kernel, and one for the
-// gradients, which are added up there. Elsewhere than on a GPU as rms_norm() of model/training_ops and an addition.
+// Returns the norm of x, or of x + addend if that is defined, and the normalised value itself. One kernel, and one for
+// the summed gradients. On other devices than a GPU: rms_norm() of model/training_ops and an addition.
 std::pair<torch::Tensor, torch::Tensor> norm_and_sum(const torch::Tensor& x, const torch::Tensor& addend,
                                                      const torch::Tensor& weight, double eps);
-// silu(x gate^T) * x up^T: `whole` holds the rows of both weights, which are the parameters that get the gradient.
+// silu(x gate^T) * x up^T. `whole` holds the rows of both weights, which are the parameters that receive the gradient.
 torch::Tensor joint_gated(const torch::Tensor& x, const torch::Tensor& whole, const torch::Tensor& gate,
                           const torch::Tensor& up);
 bool gates_jointly(const torch::Tensor& x, const torch::Tensor& whole);
 
-// False where rotate_on_device() does not take it.
+// Whether rotate_on_device() supports this.
 bool rotates_on_device(const torch::Tensor& qkv, const Rotation& rotation);
 torch::Tensor rotate_on_device(const torch::Tensor& qkv, const Rotation& rotation);
 
@@ -38,12 +38,12 @@ struct AttentionPlan {
 // case.
 AttentionPlan attention_plan(const torch::Tensor& segments, bool gathers, const torch::Device& device);
 
-// Whether attend_on_device() takes it: bf16, where libtorch has flash attention.
+// Whether attend_on_device() supports this: bf16, and libtorch has flash attention.
 bool attends_on_device(const torch::Tensor& qkv, const Rotation& rotation);
 // Rotation and attention: qkv [tokens, (heads + 2 kv_heads) * dim] -> [tokens, heads * dim].
 torch::Tensor attend_on_device(const torch::Tensor& qkv, const Rotation& rotation, const AttentionPlan& plan);
 
-// linear_scores() of model/training_ops, and whether it can be made so.
+// linear_scores() of model/training_ops, and whether it is supported.
 bool scores_on_device(const torch::Tensor& hidden, const torch::Tensor& weight);
 LinearScores linear_scores_on_device(const torch::Tensor& hidden, const torch::Tensor& weight,
                                      const torch::Tensor& targets, double temperature);

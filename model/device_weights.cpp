@@ -11,20 +11,21 @@
 namespace echoline::model {
 namespace {
 
-// Kernels of libtorch run in queues of their own.
+// Waits for libtorch's kernels, which run in other queues.
 void wait_for(const Transformer& model) {
   if (model.device().is_cuda()) torch::cuda::synchronize(model.device().index());
 }
 
-// The weights where they are, as tensors of a policy.
+// The weights in place, as tensors of a policy.
 Result<delta::StateView> view_of(const Transformer& model) {
   ECHO_ASSIGN(delta::StateView view, policy_layout(model.config()));
   const auto parameters = model.named_parameters();
   for (delta::TensorView& tensor : view) {
     const torch::Tensor* weight = parameters.find(tensor.name);
-    ECHO_CHECK(weight != nullptr && weight->sizes() == tensor.shape, "{} is not as the policy has it", tensor.name);
+    ECHO_CHECK(weight != nullptr && weight->sizes() == tensor.shape, "{} differs from the policy's layout",
+               tensor.name);
     if (weight->scalar_type() != torch::kBFloat16 || !weight->is_contiguous())
-      return fail(Code::kInvalid, "attach to weights", "'{}' is not in bf16, or not in one piece", tensor.name);
+      return fail(Code::kInvalid, "attach to weights", "'{}' is not in bf16, or not contiguous", tensor.name);
     tensor.bytes = {static_cast<const std::byte*>(weight->data_ptr()), weight->nbytes()};
   }
   return view;
@@ -43,7 +44,7 @@ std::optional<DeviceWeights> DeviceWeights::of(std::shared_ptr<Transformer> mode
   };
   Result<DeviceWeights> weights = made();
   if (weights) return std::move(*weights);
-  log::info("weights cross between the GPU and the host as a whole: {}", weights.error().message());
+  log::info("weights are copied between the GPU and the host as a whole: {}", weights.error().message());
   return std::nullopt;
 }
 

@@ -1,5 +1,5 @@
-// The weights of a Transformer in the memory of a GPU: policies leave it at the speed of the bus, and of a policy that
-// comes only what changes crosses (delta/cuda).
+// The weights of a Transformer in GPU memory. Policies are copied to the host at the speed of the bus; of an incoming
+// policy, only changes are copied to the device (delta/cuda).
 #pragma once
 #include <memory>
 #include <mutex>
@@ -13,31 +13,31 @@
 
 namespace echoline::model {
 
-// One thread, that of the model. Errors are those of delta::cuda::Device: kUnavailable when the device fails.
+// Use from the model's thread. Errors as those of delta::cuda::Device: kUnavailable if the device fails.
 class DeviceWeights {
  public:
-  // Of a model on a CUDA device, with bf16 weights, in a build that has the kernels; nothing otherwise, and libtorch
-  // copies weights then. `threads` of the host check and copy changes; 0: as many as it has.
+  // For a model on a CUDA device with bf16 weights, in a build with the kernels; nothing otherwise, and libtorch then
+  // copies weights. `threads` of the host check and copy changes; 0: all.
   static std::optional<DeviceWeights> of(std::shared_ptr<Transformer> model, unsigned threads = 0);
   // `model` has bf16 weights in the memory of `device`.
   static Result<DeviceWeights> attach(std::shared_ptr<Transformer> model, delta::cuda::Device device);
 
-  // For who trains. The weights as a policy, in pinned memory that is used again when the policy is let go: at the
-  // densities of training, fetching all of them takes less time than writing what has changed into another policy.
+  // For trainers: the weights as a policy, in pinned memory that is reused after the policy is released. At the
+  // densities of training, copying all weights is faster than writing the changes into another policy.
   Result<delta::SharedState> policy();
-  // Whether all weights are numbers, found on the device. False also where only their squares are too large.
+  // Whether all weights are finite, computed on the device. Also false if only their squares are too large.
   bool all_finite() const;
 
-  // For who generates. Puts `written` (delta::IncomingDelta) into the weights and proves that they are then the policy
-  // with the digest `result`; on failure they are as before, or the device has failed.
+  // For generators: writes `written` (from delta::IncomingDelta) to the weights and verifies that they then have the
+  // digest `result`. On failure they are unchanged, or the device has failed.
   Status apply(std::span<const delta::TensorWrite> written, const delta::Digest& result);
-  // All weights have been written by somebody else, which also mends what a failure of the device left half done.
+  // Call after all weights were written elsewhere, which also repairs an incomplete change.
   Status loaded();
 
  private:
-  // Policies that were let go, by any thread.
+  // Released policies, from any thread.
   struct Unused {
-    static constexpr std::size_t kKept = 2;  // one is published, one is made meanwhile
+    static constexpr std::size_t kKept = 2;  // one is published while another is made
     std::mutex mutex;
     std::vector<delta::OwnedState> policies;
   };
@@ -47,7 +47,7 @@ class DeviceWeights {
 
   std::shared_ptr<Transformer> model_;
   delta::cuda::Device device_;
-  delta::cuda::DeviceState weights_;  // the model's own memory
+  delta::cuda::DeviceState weights_;  // refers to the model's memory
   std::shared_ptr<Unused> unused_ = std::make_shared<Unused>();
 };
 

@@ -10,8 +10,8 @@
 namespace echoline::model {
 namespace {
 
-// Values whose magnitude, as bits, is at least `least`: how many there are, and the index of the first. Whole blocks
-// are counted without a branch, so the compiler vectorises them.
+// The number of values whose magnitude, as bits, is at least `least`, and the index of the first. Whole blocks are
+// counted without a branch, so that the compiler vectorises them.
 template <class Bits>
 std::pair<std::uint64_t, std::uint64_t> count_from(std::span<const std::byte> bytes, Bits least) {
   constexpr Bits kMagnitude = static_cast<Bits>(~Bits{0}) >> 1;
@@ -40,7 +40,7 @@ std::pair<std::uint64_t, std::uint64_t> count_large(delta::DType type, std::span
     case delta::DType::kF16:
       return count_from<std::uint16_t>(bytes, 0x7c00);
     case delta::DType::kF32:
-      return count_from<std::uint32_t>(bytes, 0x7f7f8000);  // half way from bf16's largest value to the next
+      return count_from<std::uint32_t>(bytes, 0x7f7f8000);  // halfway from bf16's largest value to the next
     case delta::DType::kF64:
       return count_from<std::uint64_t>(bytes, 0x47eff00000000000);
     default:
@@ -86,7 +86,7 @@ Status check_finite(const delta::StateView& state, unsigned threads) {
       "tensor '{}' holds {} values that are NaN, infinite or too large for bf16, the first at index {} of {}{}; "
       "the values of a policy are finite: has training diverged?",
       first->name, count, first_index, first->bytes.size() / delta::dtype_bytes(first->dtype),
-      tensors > 1 ? fmt::format(", and {} more tensors hold some", tensors - 1) : "");
+      tensors > 1 ? fmt::format(", and {} more tensors have such values", tensors - 1) : "");
 }
 
 }  // namespace echoline::model

@@ -30,7 +30,7 @@ Result<std::vector<Generation>> generate(Transformer& model, const std::vector<s
     ECHO_TRY(take(batch.step()));
     if (!interrupted || batch.running() + batch.waiting() == 0) continue;
     if (interrupted()) ECHO_TRY(take(batch.interrupt()));
-    batch.weights_are(0);  // it may have loaded others
+    batch.weights_are(0);  // it may have loaded other weights
   }
   return out;
 }
@@ -45,7 +45,7 @@ Result<std::vector<float>> score(Transformer& model, const std::vector<Token>& p
   Sampling sampling;
   sampling.temperature = temperature;
   sampling.tokens_max = 1;
-  all.pop_back();  // there has to be room for one more
+  all.pop_back();  // check_request() requires room for another token
   ECHO_TRY(check_request(model.config(), all, sampling));
   ECHO_TRY(check_request(model.config(), {continuation.back()}, sampling));
   all.push_back(continuation.back());

@@ -1,4 +1,4 @@
-// What is asked of a continuation and what comes back; without libtorch.
+// Parameters and result of a generation; without libtorch.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -7,17 +7,17 @@
 
 namespace echoline::model {
 
-// How the tokens of one sequence are drawn. top_k, top_p and min_p leave tokens out in this order, the most likely one
-// never; top_p measures in what top_k has left.
+// How to sample the tokens of one sequence. top_k, top_p and min_p leave out tokens in this order, but never the most
+// likely one; top_p counts the probability that top_k has left.
 struct Sampling {
   double temperature = 1.0;      // 0: greedy
-  double top_p = 1.0;            // (0, 1]: keep the fewest most likely tokens that hold this much probability
-  std::int64_t top_k = 0;        // keep so many most likely tokens; 0: all
-  double min_p = 0;              // [0, 1]: keep tokens at least this share as likely as the most likely one
-  std::int64_t tokens_max = 64;  // the ending token included
-  std::vector<Token> eos = {};   // ends with the first of these; none: only tokens_max ends it
-  // The same prompt, sampling and weights give the same tokens, whatever is computed beside them (but for the rounding
-  // of logits, which may differ with the number of rows in a product).
+  double top_p = 1.0;            // (0, 1]: keep the fewest most likely tokens with this total probability
+  std::int64_t top_k = 0;        // keep this many most likely tokens; 0: all
+  double min_p = 0;              // [0, 1]: keep tokens at least this fraction as likely as the most likely one
+  std::int64_t tokens_max = 64;  // includes the ending token
+  std::vector<Token> eos = {};   // tokens that end the sequence; none: only tokens_max ends it
+  // Equal prompts, sampling and weights give equal tokens, independently of other rows (except for the rounding of
+  // logits, which may depend on the number of rows in a product).
   std::uint64_t seed = 0;
 };
 using SamplingOptions = Sampling;
@@ -25,16 +25,16 @@ using SamplingOptions = Sampling;
 enum class Finish {
   kEos,          // with an ending token
   kLength,       // tokens_max
-  kStopped,      // whoever asked for it had enough
-  kInterrupted,  // all had to stop
+  kStopped,      // at the caller's request
+  kInterrupted,  // all sequences were stopped
 };
 
 struct Generation {
   std::vector<Token> tokens;  // without the prompt; the ending token is the last
-  // Per token: log softmax(logits / temperature), nats, over the whole vocabulary (temperature 0: temperature 1).
-  // Where tokens were left out this is deliberately not the renormalised rest: the learner scores the same full
-  // distribution, so the importance ratio is exactly 1 for an unchanged policy and measures only how far the weights
-  // have moved. Renormalised values would shift every ratio by the mass kept, which the learner cannot recompute.
+  // Per token: log softmax(logits / temperature) in nats, over the whole vocabulary (temperature 0: temperature 1). It
+  // is deliberately not renormalised if tokens were left out. The learner scores the same full distribution, so the
+  // importance ratio is exactly 1 for an unchanged policy and measures only the change of weights. Renormalisation
+  // would shift every ratio by the kept probability, which the learner cannot recompute.
   std::vector<float> logprobs;
   Finish finish = Finish::kLength;
 };

@@ -16,7 +16,7 @@ extern const Kernels kAmxKernels, kAvx512Kernels, kAvx2Kernels;
 
 namespace {
 
-// Whether the processor has AMX for bf16 and the kernel lets this process use it, which a process has to ask for once.
+// Whether the processor has AMX for bf16 and the operating system permits it, which a process must request once.
 bool amx_permitted() {
   constexpr unsigned kBf16 = 1u << 22, kTiles = 1u << 24;      // of cpuid 7.0, edx
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA

@@ -1,5 +1,5 @@
-// The arithmetic of a pass without gradients on a CPU, for several instruction sets, of which the best that the
-// processor has is chosen at run time. Private to model/.
+// The arithmetic of a pass without gradients on a CPU, for several instruction sets. The best one for the processor is
+// chosen at run time. Private to model/.
 #pragma once
 #include <cstdint>
 
@@ -10,36 +10,36 @@ using Bf16 = std::uint16_t;
 
 struct Kernels {
   const char* name;
-  // y[r * y_stride + o] = x[r * in] . w[o * in], added to what is there if `add`; for o in [begin, end).
-  // Sums are fp32. A sum does not depend on begin and end.
+  // y[r * y_stride + o] = x[r * in] . w[o * in], added to y if `add`; for o in [begin, end). Sums are fp32 and do not
+  // depend on begin and end.
   void (*product_fp32)(const float* x, std::int64_t rows, std::int64_t in, const float* w, std::int64_t begin,
                        std::int64_t end, float* y, std::int64_t y_stride, bool add);
-  // The same with bf16 weights and packed x. As close to the exact result as with fp32 weights of the same values.
+  // As above with bf16 weights and packed x. As exact as with fp32 weights of the same values.
   void (*product_bf16)(const float* packed, std::int64_t rows, std::int64_t in, const Bf16* w, std::int64_t begin,
                        std::int64_t end, float* y, std::int64_t y_stride, bool add);
-  // Rows [begin, end) of x in the order that product_bf16() reads; `begin` is a multiple of 16. `packed` has room for
-  // packed_floats() and lies at a multiple of 64 bytes.
+  // Packs rows [begin, end) of x for product_bf16(); `begin` is a multiple of 16. `packed` has room for packed_floats()
+  // and is aligned to 64 bytes.
   void (*pack)(const float* x, std::int64_t rows, std::int64_t in, std::int64_t begin, std::int64_t end, float* packed);
   std::int64_t (*packed_floats)(std::int64_t rows, std::int64_t in);
   // out = x / rms(x) * weight
   void (*rms_norm)(const float* x, const float* weight, std::int64_t count, float eps, float* out);
-  // The same in place for a head, not where `weight` is null; then rotated: x * cos + (halves of x exchanged) * sin.
+  // rms_norm() of a head in place, unless `weight` is null; then the rotation x * cos + (halves of x swapped) * sin.
   void (*rotate)(float* x, const float* weight, std::int64_t dim, float eps, const float* cos, const float* sin);
   // gate = silu(gate) * up
   void (*gate)(float* gate, const float* up, std::int64_t count);
-  // out[i] = x[i] - log(sum of e^x), added up in fp64. NaN everywhere if x holds NaN or positive infinity.
+  // out[i] = x[i] - log(sum of e^x), with an fp64 sum. NaN everywhere if x has NaN or positive infinity.
   void (*log_softmax)(const float* x, std::int64_t count, float* out);
   // In fp64.
   double (*sum)(const float* x, std::int64_t count);
-  // Attention of `heads` queries [heads, dim] over the first `seen` tokens of a text, the pages of which hold 16 each:
-  // keys [dim, 16], values [16, dim], page p at pages[p] * stride. `scratch`: heads * (seen rounded up to 16) floats.
+  // Attention of `heads` queries [heads, dim] over the first `seen` tokens of a text, in pages of 16 tokens: keys [dim,
+  // 16], values [16, dim], page p at pages[p] * stride. `scratch`: heads * (seen rounded up to 16) floats.
   void (*attend)(const float* q, std::int64_t heads, std::int64_t dim, std::int64_t seen, const std::int64_t* pages,
                  const float* keys, const float* values, std::int64_t stride, float* scratch, float* out);
 };
 
-// For this processor; the environment variable ECHOLINE_KERNELS names another of them (amx, avx512, avx2, portable).
+// The set for this processor; the environment variable ECHOLINE_KERNELS selects another (amx, avx512, avx2, portable).
 const Kernels& kernels();
-// All that run here, the best first.
+// All sets that run here, the best first.
 struct KernelSets {
   const Kernels* of[4];
   int count;

@@ -1,4 +1,4 @@
-// The body of a set of kernels; the including file says how many floats a register holds (kLanes: 4, 8 or 16).
+// The body of a set of kernels; the including file defines the number of floats per register (kLanes: 4, 8 or 16).
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -34,8 +34,8 @@ inline Floats lane_sums(Floats (&sums)[Count]) {
   return sums[0];
 }
 
-// R rows times C weights, no more of both together than there are lanes. One weight is read once for all R. Meanwhile A
-// rows of weights at `ahead` are on their way from memory.
+// R rows times C weights, with R * C at most the number of lanes. Each weight is read once for all R. Prefetches A rows
+// of weights at `ahead`.
 template <int R, int C, int A, class Weight>
 inline void tile(const float* x, std::int64_t in, const Weight* w, const Weight* ahead, float* y, std::int64_t y_stride,
                  bool add) {
@@ -94,7 +94,7 @@ inline void columns(const float* x, std::int64_t rows, std::int64_t in, const We
   constexpr int kRows = kLanes / kColumns;
   std::int64_t r = 0;
   const Weight* ahead = w + C * in;  // a prefetch beyond the end does nothing
-  if (rows < 4 * kRows) {            // all of what comes next during the first tile
+  if (rows < 4 * kRows) {            // prefetches all of the next tile during the first
     if (rows >= kRows) {
       tile<kRows, C, C>(x, in, w, ahead, y, y_stride, add);
       r = kRows;
@@ -118,8 +118,7 @@ void product(const float* x, std::int64_t rows, std::int64_t in, const Weight* w
   for (; o < end; ++o) columns<1>(x, rows, in, w + o * in, y + o, y_stride, add);
 }
 
-// Of every two registers' worth first the even, then the odd elements: a register of bf16 pairs then needs no
-// shuffling.
+// From every two registers, first the even, then the odd elements, so that a register of bf16 pairs needs no shuffle.
 void interleave(const float* x, std::int64_t, std::int64_t in, std::int64_t begin, std::int64_t end, float* out) {
   x += begin * in, out += begin * in;
   for (std::int64_t r = begin; r < end; ++r, x += in, out += in) {
@@ -167,7 +166,7 @@ void rotate(float* x, const float* weight, std::int64_t dim, float eps, const fl
   }
 }
 
-// e^x to the last bit or two: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2].
+// e^x to the last one or two bits: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2].
 inline float exponential(float x) {
   x = std::min(std::max(x, -87.0f), 88.0f);
   const float n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;  // rounds to a whole number
@@ -225,7 +224,7 @@ void log_softmax(const float* x, std::int64_t count, float* out) {
 
 constexpr int kPageTokens = 16, kParts = kPageTokens / kLanes;
 
-// H heads at a time, so that a key is read once for all of them.
+// H heads at a time, so that each key is read once for all of them.
 template <int H>
 void attend_heads(const float* q, std::int64_t dim, std::int64_t seen, const std::int64_t* pages, const float* keys,
                   const float* values, std::int64_t stride, float* scratch, float* out) {
@@ -248,7 +247,7 @@ void attend_heads(const float* q, std::int64_t dim, std::int64_t seen, const std
     for (std::int64_t s = 0; s < seen; ++s) p[s] = exponential(p[s] - top);
     for (std::int64_t s = 0; s < seen; ++s) sum += p[s];
     scale[h] = 1 / sum;
-    if (!(top - top == 0)) scale[h] = NAN;  // what is no number stays so
+    if (!(top - top == 0)) scale[h] = NAN;  // keeps NaN and infinity
   }
   std::int64_t d = 0;
   const auto mix = [&]<int N>(std::integral_constant<int, N>) {  // N registers of every head's output

@@ -1,8 +1,8 @@
 // The kernels for processors with AMX; see kernels.inl. Only products with bf16 weights differ from those of AVX-512.
 //
-// AMX multiplies tiles of bf16 and adds up in fp32. The weights are bf16, the activations are not: each is cut into
-// three bf16 numbers of 8 significant bits, which together are the fp32 number. Every product of a weight with one of
-// the three is exact in fp32, so that the result is as close as one computed in fp32, at five times its speed.
+// AMX multiplies bf16 tiles with fp32 sums. The weights are bf16, the activations are not: each is split into three
+// bf16 numbers of 8 significant bits, whose sum is the fp32 number. Each product of a weight with one of them is exact
+// in fp32. So the result is as exact as in fp32, at five times the speed.
 #pragma GCC diagnostic ignored "-Wuninitialized"  // GCC 12 warns of its own _mm512_undefined_epi32()
 #include <immintrin.h>
 
@@ -18,13 +18,14 @@ namespace echoline::model {
 namespace {
 
 constexpr std::int64_t kTile = 16;                         // rows of a tile; also its columns, of fp32 or of bf16 pairs
-constexpr std::int64_t kStep = 2 * kTile;                  // elements of a row that one tile takes
-constexpr std::int64_t kTerms = 3;                         // bf16 numbers to an activation
+constexpr std::int64_t kStep = 2 * kTile;                  // elements of a row per tile
+constexpr std::int64_t kTerms = 3;                         // bf16 numbers per activation
 constexpr std::int64_t kTileSize = kTile * kStep;          // bf16 numbers
-constexpr std::int64_t kPanelMax = std::int64_t{1} << 19;  // bytes of weights that stay in the second-level cache
-constexpr std::int64_t kPackedMax = std::int64_t{1} << 20;  // bytes of activations that stay there beside them
+constexpr std::int64_t kPanelMax = std::int64_t{1} << 19;  // bytes of weights that fit in the second-level cache
+constexpr std::int64_t kPackedMax = std::int64_t{1} << 20;  // bytes of activations that fit beside them
 
-constexpr std::int64_t kFewRows = 4;  // as fast by AVX-512: reading the weights takes longer than the arithmetic
+// Up to this, AVX-512 is as fast: reading the weights takes longer than the arithmetic.
+constexpr std::int64_t kFewRows = 4;
 
 std::int64_t up(std::int64_t count, std::int64_t unit) { return (count + unit - 1) / unit; }
 
@@ -61,8 +62,8 @@ std::int64_t packed_floats(std::int64_t rows, std::int64_t in) {
   return up(rows, kTile) * up(in, kStep) * kTerms * kTileSize / 2;
 }
 
-// Of 16 rows, and within these of 32 elements, three tiles: the first 8 significant bits, the next and the last. A tile
-// has a line for every two elements, with both of every row; rows and elements that are missing are zero.
+// For 16 rows and 32 of their elements, three tiles: the first 8 significant bits, the next and the last. A tile has a
+// line for every two elements, with both of every row. Missing rows and elements are zero.
 void pack(const float* x, std::int64_t rows, std::int64_t in, std::int64_t begin, std::int64_t end, float* packed) {
   if (rows <= kFewRows) return interleave(x, rows, in, begin, end, packed);
   const std::int64_t steps = up(in, kStep);
@@ -97,7 +98,7 @@ void pack(const float* x, std::int64_t rows, std::int64_t in, std::int64_t begin
   }
 }
 
-// The part of a product that one thread computes.
+// One thread's part of a product.
 struct Product {
   const float* packed;
   std::int64_t rows, in;
@@ -115,8 +116,7 @@ struct Product {
     const Bf16* tile;
     std::int64_t stride;  // bytes
   };
-  // Rows [o, o + 16) of the weights, elements [k, k + 32): where they lie or, where that is beyond the end, a copy with
-  // zeros.
+  // Rows [o, o + 16) of the weights, elements [k, k + 32): in place, or a zero-padded copy if they cross the end.
   At weights(std::int64_t o, std::int64_t k, Edge& edge) const {
     if (o + kTile <= end && k + kStep <= in) return {w + o * in + k, in * 2};
     std::memset(edge.tile, 0, sizeof edge.tile);
@@ -129,8 +129,7 @@ struct Product {
     return reinterpret_cast<const Bf16*>(packed) + first / kTile * steps * kTerms * kTileSize;
   }
 
-  // Sums of the rows [first, first + 16) of x and [o, o + 16) of w, of which sums[16 i] begins what belongs to row o +
-  // i.
+  // Stores the sums of rows [first, first + 16) of x and [o, o + 16) of w; sums[16 i] is the first for row o + i.
   void put(const float* sums, std::int64_t first, std::int64_t o) const {
     __m512i lines[kTile];
     for (int i = 0; i < kTile; ++i) lines[i] = _mm512_load_si512(sums + i * kTile);
@@ -199,7 +198,7 @@ struct Product {
     for (int i = 0; i < 4; ++i) put(sums[i], first + i % 2 * kTile, o + i / 2 * kTile);
   }
 
-  // Rows [first, last) of x times those from o to `until` of w.
+  // Rows [first, last) of x times rows [o, until) of w.
   void panel(std::int64_t first, std::int64_t last, std::int64_t o, std::int64_t until) const {
     for (; first < last; first += 2 * kTile)
       for (std::int64_t at = o; at < until; at += 2 * kTile) {

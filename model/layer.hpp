@@ -4,7 +4,7 @@
 
 namespace echoline::model {
 
-// Queries, keys and values share one block of memory, so that a pass without gradients is one product.
+// Queries, keys and values share one block of memory, so that a pass without gradients needs one product.
 struct Transformer::Layer {
   torch::Tensor qkv;         // [(heads + 2 kv_heads) * head_dim, hidden]; q, k and v are views of it
   torch::Tensor q, k, v, o;  // projections as checkpoints name them
@@ -12,7 +12,7 @@ struct Transformer::Layer {
   torch::Tensor q_bias, k_bias, v_bias;
   torch::Tensor q_norm, k_norm;         // [head_dim], or undefined
   torch::Tensor input_norm, post_norm;  // [hidden]
-  torch::Tensor gate_up;  // [2 intermediate, hidden]; gate and up are views of it; or undefined, as on a CPU
+  torch::Tensor gate_up;                // [2 intermediate, hidden], gate and up are views of it; undefined on a CPU
   torch::Tensor gate, up, down;
 };
 

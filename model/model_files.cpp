@@ -19,16 +19,16 @@ namespace fs = std::filesystem;
 
 constexpr const char *kConfig = "config.json", *kGeneration = "generation_config.json", *kTokenizer = "tokenizer.json",
                      *kTokenizerConfig = "tokenizer_config.json", *kChatTemplate = "chat_template.jinja";
-// Files of a tokenizer that go with the model as they are.
+// Tokenizer files that are copied unchanged.
 constexpr const char* kCarried[] = {kTokenizerConfig, kChatTemplate, "special_tokens_map.json", "added_tokens.json"};
 constexpr std::uint64_t kFileBytesMax = 16 << 20;
 
-// The convention of the Qwen family, for models that bring no template of their own.
+// The Qwen family's convention, for models without a template.
 constexpr const char* kChatMl =
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
 
-// A JSON object in `content`; an empty one where the file is absent.
+// A JSON object in `content`; empty if the file is absent.
 Result<ordered_json> object_in(const std::map<std::string, std::string>& content, const char* name) {
   const auto it = content.find(name);
   if (it == content.end()) return ordered_json::object();
@@ -37,7 +37,7 @@ Result<ordered_json> object_in(const std::map<std::string, std::string>& content
   return root;
 }
 
-// The ids of eos_token_id, an integer or a list of them, that `into` lacks.
+// Adds the ids of eos_token_id, an integer or a list, that `into` lacks.
 Status add_eos(const ordered_json& root, const char* file, const ModelConfig& config, std::vector<Token>& into) {
   const auto it = root.find("eos_token_id");
   if (it == root.end() || it->is_null()) return ok();
@@ -51,7 +51,7 @@ Status add_eos(const ordered_json& root, const char* file, const ModelConfig& co
   return ok();
 }
 
-// What tokenizer_config.json and chat_template.jinja say about conversations.
+// Reads the chat settings of tokenizer_config.json and chat_template.jinja.
 Status read_chat(ModelFiles& files) {
   ECHO_ASSIGN(const ordered_json root, object_in(files.content, kTokenizerConfig));
   ordered_json special = ordered_json::object();
@@ -70,7 +70,7 @@ Status read_chat(ModelFiles& files) {
   const auto it = root.find("chat_template");
   if (it == root.end() || it->is_null()) return ok();
   if (it->is_string()) files.chat_template = it->get<std::string>();
-  for (const auto& named : it->is_array() ? *it : ordered_json::array()) {  // several, by name
+  for (const auto& named : it->is_array() ? *it : ordered_json::array()) {  // several templates, by name
     const bool is_default = named.is_object() && named.value("name", ordered_json()) == "default";
     if (is_default && named.contains("template") && named["template"].is_string())
       files.chat_template = named["template"].get<std::string>();
@@ -81,7 +81,7 @@ Status read_chat(ModelFiles& files) {
   return ok();
 }
 
-// Files that say what is true of this program: bf16 weights, and every token that ends a text.
+// Corrects the files for this program: bf16 weights, and every token that ends a text.
 Status complete(ModelFiles& files) {
   ECHO_ASSIGN(ordered_json config, object_in(files.content, kConfig));
   config[config.contains("dtype") ? "dtype" : "torch_dtype"] = "bfloat16";
@@ -151,7 +151,7 @@ Result<ModelFiles> ModelFiles::of_preset(std::string_view name) {
   ECHO_ASSIGN(ModelConfig config, preset(name));
   const bool bytes = !name.starts_with("tiny-");
   ECHO_ASSIGN(const Tokenizer tokenizer, bytes ? Tokenizer::bytes() : Tokenizer::characters(kCharacterAlphabet));
-  config.eos = {*tokenizer.end_of_text()};  // a preset of a published shape has the ids of a tokenizer it lacks
+  config.eos = {*tokenizer.end_of_text()};  // a preset of a published shape has the ids of another tokenizer
   return make(config, tokenizer);
 }
 
@@ -167,7 +167,7 @@ Status sync(const fs::path& path) {
 
 Status place_directory(const fs::path& from, const fs::path& target, bool link) {
   constexpr auto kOperation = "write model directory";
-  const fs::path to = target.has_filename() ? target : target.parent_path();  // not "folder/"
+  const fs::path to = target.has_filename() ? target : target.parent_path();  // removes a trailing slash
   if (!link && fs::exists(to))
     return fail(Code::kInvalid, kOperation, "{} exists already; choose another folder", to.string());
   fs::path temporary = to;
@@ -191,9 +191,9 @@ Status place_directory(const fs::path& from, const fs::path& target, bool link) 
   }
   ECHO_TRY(sync(temporary));
   const bool exchanged =
-      ::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0;  // `to` was there
+      ::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0;  // `to` existed
   if (!exchanged) {
-    if (link) fs::remove_all(to, ec);  // where the file system cannot exchange
+    if (link) fs::remove_all(to, ec);  // the file system cannot exchange
     fs::rename(temporary, to, ec);
     if (ec) return fail(Code::kIo, kOperation, "{}: {}", to.string(), ec.message());
   }

@@ -1,4 +1,4 @@
-// What a Hugging Face directory holds beside the weights: the shape, the tokenizer, how to generate. Free of libtorch.
+// The files of a Hugging Face directory other than weights: shape, tokenizer, generation settings. Without libtorch.
 #pragma once
 #include <filesystem>
 #include <map>
@@ -15,26 +15,26 @@ namespace echoline::model {
 struct ModelFiles {
   ModelConfig config;
   Tokenizer tokenizer;
-  // Whatever ends a text: the ids of generation_config.json and of config.json, else the tokenizer's end of text. The
-  // first is what a demonstration is ended with.
+  // All tokens that end a text: the ids of generation_config.json and config.json, otherwise the tokenizer's end of
+  // text. The first one ends demonstrations.
   std::vector<Token> eos;
   std::optional<std::string> chat_template;    // Jinja
-  std::string special_tokens_json = "{}";      // bos_token, eos_token, ... by name, as a chat template sees them
-  std::map<std::string, std::string> content;  // of every file, by name; what write() writes
+  std::string special_tokens_json = "{}";      // bos_token, eos_token, ... by name, for chat templates
+  std::map<std::string, std::string> content;  // all files by name, as written by write()
 
-  // Those of an existing directory. kNotFound or kInvalid name the file and the field.
+  // Reads an existing directory. kNotFound or kInvalid name the file and the field.
   static Result<ModelFiles> read(const std::filesystem::path& folder);
-  // Those of a new model, as transformers and vLLM load them.
+  // Makes the files of a new model in the form that transformers and vLLM load.
   static Result<ModelFiles> make(const ModelConfig& config, const Tokenizer& tokenizer);
-  // The preset of that name with the tokenizer that belongs to it.
+  // The preset of that name with its tokenizer.
   static Result<ModelFiles> of_preset(std::string_view name);
 
-  // config.json comes last: a directory that has it is complete.
+  // Writes config.json last: a directory that has it is complete.
   Status write(const std::filesystem::path& folder) const;
 };
 
-// Makes `to` a directory with the files of `from`, all at once: as hard links where `link` and the file system allow
-// it, otherwise as copies. What `to` was before is replaced when `link`; without it an existing `to` is kInvalid.
+// Makes `to` a directory with the files of `from`, atomically: as hard links if `link` and the file system allow it,
+// otherwise as copies. With `link`, replaces an existing `to`; without, an existing `to` is kInvalid.
 Status place_directory(const std::filesystem::path& from, const std::filesystem::path& to, bool link);
 
 }  // namespace echoline::model

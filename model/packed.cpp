@@ -5,7 +5,7 @@
 namespace echoline::model {
 namespace {
 
-// Tokens up to the last one that is scored, at least prompt + 1 unless nothing is scored (then `prompt`).
+// The number of tokens up to the last scored one; `prompt` if none is scored.
 std::size_t tokens_used(const ScoredSequence& s) {
   std::size_t end = s.tokens.size();
   while (!s.mask.empty() && end > s.prompt && !(s.mask[end - s.prompt - 1] > 0)) --end;
@@ -30,8 +30,8 @@ bool same_prompt(const ScoredSequence& a, const ScoredSequence& b) {
          std::equal(a.tokens.begin(), a.tokens.begin() + static_cast<std::ptrdiff_t>(a.prompt), b.tokens.begin());
 }
 
-// The last token of a shared prompt is not in the prefix but the first of every response's segment: then every score
-// has a token of its own, and gradients are added up in the same order on every device.
+// The last token of a shared prompt is not in the prefix, but the first of every response's segment. So every score has
+// its own token, and gradients are summed in the same order on every device.
 PackedTokens pack(const std::vector<ScoredSequence>& sequences, const torch::Device& device) {
   std::vector<std::int64_t> ids, positions, segments, scored, targets;
   std::int64_t segment_count = 0;

@@ -1,5 +1,5 @@
-// Sequences of different lengths in one row of tokens, for training: no padding, and the prompt that several responses
-// share is there once.
+// Packs sequences of different lengths into one row of tokens for training: no padding, and one copy of the prompt that
+// several responses share.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -13,22 +13,22 @@ namespace echoline::model {
 struct ScoredSequence {
   std::span<const std::int64_t> tokens;  // prompt and response
   std::size_t prompt = 0;                // tokens of the prompt, at least 1
-  std::span<const float> mask;           // per response token, scored where above 0; empty: all are scored
+  std::span<const float> mask;           // per response token, scored if above 0; empty: all are scored
 };
 
 struct PackedTokens {
   torch::Tensor ids;        // int64 [tokens], on the model's device
   torch::Tensor positions;  // int64 [tokens], on the CPU: the position of each token in its own sequence
-  torch::Tensor segments;   // int64 [segments, 3], on the CPU: the fields of Segment
-  torch::Tensor scored;     // int64 [scores], on the model's device: the tokens whose successor is scored, each once
-  torch::Tensor targets;    // int64 [scores], on the model's device: those successors
+  torch::Tensor segments;   // int64 [segments, 3], on the CPU: fields of Segment
+  torch::Tensor scored;     // int64 [scores], on the model's device: tokens whose successor is scored, each once
+  torch::Tensor targets;    // int64 [scores], on the model's device: the successors
 };
 
-// Packs `sequences` in their order; scores are in the order of the sequences and, within each, of its scored tokens.
-// Neighbours with equal prompts share the prompt. Tokens behind the last scored one of a sequence are left out.
+// Packs `sequences` in order; scores are ordered by sequence, then by token. Neighbours with equal prompts share the
+// prompt. Leaves out the tokens after a sequence's last scored one.
 PackedTokens pack(const std::vector<ScoredSequence>& sequences, const torch::Device& device);
 
-// The number of tokens that pack() makes of a sequence: alone or as the first of its prompt, and behind one of the same
+// The number of tokens that pack() uses for a sequence: alone or first with its prompt, and after one with the same
 // prompt.
 struct PackedSize {
   std::int64_t alone = 0, behind = 0;
@@ -36,10 +36,10 @@ struct PackedSize {
 PackedSize packed_size(const ScoredSequence& sequence);
 bool same_prompt(const ScoredSequence& a, const ScoredSequence& b);
 
-// t on `device`. A copy from the CPU to a GPU is queued and not waited for.
+// t on `device`. A copy from the CPU to a GPU is queued, not awaited.
 torch::Tensor upload(const torch::Tensor& t, const torch::Device& device);
 
-// The segments of `batch` sequences of `tokens` tokens each, one behind the other.
+// The segments of `batch` consecutive sequences of `tokens` tokens each.
 torch::Tensor uniform_segments(std::int64_t batch, std::int64_t tokens);
 
 }  // namespace echoline::model

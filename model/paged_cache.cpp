@@ -14,7 +14,7 @@ using torch::Tensor;
 namespace {
 
 constexpr std::int64_t kPagesFirst = 64;
-constexpr std::int64_t kWorkMin = 1 << 15;  // multiplications of scores that are worth another thread
+constexpr std::int64_t kWorkMin = 1 << 15;  // multiplications of scores that justify another thread
 
 }  // namespace
 
@@ -40,13 +40,14 @@ bool PagedCache::reserve(std::int64_t pages) {
     for (auto* tensors : {&keys_, &values_}) {
       const std::int64_t rows = tensors == &keys_ && !by_token_ ? config_.head_dim : kPageTokens;
       for (Tensor& tensor : *tensors) {
-        if (tensor.defined() && tensor.size(0) == grown) continue;  // of an attempt that failed halfway
+        if (tensor.defined() && tensor.size(0) == grown) continue;  // done by an attempt that failed halfway
         Tensor larger = torch::empty({grown, config_.kv_heads, rows, config_.head_dim * kPageTokens / rows}, options_);
         if (pages_ > 0) larger.narrow(0, 0, pages_).copy_(tensor.narrow(0, 0, pages_));
         tensor = std::move(larger);
       }
     }
-  } catch (const std::exception&) {  // what allocators throw differs between releases; nothing else can fail here
+    // The type of allocation errors differs between releases; nothing else can fail here.
+  } catch (const std::exception&) {
     pages_max_ = pages_;
     return false;
   }
@@ -96,7 +97,7 @@ void PagedCache::put_keys(std::size_t layer, const Tensor& page, const Tensor& s
 
 struct PagedCache::Reading : Attention {
   PagedCache& cache;
-  Tensor kept, page, slot;  // int64 [tokens kept]: which tokens of the pass they are, and where they go
+  Tensor kept, page, slot;  // int64 [tokens kept]: indices of the kept tokens, and their places
 
   Reading(PagedCache& c, const std::vector<const Pages*>& texts, const std::vector<std::int64_t>& lengths) : cache(c) {
     const std::int64_t longest = *std::max_element(lengths.begin(), lengths.end());
@@ -126,8 +127,8 @@ struct PagedCache::Continuing : Attention {
   const bool gathered;
   const std::int64_t rows;
   std::vector<const Pages*> texts;
-  Tensor page, slot;  // int64 [rows]: where the new tokens go
-  Tensor table;       // int64 [rows * pages of the longest text], filled up with any page
+  Tensor page, slot;  // int64 [rows]: places of the new tokens
+  Tensor table;       // int64 [rows * pages of the longest text], padded with any page
   Tensor seen;        // bool [rows, 1, keys, 1]
 
   Continuing(PagedCache& c, std::vector<const Pages*> t, bool by_gathering)
@@ -169,7 +170,7 @@ struct PagedCache::Continuing : Attention {
           .transpose(1, 2)
           .reshape({rows * kv_heads, -1, dim});
     };
-    // A slot that nothing was written to may hold what is no number, and zero times that is none either.
+    // An unused slot may hold NaN, and zero times NaN is NaN.
     const Tensor values = gather(cache.values_[layer], false)
                               .view({rows, kv_heads, -1, dim})
                               .masked_fill(seen.logical_not(), 0)
@@ -182,7 +183,7 @@ struct PagedCache::Continuing : Attention {
         .reshape({rows, heads * dim});
   }
 
-  // A batched product of such small matrices costs several times their arithmetic.
+  // Avoids batched products, which for such small matrices cost several times their arithmetic.
   Tensor over_pages(std::size_t layer, const Tensor& q, const Tensor& k, const Tensor& v) {
     const std::int64_t kv_heads = k.size(2), heads = q.size(2), dim = q.size(3), group = heads / kv_heads;
     const Tensor out = torch::empty({rows, heads * dim}, q.options());

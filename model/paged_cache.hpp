@@ -9,19 +9,19 @@ namespace echoline::model {
 
 using Page = std::int64_t;
 
-// The pages of one text, in order; the last one may be partly used.
+// The pages of one text, in order; the last may be partly used.
 struct Pages {
   std::vector<Page> list;
   std::int64_t tokens = 0;  // held
 };
 
-// One pool for all layers. Grows by doubling; what it has it keeps.
+// One pool for all layers. Grows by doubling and never shrinks.
 class PagedCache {
  public:
   static constexpr std::int64_t kPageTokens = 16;
   static std::int64_t pages_of(std::int64_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }
 
-  // `by_token`: the values of a key lie together, as on other devices than a CPU.
+  // `by_token`: the values of a key are adjacent, as on devices other than a CPU.
   PagedCache(const ModelConfig& config, const torch::Device& device, torch::ScalarType dtype, Bytes bytes_max,
              bool by_token = false);
 
@@ -30,34 +30,35 @@ class PagedCache {
   std::int64_t free() const { return pages_max_ - used_; }
   Bytes page_bytes() const { return page_bytes_; }
 
-  // Memory for so many more pages, at most free(). False: there is none, and pages_max() is what was had until now.
+  // Allocates memory for this many more pages, at most free(). False if there is none; pages_max() is then the current
+  // size.
   bool reserve(std::int64_t pages);
-  // As many pages as at first are allowed again.
+  // Resets pages_max() to its initial limit.
   void try_again() { pages_max_ = pages_limit_; }
-  // A page that nobody shares; one of those reserved.
+  // A page with one owner; one of the reserved pages.
   Page take();
   void share(Page page);
   void release(Page page);
   void release(Pages& pages);
   bool shared(Page page) const { return references_[static_cast<std::size_t>(page)] > 1; }
-  // Contents of pages, pairwise.
+  // Copies contents of pages, pairwise.
   void copy(const std::vector<Page>& from, const std::vector<Page>& to);
 
-  // Per layer, of all pages: keys [pages, kv_heads, head_dim, kPageTokens], or by token as the values
-  // [pages, kv_heads, kPageTokens, head_dim]. They move when reserve() needs more.
+  // Per layer, all pages: keys [pages, kv_heads, head_dim, kPageTokens], or with by_token like the values [pages,
+  // kv_heads, kPageTokens, head_dim]. reserve() may reallocate them.
   const std::vector<torch::Tensor>& keys() const { return keys_; }
   const std::vector<torch::Tensor>& values() const { return values_; }
 
-  // Attention among the tokens of right-padded rows, the first lengths[r] of which are kept in texts[r].
+  // Attention among the tokens of right-padded rows; the first lengths[r] tokens are stored in texts[r].
   std::unique_ptr<Attention> reading(std::vector<const Pages*> texts, const std::vector<std::int64_t>& lengths);
-  // Attention of one new token per row to those its text holds and itself, for which the text has room. `gathered`: by
-  // libtorch's products over copies of the pages, as on other devices than a CPU.
+  // Attention of one new token per row to the tokens of its text and itself; the text has room for it. `gathered`: by
+  // libtorch's products over copies of the pages, as on devices other than a CPU.
   std::unique_ptr<Attention> continuing(std::vector<const Pages*> texts, bool gathered = false);
 
  private:
   struct Reading;
   struct Continuing;
-  // Of tokens [tokens, kv_heads, head_dim] to their pages and places.
+  // Stores the keys of tokens [tokens, kv_heads, head_dim] in their pages and places.
   void put_keys(std::size_t layer, const torch::Tensor& page, const torch::Tensor& slot, const torch::Tensor& k);
   ModelConfig config_;
   torch::TensorOptions options_;

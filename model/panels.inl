@@ -1,28 +1,27 @@
-// Products of many rows with bf16 weights; included behind kernels.inl, whose registers and functions it uses.
+// Products of many rows with bf16 weights; included after kernels.inl, whose registers and functions it uses.
 //
 // A block of weights is widened to fp32 and transposed into a panel, which stays in the second-level cache while all
 // rows of x are multiplied by it. For one element of kPanelRows rows of x at a time, a tile adds the products with a
-// line of the panel to sums in registers. Meanwhile the next block of weights is fetched from memory. The weights in
-// memory keep their order, so a delta changes them where they lie. Products and sums are fp32: nothing is rounded to
-// bf16.
+// line of the panel to sums in registers. Meanwhile the next block of weights is prefetched. The weights keep their
+// order in memory, so that a delta changes them in place. Products and sums are fp32, without rounding to bf16.
 //
-// Shapes: x [rows, in], w [out, in], y [rows, out]; none has to be aligned or a multiple of a tile.
+// Shapes: x [rows, in], w [out, in], y [rows, out]; without requirements on alignment or multiples.
 namespace echoline::model {
 namespace {
 
-// Registers of a tile: its sums, a line of the panel and an element of x take 28 of 32 or 16 of 16.
+// Registers of a tile: its sums, a line of the panel and an element of x use 28 of 32 or 16 of 16.
 constexpr int kPanelRows = kLanes == 16 ? 8 : 4, kPanelVectors = 3;
 constexpr std::int64_t kPanelDepth = 256;                          // elements of a row of weights in a panel
-constexpr std::int64_t kRowsWithoutPanels = kLanes == 16 ? 8 : 5;  // making panels would take longer than it saves
+constexpr std::int64_t kRowsWithoutPanels = kLanes == 16 ? 8 : 5;  // building panels would take longer than it saves
 constexpr std::int64_t kCacheLine = 32;                            // bf16 numbers
 
-// Lanes of a and b in turn, those of their lower halves (Upper = 0) or upper halves (1).
+// Alternating lanes of a and b, from their lower halves (Upper = 0) or upper halves (1).
 template <int Upper, std::size_t... I>
 inline Words zip(Words a, Words b, std::index_sequence<I...>) {
   return __builtin_shufflevector(a, b, (Upper * kLanes / 2 + I / 2 + I % 2 * kLanes)...);
 }
 
-// A perfect shuffle of all words, once for each binary digit of kLanes.
+// A perfect shuffle of all words, once per binary digit of kLanes.
 inline void transpose_words(Words (&m)[kLanes]) {
   for (int round = 1; round < kLanes; round *= 2) {
     Words next[kLanes];
@@ -34,7 +33,8 @@ inline void transpose_words(Words (&m)[kLanes]) {
   }
 }
 
-// Elements [0, depth) of `count` rows of w -> panel [depth, V * kLanes]. Columns beyond `count` repeat the last row.
+// Writes elements [0, depth) of `count` rows of w to panel [depth, V * kLanes]. Columns beyond `count` repeat the last
+// row.
 template <int V>
 void fill_panel(const Bf16* w, std::int64_t in, std::int64_t count, std::int64_t depth, float* panel) {
   constexpr std::int64_t kWidth = V * kLanes;
@@ -58,7 +58,7 @@ void fill_panel(const Bf16* w, std::int64_t in, std::int64_t count, std::int64_t
   }
 }
 
-// Rows of the next block of weights, to be fetched into the second-level cache.
+// Rows of the next block of weights, for prefetching into the second-level cache.
 struct Ahead {
   const Bf16* w;
   std::int64_t in, rows;
@@ -105,7 +105,7 @@ template <int V>
 void product_columns(const float* x, std::int64_t rows, std::int64_t in, const Bf16* w, std::int64_t count, float* y,
                      std::int64_t y_stride, bool add, float* panel) {
   const std::int64_t tiles = (rows + kPanelRows - 1) / kPanelRows;
-  const std::int64_t share = (V * kLanes + tiles - 1) / tiles;  // rows of the next block that a tile fetches
+  const std::int64_t share = (V * kLanes + tiles - 1) / tiles;  // rows of the next block that a tile prefetches
   for (std::int64_t k = 0; k < in; k += kPanelDepth) {
     const std::int64_t depth = std::min(kPanelDepth, in - k);
     fill_panel<V>(w + k, in, count, depth, panel);
@@ -120,7 +120,7 @@ void product_columns(const float* x, std::int64_t rows, std::int64_t in, const B
   }
 }
 
-// Tiles of kPanelRows rows (the last may have fewer), [in, rows of the tile] each. Few rows: as interleave().
+// Tiles of kPanelRows rows (the last may be shorter), [in, rows of the tile] each. Few rows: like interleave().
 void pack_tiles(const float* x, std::int64_t rows, std::int64_t in, std::int64_t begin, std::int64_t end,
                 float* packed) {
   if (rows <= kRowsWithoutPanels) return interleave(x, rows, in, begin, end, packed);

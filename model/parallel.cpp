@@ -48,13 +48,13 @@ class Loop {
   const Work& work_;
   std::exception_ptr error_;
   std::atomic_flag failed_ = ATOMIC_FLAG_INIT;
-  // Orders what the threads write before, in and after the loop. libgomp does so too, but the thread sanitizer cannot
-  // see that.
+  // Orders the threads' writes before, in and after the loop. libgomp does so too, but the thread sanitizer cannot see
+  // that.
   std::atomic<int> order_{0};
 };
 
-// The team always has all threads, also where fewer get a part: libgomp ends and starts threads when the size changes.
-// Not under the thread sanitizer, which would take the address of `loop`, as libgomp hands it over, for a data race.
+// The team always has all threads, because libgomp ends and starts threads when its size changes. Excluded from the
+// thread sanitizer, which would report libgomp's transfer of `loop`'s address as a data race.
 __attribute__((no_sanitize("thread"))) void run(Loop& loop, int threads) {
 #pragma omp parallel num_threads(threads)
   loop.run_part(omp_get_thread_num(), omp_get_num_threads());
@@ -67,7 +67,7 @@ void parallel_for(std::int64_t count, std::int64_t grain, const std::function<vo
   if (count <= 0) return;
 #ifdef _OPENMP
   const std::int64_t parts_max = (count + grain - 1) / grain;
-  const int threads = at::get_num_threads();  // also sets this thread's limit, which OpenMP keeps for each thread
+  const int threads = at::get_num_threads();  // also sets this thread's limit, which OpenMP stores per thread
   if (parts_max > 1 && threads > 1 && omp_in_parallel() == 0) {
     Loop loop(count, parts_max, work);
     run(loop, threads);

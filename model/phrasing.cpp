@@ -8,10 +8,10 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// Stands for a response where a template shows what comes after one.
+// Placeholder for a response, to find the text that a template puts after one.
 constexpr std::string_view kAnyResponse = "(any response)";
 
-// `text` with `what` in every place of `place`.
+// Replaces every `place` in `text` by `what`.
 std::string filled(std::string_view text, std::string_view place, std::string_view what) {
   std::string all;
   std::size_t begin = 0;
@@ -47,7 +47,7 @@ Result<Phrasing> Phrasing::make(const ModelFiles& files, const PromptStyle& styl
   }
   ECHO_ASSIGN(Phrasing phrasing, from_parts(files.tokenizer, files.eos,
                                             parts.dump(-1, ' ', false, ordered_json::error_handler_t::replace)));
-  ECHO_TRY(phrasing.prompt_text("1+1="));  // a template that cannot work is found before a run begins
+  ECHO_TRY(phrasing.prompt_text("1+1="));  // finds a template that fails before the run begins
   return phrasing;
 }
 
@@ -127,7 +127,7 @@ Result<std::vector<Token>> Phrasing::follow_up(std::span<const Token> response, 
   if (at == std::string::npos) return bad("the chat template does not show what the assistant has said before");
   std::string_view after = std::string_view(all).substr(at + kAnyResponse.size());
   if (!response.empty() && std::find(eos_.begin(), eos_.end(), response.back()) != eos_.end()) {
-    const std::string end = tokenizer_.decode(response.last(1));  // is there already
+    const std::string end = tokenizer_.decode(response.last(1));  // already in the response
     if (!end.empty() && after.starts_with(end)) after.remove_prefix(end.size());
   }
   return tokenizer_.encode(after);
@@ -136,7 +136,7 @@ Result<std::vector<Token>> Phrasing::follow_up(std::span<const Token> response, 
 std::optional<std::size_t> Phrasing::end(std::span<const Token> response, std::size_t known) const {
   std::size_t longest = 0;
   for (const std::string& stop : stop_) longest = std::max(longest, stop.size());
-  std::string text;  // what a stop string may begin in, and what comes after it
+  std::string text;  // the text in which a stop string may begin, and the text after it
   for (std::size_t i = std::min(known, response.size()); i > 0 && text.size() + 1 < longest; --i)
     text = tokenizer_.decode(response.subspan(i - 1, 1)) + text;
   for (std::size_t i = known; i < response.size(); ++i) {
@@ -155,7 +155,7 @@ std::string Phrasing::answer(std::span<const Token> response) const {
   if (ends) response = response.first(*ends);
   const bool by_token = ends && std::find(eos_.begin(), eos_.end(), response.back()) != eos_.end();
   std::string text = tokenizer_.decode(by_token ? response.first(response.size() - 1) : response);
-  std::size_t most = text.size();  // a token may go on after the stop string that it completes
+  std::size_t most = text.size();  // the last token may extend beyond its stop string
   for (const std::string& stop : stop_)
     if (const std::size_t at = text.find(stop); at != std::string::npos) most = std::min(most, at + stop.size());
   text.resize(most);

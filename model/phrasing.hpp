@@ -1,5 +1,5 @@
-// How problems are put to a model and its answers are read: the one place where prompts and the text that is graded are
-// formed, for workers, evaluation, warm start and the checks before a run.
+// Forms a model's prompts and extracts the text that is graded. Workers, evaluation, warm start and the checks before a
+// run all use it.
 #pragma once
 #include <memory>
 #include <optional>
@@ -16,45 +16,43 @@ namespace echoline::model {
 inline constexpr std::string_view kPromptPlace = "{prompt}";
 inline constexpr std::string_view kObservationPlace = "{observation}";
 
-// What a run wants of its prompts.
+// The run's settings for prompts.
 struct PromptStyle {
-  std::string text{kPromptPlace};        // the problem's prompt goes in the place of {prompt}
-  bool chat = false;                     // as the message of a user, in the model's chat template
-  std::string system;                    // a message before it; needs `chat`
-  std::string chat_options_json = "{}";  // more names for the template, such as enable_thinking
+  std::string text{kPromptPlace};        // the problem's prompt replaces {prompt}
+  bool chat = false;                     // use the model's chat template, with the prompt as a user's message
+  std::string system;                    // a message before it; requires `chat`
+  std::string chat_options_json = "{}";  // further names for the template, such as enable_thinking
   std::vector<std::string> stop = {};    // a response ends when its text contains one of these
-  std::string turn =
-      "\n{observation}\n";  // without `chat`: between a response and the next goes what the policy is told
+  // Without `chat`: the text between two responses, around the observation.
+  std::string turn = "\n{observation}\n";
 };
 
-// A prompt as a conversation: `text` is around what the user said last, and `system` first where the prompt has no such
-// message.
+// A prompt as a conversation: `text` surrounds the user's last message, and `system` comes first if the prompt has no
+// such message.
 std::vector<ChatMessage> conversation(const Told& prompt, std::string_view text, std::string_view system);
 
 inline constexpr std::size_t kStopsMax = 16, kStopBytesMax = 64;
 
-// Immutable and cheap to copy; may be used from several threads at once.
+// Immutable and cheap to copy. Thread-safe.
 class Phrasing {
  public:
-  // kInvalid: a text without {prompt}, `chat` for a model without chat template, a system message without `chat`, a
-  // template that is malformed, or that fails on a first try.
+  // kInvalid: a text without {prompt}, `chat` for a model without a chat template, a system message without `chat`, or
+  // a template that is malformed or fails on a first try.
   static Result<Phrasing> make(const ModelFiles& files, const PromptStyle& style);
-  // As described by another process: its tokenizer.json, its ending tokens and its prompt_json().
+  // From another process's description: its tokenizer.json, its ending tokens and its prompt_json().
   static Result<Phrasing> from_parts(Tokenizer tokenizer, std::vector<Token> eos, std::string_view prompt_json);
   std::string prompt_json() const;
 
-  // The text and the tokens that the model continues. kInvalid for a prompt the template or the tokenizer refuses.
+  // The text and the tokens that the model continues. kInvalid if the template or the tokenizer refuses the prompt.
   Result<std::string> prompt_text(const Told& problem) const;
   Result<std::vector<Token>> prompt(const Told& problem) const;
-  // What goes between a response and the next one: the tokens of an observation, where this is a chat as its messages
-  // or that of a user. The tokens before stay as they are. `response`: the one before, with the token that ended it.
-  // kInvalid as above.
+  // The tokens between a response and the next one: an observation; in a chat its messages, or a user's message with
+  // its text. The earlier tokens do not change. `response`: the previous one, with its ending token. kInvalid as above.
   Result<std::vector<Token>> follow_up(std::span<const Token> response, const Told& observation) const;
-  // How many tokens of a response there are until it ends: with an ending token, or with the one that completes a stop
-  // string in its text. Absent: neither is there. The first `known` tokens are known not to end it.
+  // The number of tokens of a response up to its end: an ending token, or the token that completes a stop string.
+  // Absent if there is neither. The first `known` tokens are known not to end it.
   std::optional<std::size_t> end(std::span<const Token> response, std::size_t known = 0) const;
-  // What is graded of a response: its text up to its end, without the token that ends it, with the stop string that
-  // does.
+  // The text of a response that is graded: up to its end, without the ending token, with the stop string.
   std::string answer(std::span<const Token> response) const;
 
   const Tokenizer& tokenizer() const { return tokenizer_; }
@@ -68,7 +66,7 @@ class Phrasing {
   std::vector<std::string> stop_;
   std::string text_, turn_ = PromptStyle().turn, system_, variables_json_;
   std::string template_text_;
-  std::optional<ChatTemplate> template_;  // absent: the text as it is
+  std::optional<ChatTemplate> template_;  // absent: the text is used as it is
 };
 
 }  // namespace echoline::model

@@ -13,7 +13,7 @@
 namespace echoline::model {
 namespace {
 
-// In the order in which fresh values are drawn.
+// In the order in which initial values are drawn.
 Result<delta::StateView> tensors_of(const ModelConfig& c) {
   ECHO_TRY(c.validate());
   delta::StateView state;
@@ -47,7 +47,7 @@ Result<delta::StateView> tensors_of(const ModelConfig& c) {
   return state;
 }
 
-// To the nearest, ties to even; of a finite number.
+// Rounds a finite number to nearest, ties to even.
 std::uint16_t to_bf16(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
@@ -65,8 +65,8 @@ Result<delta::OwnedState> init_policy(const ModelConfig& config, std::uint64_t s
   ECHO_ASSIGN(const delta::StateView drawn, tensors_of(config));
   ECHO_ASSIGN(const delta::StateView layout, policy_layout(config));
   ECHO_ASSIGN(delta::OwnedState state, delta::OwnedState::empty_like(layout));
-  // The sum of 4 x 16 uniform bits, centred and scaled to the standard deviation: normal enough for weights, in integer
-  // arithmetic that no machine's mathematics library changes.
+  // The sum of 4 x 16 uniform bits, centred and scaled to the standard deviation: normal enough for weights, and in
+  // integer arithmetic that does not depend on a mathematics library.
   const double unit = config.initializer_range / std::sqrt(4.0 * (65536.0 * 65536.0 - 1) / 12.0);
   std::uint64_t stream = 0;
   for (const delta::TensorView& tensor : drawn) {

@@ -40,13 +40,12 @@ Status probe_policy(const delta::StateView& policy, const ModelConfig& config, d
     if (!torch::isfinite(likeliest).item<bool>())
       return fail(Code::kInvalid, kOperation,
                   "its log-probabilities are not finite: after {} tokens of a probe the likeliest next token has {}. "
-                  "Nothing can be generated "
-                  "with it; has training diverged?",
+                  "Nothing can be generated with it; has training diverged?",
                   i + 1, likeliest.item<float>());
   }
   return ok();
 } catch (const std::bad_alloc&) {
-  return fail(Code::kExhausted, kOperation, "no memory is left to run it");
+  return fail(Code::kExhausted, kOperation, "not enough memory to run it");
 } catch (const c10::Error& error) {
   return fail(Code::kInternal, kOperation, "{}", error.what_without_backtrace());
 }

@@ -1,4 +1,4 @@
-// Whether a policy can be generated with, found out by running it. Free of libtorch.
+// Tests a policy by running it. Without libtorch.
 #pragma once
 #include "delta/tensor.hpp"
 #include "model/config.hpp"
@@ -6,8 +6,8 @@
 namespace echoline::model {
 
 // Runs the policy (bf16, policy_layout()) on a few tokens of the vocabulary. kInvalid if a log-probability at
-// `temperature` is not finite, kExhausted if memory ends. Most weights are used where they are; those of queries, keys
-// and values are copied, and one layer is widened to fp32 at a time.
+// `temperature` is not finite, kExhausted if memory runs out. Uses most weights in place; copies those of queries, keys
+// and values, and widens one layer at a time to fp32.
 Status probe_policy(const delta::StateView& policy, const ModelConfig& config, double temperature, int threads);
 
 }  // namespace echoline::model

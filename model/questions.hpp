@@ -1,4 +1,4 @@
-// Many questions to one model, a running batch of them at a time; for those who know no tensor.
+// Sends many questions to one model, as a running batch, for callers without libtorch.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -12,15 +12,16 @@
 namespace echoline::model {
 
 struct Question {
-  std::uint64_t id = 0;  // another one for each that is inside
+  std::uint64_t id = 0;  // unique among the questions in progress
   std::vector<Token> prompt;
   Sampling sampling;
 };
 struct Questions {
-  std::function<std::optional<Question>()> next;  // nothing: none now, and once none is under way, those were all
+  std::function<std::optional<Question>()> next;  // nothing: none now; if also none is in progress, there are no more
   std::function<bool(std::span<const Token> response)>
-      ends;  // or empty; after every token: true ends it (a stop string)
-  // Every one once, in the order in which they end; one that fails, fails alone. An error ends it all.
+      // May be empty; called after every token: true ends the response (a stop string).
+      ends;
+  // Called once per question, in the order in which they end. A failed question fails alone. An error ends all.
   std::function<Status(std::uint64_t id, Result<Generation>)> hear;
   std::string device = "cpu";
   int threads = 1;

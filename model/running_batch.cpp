@@ -20,16 +20,16 @@ using torch::Tensor;
 
 namespace {
 
-constexpr std::int64_t kPassesBeforeMore = 512;             // after memory was short, before twice as much is tried
-constexpr std::int64_t kLogitsMax = std::int64_t{1} << 26;  // held at a time: 256 MiB
+constexpr std::int64_t kPassesBeforeMore = 512;  // after a shortage of memory, before a larger limit is tried
+constexpr std::int64_t kLogitsMax = std::int64_t{1} << 26;  // in memory at a time: 256 MiB
 
-// Those with the same prompt.
+// The sequences with the same prompt.
 struct Prompt {
   std::int64_t members = 0;   // in the batch, waiting ones included
-  std::int64_t users = 0;     // running ones that were let in with these pages
-  std::uint64_t weights = 0;  // under which they were read
+  std::int64_t users = 0;     // running ones that use these pages
+  std::uint64_t weights = 0;  // version of the weights that read them
   Pages pages;                // held while there are users; empty: not read
-  Tensor hidden;              // [hidden], of its last token
+  Tensor hidden;              // [hidden], of the prompt's last token
 };
 using Prompts = std::map<std::vector<Token>, Prompt>;
 
@@ -45,21 +45,21 @@ struct Row {
   std::int64_t text_tokens() const { return std::ssize(sequence.prompt) + std::ssize(generation.tokens); }
 };
 
-// What is to be read, or is known already, and for whom.
+// A text to read, or one that is known already, and its rows.
 struct Text {
-  std::vector<Row*> rows;  // several: they share the prompt
+  std::vector<Row*> rows;  // several rows share a prompt
   bool known = false;
-  Pages pages = {};  // where it is read to
+  Pages pages = {};  // where its keys and values go
 };
 
-// The first `rows` that wait, and what they need.
+// The first `rows` waiting rows, and their needs.
 struct Admission {
   std::int64_t rows = 0, pages = 0, texts_read = 0, longest = 0;
   std::vector<Text> texts = {};
 };
 
-// What libtorch threw. Its allocators say so in words ("can't allocate memory", "CUDA out of memory"); their types
-// differ between releases.
+// Converts an exception of libtorch. Its allocators report a lack of memory in words ("can't allocate memory", "CUDA
+// out of memory"); the types of their exceptions differ between releases.
 Error failed(std::size_t rows, std::string_view what) {
   const bool memory = what.find("memory") != std::string_view::npos;
   return fail(memory ? Code::kExhausted : Code::kInternal, "generate", "{} row{}: {}", rows, rows == 1 ? "" : "s",
@@ -86,16 +86,16 @@ struct RunningBatch::State {
   std::shared_ptr<Transformer> model;
   BatchLimits limits;
   PagedCache cache;
-  std::unique_ptr<cuda::Decoder> decoder;  // or null, and libtorch's operations draw
+  std::unique_ptr<cuda::Decoder> decoder;  // null: libtorch's operations sample
   Prompts prompts;
   std::set<std::uint64_t> ids;
-  std::deque<std::unique_ptr<Row>> waiting;   // the oldest first, all younger than those that run
-  std::vector<std::unique_ptr<Row>> running;  // the oldest first
+  std::deque<std::unique_ptr<Row>> waiting;   // oldest first; all are younger than the running ones
+  std::vector<std::unique_ptr<Row>> running;  // oldest first
   std::vector<Ended> ended;                   // since the last step
   std::uint64_t version = 0, weights = 0;
-  std::int64_t rows_max, prefill_tokens_max;  // as memory allows
-  std::int64_t passes = 0;                    // since memory was short
-  bool alone = false;                         // the next one is read when nothing runs beside it
+  std::int64_t rows_max, prefill_tokens_max;  // current limits due to memory
+  std::int64_t passes = 0;                    // since the last shortage of memory
+  bool alone = false;                         // read the next one only without other running rows
 
   State(std::shared_ptr<Transformer> m, BatchLimits l)
       : model(std::move(m)),
@@ -105,7 +105,7 @@ struct RunningBatch::State {
         rows_max(std::max<std::int64_t>(1, l.rows_max)),
         prefill_tokens_max(l.prefill_tokens_max) {}
 
-  // What it holds of the cache.
+  // Releases a row's part of the cache.
   void let_go(Row& row) {
     cache.release(row.pages);
     Prompt& prompt = row.prompt->second;
@@ -115,7 +115,7 @@ struct RunningBatch::State {
     cache.release(prompt.pages);
     prompt.hidden = Tensor();
   }
-  // The row leaves; whoever calls takes it out of its list.
+  // Removes the row; the caller erases it from its list.
   void leave(Row& row) {
     let_go(row);
     ids.erase(row.sequence.id);
@@ -129,7 +129,7 @@ struct RunningBatch::State {
       ended.push_back({row.sequence.id, std::move(row.generation), std::move(row.spans)});
     }
   }
-  // The youngest running row goes back into the queue.
+  // Returns the youngest running row to the queue.
   void step_back() {
     let_go(*running.back());
     waiting.push_front(std::move(running.back()));
@@ -152,7 +152,7 @@ Draw draw_of(const Row& row) {
   return {&sampling, Random(sampling.seed, row.generation.tokens.size()).uniform()};
 }
 
-// Tokens for rows after their last one, from the hidden states [rows, hidden] of those.
+// Samples the tokens after the rows' last ones, from their hidden states [rows, hidden].
 Drawn RunningBatch::State::next(const std::vector<Row*>& rows, const Tensor& hidden) {
   const std::int64_t count_max = std::max<std::int64_t>(1, kLogitsMax / model->config().vocab_size);
   Drawn drawn;
@@ -167,7 +167,7 @@ Drawn RunningBatch::State::next(const std::vector<Row*>& rows, const Tensor& hid
   return drawn;
 }
 
-// The same for running rows that have a place for their last token, where there is a decoder.
+// As next(), for running rows with a place for their last token, if there is a decoder.
 std::optional<Drawn> RunningBatch::State::decode(const std::vector<Row*>& rows) {
   if (!decoder) return std::nullopt;
   std::vector<cuda::DecodeRow> all;
@@ -175,7 +175,7 @@ std::optional<Drawn> RunningBatch::State::decode(const std::vector<Row*>& rows) 
   return decoder->step(all);
 }
 
-// To running rows, each of which may end with that.
+// Appends tokens to running rows, each of which may end.
 void RunningBatch::State::append(const std::vector<Row*>& rows, const Drawn& drawn) {
   for (std::size_t i = 0; i < rows.size(); ++i) {
     Row& row = *rows[i];
@@ -211,8 +211,8 @@ void RunningBatch::State::append(const std::vector<Row*>& rows, const Drawn& dra
   std::erase_if(running, [](const auto& row) { return row->ended; });
 }
 
-// A place of its own for the next token of every running row; rows that find none go back into the queue. False: the
-// only one that is left finds none.
+// Gives every running row its own place for the next token. Rows without one return to the queue. False if the only
+// remaining row has none.
 bool RunningBatch::State::make_room() {
   const auto at = [](const Row& row) { return static_cast<std::size_t>(row.pages.tokens / PagedCache::kPageTokens); };
   const auto has_place = [&](const auto& row) {
@@ -249,7 +249,7 @@ bool RunningBatch::State::make_room() {
   return true;
 }
 
-// One more token for every running row.
+// Samples one more token for every running row.
 void RunningBatch::State::go_on() {
   while (!running.empty()) {
     bool room = true;
@@ -294,7 +294,7 @@ void RunningBatch::State::go_on() {
   }
 }
 
-// Memory that was short may be there again.
+// Raises the limits again, in case memory is available again.
 void RunningBatch::State::more_memory() {
   if (++passes < kPassesBeforeMore) return;
   passes = 0;
@@ -303,7 +303,7 @@ void RunningBatch::State::more_memory() {
   cache.try_again();
 }
 
-// The first that wait, as far as there is room for them and for what the running ones want next.
+// The first waiting rows for which there is room, beside the next tokens of the running ones.
 Admission RunningBatch::State::admissible() {
   Admission out;
   while (out.rows < std::ssize(waiting) && std::ssize(running) + out.rows < (alone ? 1 : rows_max)) {
@@ -333,7 +333,7 @@ Admission RunningBatch::State::admissible() {
   return out;
 }
 
-// Reads what is not known and draws the first token of every row.
+// Reads the unknown texts and samples the first token of every row.
 Status RunningBatch::State::read(Admission& admission) {
   std::vector<Row*> rows;
   Tensor hidden;  // [texts read, hidden], of their last tokens
@@ -386,7 +386,7 @@ Status RunningBatch::State::read(Admission& admission) {
     Prompt& prompt = text.rows[0]->prompt->second;
     const bool fresh = text.rows[0]->generation.tokens.empty();
     const Tensor last = text.known ? Tensor() : hidden[index++];
-    if (!fresh || (!text.known && prompt.members == 1)) {  // nobody shares it
+    if (!fresh || (!text.known && prompt.members == 1)) {  // no other row shares it
       text.rows[0]->pages = std::move(text.pages);
       continue;
     }

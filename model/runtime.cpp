@@ -28,8 +28,8 @@ std::optional<Bytes> device_memory(const std::string& device) {
 }
 
 void keep_freed_memory() {
-  // What is larger (of the size of an embedding, a few in a step) leaves a hole that nothing of its size comes back to
-  // before others have settled there: it has an area of its own, and goes.
+  // Larger blocks (the size of an embedding, a few per step) would leave holes that smaller ones fill before the next
+  // large one. So each has its own mapping, which is unmapped.
   ::mallopt(M_MMAP_THRESHOLD, 200 << 20);
   ::mallopt(M_TRIM_THRESHOLD, 1 << 30);
 }

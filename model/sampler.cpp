@@ -12,11 +12,11 @@ namespace {
 using torch::Tensor;
 
 constexpr std::int64_t kBlock = 512;
-constexpr std::int64_t kProbabilitiesMin = 1 << 14;  // that are worth another thread
+constexpr std::int64_t kProbabilitiesMin = 1 << 14;  // probabilities that justify another thread
 
 bool restricted(const Sampling& s) { return s.temperature > 0 && (s.top_p < 1 || s.top_k > 0 || s.min_p > 0); }
 
-// Where the cumulative sum of p passes `share` of its total.
+// The index at which the cumulative sum of p exceeds `share` of its total.
 std::int64_t pass(const float* p, std::int64_t count, double share) {
   std::vector<double> sums(static_cast<std::size_t>((count + kBlock - 1) / kBlock));
   double total = 0;
@@ -30,13 +30,13 @@ std::int64_t pass(const float* p, std::int64_t count, double share) {
   std::int64_t last = static_cast<std::int64_t>(b) * kBlock;
   for (std::int64_t i = last, end = std::min(count, i + kBlock); i < end; ++i) {
     if (!(p[i] > 0)) continue;
-    last = i;  // rounding may leave nothing that passes it
+    last = i;  // rounding may let no index exceed it
     if ((left -= double(p[i])) < 0) break;
   }
   return last;
 }
 
-// The tokens that top_k, top_p and min_p keep, the most likely one first, with their probabilities.
+// The tokens that top_k, top_p and min_p keep, most likely first, with their probabilities.
 void keep(const float* log_p, std::int64_t vocab, const Sampling& sampling, std::vector<std::int32_t>& order,
           std::vector<float>& p) {
   const float least = *std::max_element(log_p, log_p + vocab) + static_cast<float>(std::log(sampling.min_p));
@@ -55,7 +55,7 @@ void keep(const float* log_p, std::int64_t vocab, const Sampling& sampling, std:
     total = 0;
     for (const std::int32_t token : order) total += double(std::exp(log_p[token]));
   }
-  // A few tokens hold most: no more are sorted than are needed.
+  // A few tokens have most of the probability, so only as many as needed are sorted.
   for (std::size_t sorted = 0, next = 64; sorted < order.size(); sorted = next, next *= 8) {
     next = std::min(next, order.size());
     const auto begin = order.begin() + static_cast<std::ptrdiff_t>(sorted);
@@ -71,7 +71,7 @@ void keep(const float* log_p, std::int64_t vocab, const Sampling& sampling, std:
   }
 }
 
-// The same on any device, for all rows at once. Greedy rows keep one.
+// As the row-wise code, on any device for all rows at once. Greedy rows keep one token.
 Tensor draw_batched(const Tensor& log_p, std::span<const Draw> draws, bool sorting) {
   const auto column = [&](auto&& of) {
     std::vector<double> values;
@@ -119,7 +119,7 @@ Drawn draw(const Tensor& logits, std::span<const Draw> draws, bool batched) {
   Drawn out;
   if (batched || !scaled.is_cpu()) {
     const Tensor log_p = scaled.log_softmax(-1);
-    std::vector<std::int64_t> apart[2];  // the rows that sorting is not needed for, and the others
+    std::vector<std::int64_t> apart[2];  // rows that need no sorting, and the others
     for (std::size_t row = 0; row < draws.size(); ++row) {
       const Sampling& s = *draws[row].sampling;
       apart[restricted(s) || s.temperature == 0].push_back(static_cast<std::int64_t>(row));
@@ -140,7 +140,7 @@ Drawn draw(const Tensor& logits, std::span<const Draw> draws, bool batched) {
     }
     return out;
   }
-  // Row by row: libtorch's log_softmax() rounds differently with another number of threads.
+  // Row by row, because libtorch's log_softmax() rounds differently with another number of threads.
   const Tensor log_p = torch::empty_like(scaled);
   const std::int64_t grain = std::max<std::int64_t>(1, kProbabilitiesMin / vocab);
   parallel_for(std::ssize(draws), grain, [&](std::int64_t begin, std::int64_t end) {
@@ -160,7 +160,7 @@ Drawn draw(const Tensor& logits, std::span<const Draw> draws, bool batched) {
       const float* const of = log_p.data_ptr<float>() + row * vocab;
       std::int64_t token = 0;
       if (!std::isfinite(*std::max_element(of, of + vocab))) {
-        // stays the first one, whose log-probability tells
+        // Keeps the first token; its log-probability is not finite.
       } else if (sampling.temperature == 0) {
         token = std::max_element(of, of + vocab) - of;
       } else if (restricted(sampling)) {

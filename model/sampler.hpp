@@ -1,4 +1,4 @@
-// Tokens from logits, each row by its own rules and by one uniform number. Private to model/.
+// Samples tokens from logits, each row by its own settings and one uniform number. Private to model/.
 #pragma once
 #include <span>
 #include <vector>
@@ -15,12 +15,13 @@ struct Draw {
 
 struct Drawn {
   std::vector<Token> tokens;
-  std::vector<float> logprobs;  // as in Generation; not finite where the row's logits are not
+  std::vector<float> logprobs;  // as in Generation; not finite if the row's logits are not
 };
 
-// Row r of logits fp32 [rows, vocab] by draws[r]. The token is where the cumulative probability passes the uniform
-// number: over the vocabulary in its order, or, where tokens are left out, from the most likely one down (equal ones in
-// the vocabulary's order). `batched`: by libtorch's operations on all rows, as on other devices than a CPU.
+// Samples from row r of logits fp32 [rows, vocab] by draws[r]. The token is where the cumulative probability exceeds
+// the uniform number: in the order of the vocabulary or, if tokens are left out, from the most likely one down (equal
+// ones in the order of the vocabulary). `batched`: by libtorch's operations on all rows, as on devices other than a
+// CPU.
 Drawn draw(const torch::Tensor& logits, std::span<const Draw> draws, bool batched = false);
 
 }  // namespace echoline::model

@@ -12,17 +12,16 @@ void read(ConfigSection s, ModelSettings& c) {
 }
 
 void read_prompts(ConfigSection s, PromptStyle& c) {
-  s.read("prompt", c.text, "text around a problem; {prompt} is where the problem goes");
+  s.read("prompt", c.text, "text around a problem; {prompt} is the place of the problem");
   if (c.text.find("{prompt}") == std::string::npos)
-    s.error("prompt", fmt::format("expected a text with {{prompt}} where the problem goes, found '{}'", c.text));
-  s.read("turn", c.turn,
-         "without `chat`: text around what the policy is told between two turns; {observation} is where that goes");
+    s.error("prompt", fmt::format("expected a text with {{prompt}} in the place of the problem, found '{}'", c.text));
+  s.read("turn", c.turn, "without `chat`: text around the observation between two turns; {observation} is its place");
   if (c.turn.find("{observation}") == std::string::npos)
-    s.error("turn", fmt::format("expected a text with {{observation}} where that goes, found '{}'", c.turn));
+    s.error("turn", fmt::format("expected a text with {{observation}} in its place, found '{}'", c.turn));
   s.read("chat", c.chat,
-         "put it into the model's chat template, as the message of a user, with the beginning of an answer");
-  s.read("system", c.system, "a message before it; needs `chat`");
-  c.chat_options_json = s.json("chat_options", "more names for the chat template, such as {enable_thinking: false}");
+         "use the model's chat template: the prompt becomes a user's message, followed by the start of an answer");
+  s.read("system", c.system, "a message before the prompt; requires `chat`");
+  c.chat_options_json = s.json("chat_options", "further names for the chat template, such as {enable_thinking: false}");
   if (!c.system.empty() && !c.chat) s.error("system", "is a message of a chat: set task.chat as well");
   if (c.chat_options_json != "{}" && !c.chat) s.error("chat_options", "are for a chat: set task.chat as well");
 }

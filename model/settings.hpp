@@ -1,5 +1,4 @@
-// Keys of a run file: which model is trained (section `model`), and how problems are put to it (of the sections `task`
-// and `rollout`).
+// Keys of the run file for the trained model (section `model`) and its prompts (in the sections `task` and `rollout`).
 #pragma once
 #include <filesystem>
 #include <optional>
@@ -19,7 +18,7 @@ struct ModelSettings {
   std::optional<std::filesystem::path> path;
 };
 
-// Each reads its keys of the section; mistakes are noted in it.
+// Each function reads its keys of the section and records mistakes in it.
 void read(ConfigSection model, ModelSettings& settings);
 void read_prompts(ConfigSection task, PromptStyle& style);
 void read_stop(ConfigSection rollout, PromptStyle& style);

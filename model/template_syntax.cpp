@@ -7,7 +7,7 @@
 namespace echoline::model::chat {
 namespace {
 
-constexpr std::size_t kDepthMax = 200;  // of expressions and of blocks; evaluation recurses as deep
+constexpr std::size_t kDepthMax = 200;  // of expressions and of blocks; evaluation recurses to the same depth
 
 template <class... Args>
 Error bad(std::size_t line, fmt::format_string<Args...> format, Args&&... args) {
@@ -55,7 +55,7 @@ void append_utf8(std::string& out, std::uint32_t c) {
   }
 }
 
-// Cuts the source into text and the tokens between {{ }} and {% %}; comments are gone.
+// Splits the source into text and the tokens between {{ }} and {% %}; drops comments.
 class Lexer {
  public:
   explicit Lexer(std::string_view source) {
@@ -112,7 +112,8 @@ class Lexer {
   }
   char peek(std::size_t ahead = 0) const { return at_ + ahead < text_.size() ? text_[at_ + ahead] : '\0'; }
 
-  // Behind the end of a tag: `-` takes all white space, a block or comment one newline (trim_blocks) unless `+`.
+  // After the end of a tag: `-` removes all white space; a block or comment removes one newline (trim_blocks) unless
+  // `+`.
   void leave(char sign, bool block) {
     const std::size_t start = at_;
     std::size_t end = at_;
@@ -133,11 +134,11 @@ class Lexer {
     return ok();
   }
 
-  // Tokens up to the end of the tag; `type` is its second character.
+  // The tokens up to the end of the tag; `type` is its second character.
   Status inside(char type) {
     const char closing = type == '{' ? '}' : '%';
     const std::size_t first_line = line_;
-    std::string open;  // brackets
+    std::string open;  // open brackets
     while (true) {
       while (is_blank(peek())) go_to(at_ + 1);
       if (at_ >= text_.size()) return bad(first_line, "{{{} is not closed", type);
@@ -259,7 +260,7 @@ class Parser {
   }
 
  private:
-  // Counts recursion while it lives.
+  // Increments the depth of recursion during its life.
   struct Deeper {
     explicit Deeper(std::size_t& depth) : depth_(depth) { ++depth_; }
     ~Deeper() { --depth_; }
@@ -311,7 +312,7 @@ class Parser {
     return ok();
   }
 
-  // Statements up to a tag called one of `until` (the end of the template without any), whose name is then taken.
+  // Parses statements up to a tag named in `until` (without any, up to the end), and consumes that name.
   Result<std::vector<Statement>> statements(const std::vector<std::string_view>& until, std::string& ended_by) {
     const Deeper deeper(depth_);
     if (depth_ > kDepthMax) return bad(line(), "blocks are nested more than {} deep", kDepthMax);
@@ -439,7 +440,7 @@ class Parser {
     return node;
   }
 
-  // Left-associative chains of binary operators, loosest first.
+  // Left-associative chains of binary operators, lowest precedence first.
   Result<Node> either() {
     ECHO_ASSIGN(Node node, both());
     while (word("or")) {
@@ -503,7 +504,7 @@ class Parser {
   }
   Result<Node> filtered() { return unary(true); }
 
-  // `node` becomes `node symbol <what follows>`; the current token is (the last word of) the operator.
+  // Replaces `node` by `node symbol <operand>`; the current token is the operator, or its last word.
   Status binary(std::string symbol, Node& node, Result<Node> (Parser::*operand)()) {
     const std::size_t at = line();
     next();

@@ -1,4 +1,4 @@
-// The text of a chat template as a tree. Private to model/.
+// Parses a chat template into a tree. Private to model/.
 #pragma once
 #include <memory>
 #include <string>
@@ -40,8 +40,8 @@ struct Statement {
   enum class Kind {
     kText,    // text
     kOutput,  // {{ expression }}
-    kIf,      // the first branch whose condition holds; one without condition is the else
-    kFor,     // targets in expression (if condition): branches[0]; branches[1] when there was no item
+    kIf,      // the first branch whose condition holds; a branch without condition is the else
+    kFor,     // targets in expression (if condition): branches[0]; branches[1] if there was no item
     kSet,     // targets[0] or targets[0].attribute = expression
     kBreak,
     kContinue,
@@ -61,8 +61,8 @@ struct Statement {
 
 inline constexpr std::size_t kTemplateBytesMax = 1 << 20;
 
-// White space goes as Hugging Face has it: trim_blocks and lstrip_blocks are on, a last newline is dropped. kInvalid
-// names the line and what is malformed, or is not of the language implemented here.
+// White space as with Hugging Face: trim_blocks and lstrip_blocks are on, a last newline is dropped. kInvalid names the
+// line, and the construct that is malformed or not implemented.
 Result<std::vector<Statement>> parse_template(std::string_view text);
 
 }  // namespace echoline::model::chat

@@ -17,7 +17,7 @@ std::optional<double> number(const Value& value) {
   return std::nullopt;
 }
 
-// White space as Python's str.isspace() has it.
+// White space by Python's str.isspace().
 bool is_space(std::string_view character) {
   if (character.size() == 1) {
     const auto c = static_cast<unsigned char>(character.front());
@@ -109,7 +109,7 @@ bool equal(const Value& a, const Value& b) {
              return other != nullptr && equal(entry.second, *other);
            });
   }
-  return true;  // both none, or both undefined
+  return true;  // both none or both undefined
 }
 
 Result<std::string> to_json(const Value& value) {

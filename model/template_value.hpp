@@ -1,4 +1,4 @@
-// Values of a chat template and what Jinja does with them. Private to model/.
+// Values of a chat template with Jinja's operations. Private to model/.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -15,11 +15,11 @@ namespace echoline::model::chat {
 
 struct Value;
 using List = std::vector<Value>;
-// In order of insertion; keys are strings. Shared, because a namespace is changed through every name it has.
+// In order of insertion; keys are strings. Shared, because a namespace can be changed through each of its names.
 using Dict = std::vector<std::pair<std::string, Value>>;
 
 struct Undefined {
-  std::string name;  // what was asked for, for messages
+  std::string name;  // the missing name, for messages
 };
 struct None {};
 
@@ -49,15 +49,15 @@ void put(Dict& dict, std::string_view key, Value value);
 // "a string", "a list", "undefined", ... for messages.
 std::string kind(const Value& value);
 bool truthy(const Value& value);
-// As {{ }} prints it. kInvalid for lists and mappings.
+// The text that {{ }} prints. kInvalid for lists and mappings.
 Result<std::string> text(const Value& value);
 bool equal(const Value& a, const Value& b);
 // json.dumps(value, ensure_ascii=False).
 Result<std::string> to_json(const Value& value);
 
-// Code points of a UTF-8 text; bytes that are none stand for themselves.
+// Code points of a UTF-8 text; invalid bytes stand for themselves.
 std::vector<std::string_view> characters(std::string_view text);
-// str.strip() with its sides; `set`: the code points to take away, white space without it.
+// str.strip() by sides; `set`: the code points to remove; null: white space.
 std::string strip(std::string_view text, bool left, bool right, const std::string* set = nullptr);
 
 }  // namespace echoline::model::chat

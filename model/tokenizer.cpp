@@ -21,7 +21,7 @@ constexpr std::string_view kWhat = "tokenizer.json";
 constexpr Token kIdMax = 1 << 24;
 constexpr std::size_t kTextBytesMax = 1u << 30;
 constexpr std::size_t kSplitsMax = 16;
-// What ByteLevel splits by when it is asked to: the rule of GPT-2.
+// The default split of ByteLevel: GPT-2's rule.
 constexpr const char* kByteLevelRegex = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
 template <class... Args>
@@ -29,7 +29,7 @@ Error bad(fmt::format_string<Args...> format, Args&&... args) {
   return fail(Code::kInvalid, kWhat, format, std::forward<Args>(args)...);
 }
 
-// A short dump of a JSON value for messages; never throws on text that is not UTF-8.
+// A short dump of a JSON value for messages; never throws, even for invalid UTF-8.
 std::string shown(const json& value) {
   std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
   if (text.size() > 80) text = text.substr(0, 80) + "...";
@@ -49,8 +49,8 @@ bool is_true(const json& object, const char* name, bool absent = false) {
   return value ? *value != false : absent;
 }
 
-// Byte-level BPE writes every byte as one printable character: bytes that are printable in Latin-1 as themselves,
-// the others, in order, as U+0100 and up.
+// Byte-level BPE writes every byte as one printable character: bytes that are printable in Latin-1 as themselves, the
+// others, in order, from U+0100 on.
 struct ByteMap {
   std::array<char32_t, 256> character{};
   std::unordered_map<char32_t, unsigned char> byte;
@@ -77,7 +77,7 @@ void append_utf8(std::string& out, char32_t c) {
   }
 }
 
-// The bytes that a vocabulary entry stands for; absent when it has a character outside the byte map.
+// The bytes of a vocabulary entry; absent if it has a character outside the byte map.
 std::optional<std::string> to_bytes(std::string_view written) {
   std::string out;
   while (!written.empty()) {
@@ -119,13 +119,14 @@ struct Tokenizer::State {
     std::uint32_t rank;
     Token merged;
   };
-  std::unordered_map<std::uint64_t, Merge> merges;            // by pair()
-  std::array<std::vector<Added>, 256> added;                  // by first byte, longest first
-  std::vector<std::unique_ptr<pcre2_code, FreeCode>> splits;  // each takes the pieces of the one before apart
-  std::vector<Token> prefix;                                  // of every text that is a prompt of its own
-  std::optional<Token> unknown;  // stands for a byte without a token; absent: such a byte is left out
-  bool fuse_unknown = false;     // one for several in a row
-  bool whole_words = false;      // a piece that is in the vocabulary is that token, whatever merges say
+  std::unordered_map<std::uint64_t, Merge> merges;  // by pair()
+  std::array<std::vector<Added>, 256> added;        // by first byte, longest first
+  // Applied in turn: each splits the pieces of the previous one.
+  std::vector<std::unique_ptr<pcre2_code, FreeCode>> splits;
+  std::vector<Token> prefix;     // tokens before every text that is a prompt by itself
+  std::optional<Token> unknown;  // for a byte without a token; absent: such a byte is left out
+  bool fuse_unknown = false;     // one unknown token for consecutive unknown bytes
+  bool whole_words = false;      // a piece in the vocabulary is that token, without merging
   bool nfc = false;
 
   static std::uint64_t pair(Token left, Token right) {
@@ -144,7 +145,7 @@ struct Tokenizer::State {
   std::optional<Token> id_of(std::string_view text) const;
   const Added* added_at(std::string_view text) const;
   Status encode_ordinary(std::string_view text, pcre2_match_data* match, std::vector<Token>& out) const;
-  // A piece that the first `done` splits have made.
+  // A piece made by the first `done` splits.
   Status encode_split(std::string_view piece, std::size_t done, pcre2_match_data* match, std::vector<Token>& out) const;
   Status encode_piece(std::string_view piece, std::vector<Token>& out) const;
 };
@@ -281,8 +282,7 @@ Status Tokenizer::State::read_pre_tokenizer(const json& root) {
   return ok();
 }
 
-// ByteLevel there only moves offsets, which are not used here. TemplateProcessing says which tokens stand before a
-// text.
+// Here ByteLevel only affects offsets, which are not used. TemplateProcessing defines the tokens before a text.
 Status Tokenizer::State::read_post_processor(const json& step, bool in_sequence) {
   if (is_type(step, "ByteLevel")) return ok();
   if (const json* list = is_type(step, "Sequence") && !in_sequence ? member(step, "processors") : nullptr;
@@ -295,7 +295,7 @@ Status Tokenizer::State::read_post_processor(const json& step, bool in_sequence)
   const json* single = member(step, "single");
   if (!single || !single->is_array()) return bad("'post_processor' TemplateProcessing has no list 'single'");
   for (const json& part : *single) {
-    if (part.is_object() && part.contains("Sequence")) return ok();  // what follows ends a text, and a prompt goes on
+    if (part.is_object() && part.contains("Sequence")) return ok();  // later tokens end a text, but a prompt continues
     const json* special = part.is_object() ? member(part, "SpecialToken") : nullptr;
     const json* name = special && special->is_object() ? member(*special, "id") : nullptr;
     const std::optional<Token> token =
@@ -309,7 +309,7 @@ Status Tokenizer::State::read_post_processor(const json& step, bool in_sequence)
 namespace {
 
 // PCRE2 counts U+180E as white space, which it was until Unicode 6.3; Hugging Face's regex engine does not. So \s and
-// \S are written out as the property White_Space.
+// \S are replaced by the property White_Space.
 std::string with_white_space(std::string_view regex) {
   constexpr std::string_view kSpaces = R"(\x09-\x0d\x{85}\p{Z})";
   std::string out;
@@ -349,7 +349,7 @@ Status Tokenizer::State::compile(const std::string& published) {
     pcre2_get_error_message(code, text.data(), text.size());
     return bad("'pre_tokenizer' regex is wrong at offset {}: {}", offset, reinterpret_cast<const char*>(text.data()));
   }
-  pcre2_jit_compile(splits.back().get(), PCRE2_JIT_COMPLETE);  // where there is no JIT, the interpreter matches
+  pcre2_jit_compile(splits.back().get(), PCRE2_JIT_COMPLETE);  // without JIT, the interpreter matches
   return ok();
 }
 
@@ -389,7 +389,7 @@ Status Tokenizer::State::encode_split(std::string_view text, std::size_t done, p
                   found);
     }
     const PCRE2_SIZE* const range = pcre2_get_ovector_pointer(match);
-    const std::size_t first = range[0], end = range[1];  // the pieces use `match` as well
+    const std::size_t first = range[0], end = range[1];  // copied, because encoding the pieces reuses `match`
     if (end <= begin || first < begin || end < first) {  // a regex that moves the match start
       return fail(Code::kInvalid, "tokenize", "the split regex of tokenizer.json matches backwards at byte {}", begin);
     }
@@ -417,7 +417,7 @@ Status Tokenizer::State::encode_piece(std::string_view piece, std::vector<Token>
   bool after_unknown = false;
   for (const char c : piece) {
     const std::optional<Token> known = byte_token[static_cast<unsigned char>(c)], token = known ? known : unknown;
-    if (!token && merges.empty()) {  // an alphabet, not a vocabulary made from texts: the text does not fit the model
+    if (!token && merges.empty()) {  // an alphabet does not fit this text; a vocabulary made from texts drops the byte
       return fail(Code::kInvalid, "tokenize", "the vocabulary has no token for byte 0x{:02x} in {}",
                   static_cast<unsigned char>(c), shown(std::string(piece)));
     }
@@ -506,7 +506,7 @@ Result<Tokenizer> Tokenizer::from_file(const std::filesystem::path& path) {
 
 namespace {
 
-// tokenizer.json of a vocabulary without merges, with the added tokens behind it.
+// The tokenizer.json of a vocabulary without merges, followed by the added tokens.
 std::string without_merges(const nlohmann::ordered_json& vocab) {
   nlohmann::ordered_json added = nlohmann::ordered_json::array();
   for (const std::string_view content : {kEndOfText, kChatStart, kChatEnd}) {
@@ -576,7 +576,7 @@ Result<std::vector<Token>> Tokenizer::encode(std::string_view text) const try {
     return fail(Code::kInvalid, "tokenize", "byte {} of the text (0x{:02x}) is not UTF-8", *offset,
                 static_cast<unsigned char>(text[*offset]));
   }
-  // Only the whole match is looked at, whichever split it is of.
+  // One match object suffices for all splits, because only the whole match is used.
   const std::unique_ptr<pcre2_match_data, FreeMatch> match(pcre2_match_data_create(1, nullptr));
   if (!match) return fail(Code::kExhausted, "tokenize", "out of memory");
   std::vector<Token> out;

@@ -13,7 +13,7 @@ const TrainingKernels& training_kernels_beside(std::string_view name) {
 #if defined(__x86_64__)
   if (name == kAvx2TrainingKernels.name) return kAvx2TrainingKernels;
   if (name != kPortableTrainingKernels.name)
-    return kAvx512TrainingKernels;  // sets of more than AVX-512 have nothing to add here
+    return kAvx512TrainingKernels;  // sets beyond AVX-512 have no training kernels of their own
 #else
   (void)name;
 #endif

@@ -1,4 +1,4 @@
-// The arithmetic of a training pass on a CPU beside its matrix products, in fp32, forward and backward: attention,
+// The arithmetic of a training pass on a CPU besides its matrix products, in fp32, forward and backward: attention,
 // norms, rotations, the gate and the softmax over the vocabulary. For the instruction sets of model/kernels. Private to
 // model/.
 #pragma once
@@ -9,8 +9,8 @@
 
 namespace echoline::model {
 
-// One key and value head of packed tokens and the `group` query heads that use it. Token t's queries are at q + t *
-// stride, `group` * dim floats, its key at k + t * stride and its value at v + t * stride.
+// One key and value head of packed tokens, and its `group` query heads. Token t's queries are at q + t * stride
+// (`group` * dim floats), its key at k + t * stride, its value at v + t * stride.
 struct AttentionHead {
   const float *q, *k, *v;
   std::int64_t stride, group, dim;
@@ -18,21 +18,20 @@ struct AttentionHead {
 
 struct TrainingKernels {
   const char* name;
-  // Attention of `count` segments: a prefix segment and those that share it, or one segment alone. Token t's outputs go
-  // to out + t * out_stride (`group` * dim floats), the logarithms of its softmax sums to sums + t * sums_stride
-  // (`group`).
+  // Attention of `count` segments: a prefix segment and the segments that share it, or a single segment. Writes token
+  // t's outputs to out + t * out_stride (`group` * dim floats), and the logarithms of its softmax sums to sums + t *
+  // sums_stride (`group` floats).
   void (*attend)(const AttentionHead& head, const Segment* segments, std::int64_t count, float* out,
                  std::int64_t out_stride, float* sums, std::int64_t sums_stride);
-  // Its gradients. `out` and `sums` are those of attend(), `out_gradient` is laid out as `out`; the gradients of
-  // queries, keys and values are written to dq, dk and dv, laid out as q, k and v.
+  // The gradients of attend(). `out` and `sums` are its results, `out_gradient` has the layout of `out`. The gradients
+  // of queries, keys and values are written to dq, dk and dv, with the layout of q, k and v.
   void (*attend_backward)(const AttentionHead& head, const Segment* segments, std::int64_t count, const float* out,
                           const float* out_gradient, std::int64_t out_stride, const float* sums,
                           std::int64_t sums_stride, float* dq, float* dk, float* dv);
-  // dx = gradient of x / rms(x) * weight times dy; its part of the weight's gradient is added to dw.
+  // dx = gradient of x / rms(x) * weight, times dy; adds its part of the weight's gradient to dw.
   void (*rms_norm_backward)(const float* x, const float* weight, const float* dy, std::int64_t count, float eps,
                             float* dx, float* dw);
-  // The gradient of Kernels::rotate: dy becomes the gradient of x, which is the input; `weight` null: without a norm,
-  // dw unused.
+  // The gradient of Kernels::rotate. Replaces dy by the gradient of the input x. `weight` null: no norm, dw unused.
   void (*rotate_backward)(const float* x, const float* weight, std::int64_t dim, float eps, const float* cos,
                           const float* sin, float* dy, float* dw);
   // out = silu(gate) * up
@@ -48,9 +47,9 @@ struct TrainingKernels {
                          float gradient);
 };
 
-// For the same instruction set as kernels().
+// For the instruction set of kernels().
 const TrainingKernels& training_kernels();
-// Those beside the set of kernels of this name.
+// For the set of kernels of this name.
 const TrainingKernels& training_kernels_beside(std::string_view name);
 
 }  // namespace echoline::model

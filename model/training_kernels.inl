@@ -1,4 +1,4 @@
-// The body of a set of training kernels; included behind kernels.inl, whose registers and functions it uses.
+// The body of a set of training kernels; included after kernels.inl, whose registers and functions it uses.
 #include <limits>
 #include <vector>
 
@@ -7,9 +7,9 @@
 namespace echoline::model {
 namespace {
 
-// Keys, and about as many queries, whose scores exist at a time.
+// Keys and, approximately, queries per block of scores.
 constexpr std::int64_t kKeys = 64, kQueries = 64;
-// Registers of a tile of a product: with its operands no more than the processor has.
+// Registers of a product's tile; with its operands no more than the processor has.
 constexpr int kTileRows = 6, kTileVectors = kLanes == 16 ? 4 : 2;
 
 constexpr std::int64_t whole_registers(std::int64_t count) { return (count + kLanes - 1) / kLanes * kLanes; }
@@ -20,7 +20,7 @@ struct Operand {
   std::int64_t rows, columns;
 };
 
-// c (+)= a b of M rows and V registers' worth of columns.
+// c (+)= a b, of M rows and V registers of columns.
 template <int M, int V>
 inline void product_tile(Operand a, const float* b, std::int64_t b_stride, std::int64_t depth, float* c,
                          std::int64_t c_stride, bool add) {
@@ -50,7 +50,7 @@ inline void product_rows(Operand a, std::int64_t rows, const float* b, std::int6
   if (rows >= 1) product_tile<1, V>(a, b, b_stride, depth, c, c_stride, add);
 }
 
-// c (+)= a b: [rows, depth] times [depth, columns], `columns` a multiple of kLanes.
+// c (+)= a b: [rows, depth] times [depth, columns]; `columns` is a multiple of kLanes.
 inline void multiply(Operand a, std::int64_t rows, const float* b, std::int64_t b_stride, std::int64_t depth,
                      std::int64_t columns, float* c, std::int64_t c_stride, bool add) {
   std::int64_t n = 0;
@@ -61,7 +61,7 @@ inline void multiply(Operand a, std::int64_t rows, const float* b, std::int64_t 
 
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
-// The largest of `count` numbers; what is no number is passed over.
+// The largest of `count` numbers, ignoring NaN.
 inline float largest(const float* x, std::int64_t count) {
   Floats lanes = Floats{} - std::numeric_limits<float>::infinity();
   std::int64_t i = 0;
@@ -92,7 +92,7 @@ inline float dot(const float* x, const float* y, std::int64_t count) {
   return sum;
 }
 
-// Memory of one thread's attention, kept from call to call.
+// Scratch memory of one thread's attention, kept between calls.
 inline float* scratch(int which, std::int64_t count) {
   static thread_local std::vector<float> kept[10];
   std::vector<float>& v = kept[which];
@@ -100,7 +100,7 @@ inline float* scratch(int which, std::int64_t count) {
   return v.data();
 }
 
-// Copies `tokens` rows of `dim` floats to rows of `width`, filled up with zeros, and zero rows up to `tokens_to`.
+// Copies `tokens` rows of `dim` floats to rows of `width`, padded with zeros, and adds zero rows up to `tokens_to`.
 inline void copy_rows(const float* from, std::int64_t stride, std::int64_t tokens, std::int64_t dim, std::int64_t width,
                       std::int64_t tokens_to, float* to) {
   for (std::int64_t t = 0; t < tokens; ++t, from += stride, to += width) {
@@ -110,7 +110,7 @@ inline void copy_rows(const float* from, std::int64_t stride, std::int64_t token
   std::fill(to, to + (tokens_to - tokens) * width, 0.0f);
 }
 
-// Copies `tokens` <= kKeys rows of `dim` floats to the columns of [dim, kKeys], filled up with zeros.
+// Copies `tokens` <= kKeys rows of `dim` floats to the columns of [dim, kKeys], padded with zeros.
 inline void transpose_rows(const float* from, std::int64_t stride, std::int64_t tokens, std::int64_t dim, float* to) {
   for (std::int64_t d = 0; d < dim; ++d) {
     for (std::int64_t t = 0; t < tokens; ++t) to[d * kKeys + t] = from[t * stride + d];
@@ -118,7 +118,7 @@ inline void transpose_rows(const float* from, std::int64_t stride, std::int64_t 
   }
 }
 
-// Queries of consecutive tokens go through a block of keys together: token after token, the heads of each.
+// Queries of consecutive tokens are multiplied with a block of keys together: token after token, with all their heads.
 inline std::int64_t tokens_at_a_time(std::int64_t group) { return std::max<std::int64_t>(1, kQueries / group); }
 
 void attend_segments(const AttentionHead& head, const Segment* segments, std::int64_t count, float* out,
@@ -126,7 +126,7 @@ void attend_segments(const AttentionHead& head, const Segment* segments, std::in
   const std::int64_t group = head.group, dim = head.dim, width = whole_registers(dim);
   const std::int64_t step = tokens_at_a_time(group), rows_max = step * group;
   const auto blocks_of = [](const Segment& s) { return (s.count + kKeys - 1) / kKeys; };
-  std::int64_t most = 0;  // key blocks of a segment other than the first
+  std::int64_t most = 0;  // most key blocks of a segment other than the first
   for (std::int64_t s = 1; s < count; ++s) most = std::max(most, blocks_of(segments[s]));
   const std::int64_t shared = blocks_of(segments[0]);
   float* const keys = scratch(0, (shared + most) * dim * kKeys);
@@ -222,7 +222,7 @@ void attend_segments_backward(const AttentionHead& head, const Segment* segments
       transpose_rows(k, head.stride, there, dim, keys_across);
       transpose_rows(head.v + (owner.begin + first) * head.stride, head.stride, there, dim, values_across);
       std::fill_n(key_gradients, 2 * kKeys * width, 0.0f);
-      const std::int64_t last = of == 0 ? count : of + 1;  // segments that see these keys
+      const std::int64_t last = of == 0 ? count : of + 1;  // segments that attend to these keys
       for (std::int64_t s = of; s < last; ++s) {
         const bool causal = s == of;
         for (std::int64_t t0 = causal ? first : 0; t0 < segments[s].count; t0 += step) {
@@ -306,7 +306,7 @@ void gate_backward(const float* gate, const float* up, const float* dy, std::int
 void score(const float* logits, std::int64_t count, float scale, std::int64_t target, float* logprob, float* entropy,
            float* log_sum) {
   const float top = largest(logits, count);
-  double sum = 0, along = 0;  // of parts: a sum over a vocabulary in fp32 loses digits
+  double sum = 0, along = 0;  // of parts, because an fp32 sum over a vocabulary loses digits
   for (std::int64_t first = 0; first < count; first += 1024) {
     const std::int64_t end = std::min<std::int64_t>(count, first + 1024);
     Floats sums = {}, products = {};

@@ -1,4 +1,5 @@
-// What training a model takes of memory, counted from what the transformer keeps for its gradients. Free of libtorch.
+// Estimates the memory for training a model, from the tensors that the transformer keeps for its gradients. Without
+// libtorch.
 #pragma once
 #include <cstdint>
 
@@ -10,26 +11,26 @@ namespace echoline::model {
 struct TrainingShape {
   bool bf16 = false;          // weights and activations; otherwise fp32
   bool int8_moments = false;  // of AdamW
-  bool reference = false;     // a second, frozen policy
-  bool recompute = false;     // layers
+  bool reference = false;     // there is a second, frozen policy
+  bool recompute = false;     // of layers
   std::int64_t microbatch_tokens = 8192;
-  std::int64_t sequence_tokens = 1024;  // of the longest prompt and response together
-  // Where it is; the sizes are the same.
+  std::int64_t sequence_tokens = 1024;  // longest prompt and response together
+  // Where the memory is; the sizes are the same.
   bool on_device = false, optimizer_on_host = false;
 };
 
 struct TrainingMemory {
-  Bytes weights;      // and those of a reference policy
+  Bytes weights;      // including a reference policy's
   Bytes gradients;    // summed over micro-batches
   Bytes optimizer;    // masters and moments
-  Bytes activations;  // kept for the gradient, of one micro-batch
-  Bytes passing;      // logits, gradients on their way: what else is there at the worst moment
-  Bytes program;      // this program and its libraries, and what the allocator keeps between tensors
+  Bytes activations;  // of one micro-batch, kept for the gradient
+  Bytes passing;      // logits, gradients in transit: the largest sum at any moment
+  Bytes program;      // this program with its libraries and the allocator's cache
   Bytes tensors() const { return weights + gradients + optimizer + activations + passing; }
   Bytes total() const { return tensors() + program; }
 };
 
-// The most at any moment of a learner step of several micro-batches.
+// The maximum during a learner step with several micro-batches.
 TrainingMemory training_memory(const ModelConfig& config, const TrainingShape& shape);
 
 }  // namespace echoline::model

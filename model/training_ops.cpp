@@ -19,12 +19,12 @@ using torch::autograd::variable_list;
 
 namespace {
 
-constexpr std::int64_t kPartValues = 1 << 15;  // values of an element-wise function that a thread takes at a time
-// Gradients of a norm's weight are added up for so many rows, and then over these parts: in the same order with any
-// number of threads.
+constexpr std::int64_t kPartValues = 1 << 15;  // values of an element-wise function per part
+// The gradient of a norm's weight is summed over this many rows, then over the parts, so that the order does not depend
+// on the number of threads.
 constexpr std::int64_t kPartRows = 64;
-constexpr std::int64_t kQueriesMax = 256;  // tokens whose scores exist at a time, where libtorch's products make them
-constexpr std::int64_t kLogitsMax = std::int64_t{1} << 25;  // logits that exist at a time: 128 MiB
+constexpr std::int64_t kQueriesMax = 256;                   // tokens per block of scores, with libtorch's products
+constexpr std::int64_t kLogitsMax = std::int64_t{1} << 25;  // logits in memory at a time: 128 MiB
 constexpr std::int64_t kAddedMax = std::int64_t{1} << 22;   // values of a product that are added to a sum at a time
 
 bool by_kernels(const Tensor& x) { return x.is_cpu() && x.scalar_type() == torch::kFloat; }
@@ -37,7 +37,7 @@ void over_rows(std::int64_t rows, std::int64_t row_values, const F& f) {
                });
 }
 
-// f(row, sum) adds to `sum`, `width` floats; the sums of all rows.
+// Calls f(row, sum), which adds `width` floats to `sum`. Returns the sum over all rows.
 template <class F>
 Tensor sum_over_rows(std::int64_t rows, std::int64_t width, const F& f) {
   const std::int64_t parts = (rows + kPartRows - 1) / kPartRows;
@@ -93,7 +93,7 @@ struct JointProduct : torch::autograd::Function<JointProduct> {
   }
 };
 
-// Where there are no norms of heads, q_norm and k_norm are empty: a Function takes no undefined tensors.
+// Without norms of heads, q_norm and k_norm are empty, because a Function takes no undefined tensors.
 struct Rotated : torch::autograd::Function<Rotated> {
   static const float* norm_of(const Tensor& weight) { return weight.numel() > 0 ? weight.data_ptr<float>() : nullptr; }
 
@@ -172,10 +172,10 @@ struct Gated : torch::autograd::Function<Gated> {
   }
 };
 
-// Segments by prefix: consecutive ones, of which the first is the prefix of the others.
+// Groups of consecutive segments: a prefix and the segments that share it.
 struct Families {
   const Segment* segments;
-  std::vector<std::int64_t> first;  // and the end behind the last
+  std::vector<std::int64_t> first;  // first segment of each family; the last entry is the end
   explicit Families(const Tensor& of) : segments(reinterpret_cast<const Segment*>(of.data_ptr<std::int64_t>())) {
     static_assert(sizeof(Segment) == 3 * sizeof(std::int64_t));
     for (std::int64_t s = 0; s < of.size(0); ++s)
@@ -207,7 +207,7 @@ AttentionHead head_of(const float* qkv, HeadCounts n, std::int64_t dim, std::int
           dim};
 }
 
-// Where the keys and values are that queries [t0, t0 + count) of a segment see, and which of their scores are ahead.
+// The keys and values that queries [t0, t0 + count) of a segment attend to, and the mask of later ones.
 struct Seen {
   const Segment &own, *prefix;
   std::int64_t t0, count;
@@ -216,7 +216,7 @@ struct Seen {
     const Tensor here = all.narrow(0, own.begin, t0 + count);
     return (prefix ? torch::cat({all.narrow(0, prefix->begin, prefix->count), here}) : here).transpose(0, 1);
   }
-  void add(const Tensor& all, const Tensor& part) const {  // the reverse of of()
+  void add(const Tensor& all, const Tensor& part) const {  // the inverse of of()
     const Tensor rows = part.transpose(0, 1);
     if (prefix) all.narrow(0, prefix->begin, prefix->count).add_(rows.narrow(0, 0, prefix->count));
     all.narrow(0, own.begin, t0 + count).add_(rows.narrow(0, before(), t0 + count));
@@ -240,7 +240,7 @@ void over_blocks(const Tensor& segments, const F& f) {
     }
 }
 
-// [count, heads, ...] of a block of tokens -> [kv_heads, group * count, ...], and back.
+// [count, heads, ...] of a block of tokens -> [kv_heads, group * count, ...], and the inverse.
 Tensor by_kv_head(const Tensor& rows, HeadCounts n) {
   return rows.unflatten(1, {n.kv_heads, n.group()})
       .permute({1, 2, 0, 3})
@@ -346,13 +346,13 @@ struct PackedAttention : torch::autograd::Function<PackedAttention> {
 
 #if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 2)
 #define ECHOLINE_FUSED_ATTENTION 1
-// One call for a sequence alone; behind a prefix one for every block of queries, whose mask is [queries, keys].
+// One call for a single sequence; after a prefix one call per block of queries, with a mask [queries, keys].
 Tensor attend_fused(const Tensor& qkv, HeadCounts n, const Tensor& segments) {
   const std::int64_t dim = qkv.size(2);
   const Families families(segments);
   std::vector<std::int64_t> counts;
   for (std::int64_t s = 0; s < segments.size(0); ++s) counts.push_back(families.segments[s].count);
-  // Split once: gradients of parts of a tensor that were taken out one by one would each be as large as all of it.
+  // Splits once: the gradient of each separately extracted part would be as large as the whole tensor.
   const auto of = [&](std::int64_t first, std::int64_t heads) {
     return qkv.narrow(1, first, heads).split_with_sizes(counts);
   };
@@ -384,7 +384,7 @@ Tensor attend_fused(const Tensor& qkv, HeadCounts n, const Tensor& segments) {
 }
 #endif
 
-// sum += d^T rows, some of its rows at a time: a product in bf16 is widened for the addition.
+// sum += d^T rows, a number of its rows at a time, because a bf16 product is widened for the addition.
 void add_product(const Tensor& sum, const Tensor& d, const Tensor& rows) {
   const std::int64_t count_max = std::max<std::int64_t>(1, kAddedMax / sum.size(1));
   for (std::int64_t begin = 0; begin < sum.size(0); begin += count_max) {
@@ -393,8 +393,8 @@ void add_product(const Tensor& sum, const Tensor& d, const Tensor& rows) {
   }
 }
 
-// Logits are made for a bounded number of rows at a time. In the backward pass they are made again, unless all rows are
-// one part on a CPU: then they are kept until there.
+// Computes logits for a bounded number of rows at a time. The backward pass computes them again, unless all rows are
+// one part on a CPU: then they are kept.
 struct LinearLogprob : torch::autograd::Function<LinearLogprob> {
   static std::int64_t rows_max(const Tensor& weight) { return std::max<std::int64_t>(1, kLogitsMax / weight.size(0)); }
   static Tensor logits_of(const Tensor& hidden, const Tensor& weight) {
@@ -420,7 +420,7 @@ struct LinearLogprob : torch::autograd::Function<LinearLogprob> {
         });
         if (keep) context->saved_data["logits"] = logits;
       } else {
-        // Not more than two tensors of [rows, vocabulary] at any moment.
+        // At most two tensors of [rows, vocabulary] at a time.
         const Tensor log_p = logits.div_(temperature).log_softmax(-1);
         logits = Tensor();
         logprobs.narrow(0, begin, count)
@@ -439,14 +439,14 @@ struct LinearLogprob : torch::autograd::Function<LinearLogprob> {
     const Tensor &hidden = saved[0], &weight = saved[1], &targets = saved[2], &log_sums = saved[3];
     const double temperature = context->saved_data["temperature"].toDouble();
     const std::int64_t rows = hidden.size(0), vocabulary = weight.size(0);
-    Tensor kept;  // overwritten below, so a second backward pass makes logits again
+    Tensor kept;  // overwritten below, so a second backward pass computes logits again
     if (const auto at = context->saved_data.find("logits"); at != context->saved_data.end()) {
       kept = at->second.toTensor();
       context->saved_data.erase("logits");
     }
     const Tensor hidden_gradient = torch::empty_like(hidden);
     const bool whole = rows > 0 && rows <= rows_max(weight);
-    Tensor weight_gradient = whole ? Tensor() : torch::zeros_like(weight, torch::kFloat);  // a sum over many parts
+    Tensor weight_gradient = whole ? Tensor() : torch::zeros_like(weight, torch::kFloat);  // a sum over several parts
     for (std::int64_t begin = 0; begin < rows; begin += rows_max(weight)) {
       const std::int64_t count = std::min(rows_max(weight), rows - begin);
       const Tensor part = hidden.narrow(0, begin, count);

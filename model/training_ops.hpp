@@ -1,5 +1,5 @@
-// Parts of a pass with gradients written by hand: less memory between forward and backward, and on a CPU fewer passes
-// over it. In fp32 on a CPU by model/training_kernels, otherwise by libtorch's functions. Private to model/.
+// Hand-written parts of a pass with gradients: less memory between forward and backward, and on a CPU fewer passes over
+// it. Uses model/training_kernels in fp32 on a CPU, otherwise libtorch's functions. Private to model/.
 #pragma once
 #include "model/packed.hpp"
 
@@ -8,8 +8,8 @@ namespace echoline::model {
 // x / rms(x) * weight over the last dimension, computed in fp32.
 torch::Tensor rms_norm(const torch::Tensor& x, const torch::Tensor& weight, double eps);
 
-// x weight^T for the weight of queries, keys and values together: `whole` holds the values, and its rows q, k and v are
-// the parameters that get the gradient.
+// x weight^T for the joint weight of queries, keys and values: `whole` holds the values; its rows q, k and v are the
+// parameters that receive the gradient.
 torch::Tensor joint_product(const torch::Tensor& x, const torch::Tensor& whole, const torch::Tensor& q,
                             const torch::Tensor& k, const torch::Tensor& v);
 
@@ -19,9 +19,8 @@ struct Rotation {
   std::int64_t heads, kv_heads;
   double eps;
 };
-// Applies norm and rotation to queries and keys, and leaves values as they are: qkv [tokens, (heads + 2 kv_heads) *
-// dim]
-// -> [tokens, heads + 2 kv_heads, dim].
+// Applies norm and rotation to queries and keys, and copies values: qkv [tokens, (heads + 2 kv_heads) * dim] ->
+// [tokens, heads + 2 kv_heads, dim].
 torch::Tensor rotate(const torch::Tensor& qkv, const Rotation& rotation);
 
 // silu(gate) * up
@@ -32,16 +31,17 @@ enum class AttentionWay {
   kFused,     // scaled_dot_product_attention() of libtorch 2.2 and newer
   kProducts,  // libtorch's products, a block of queries at a time
 };
-// The fastest way there is: kKernels on a CPU, elsewhere kFused where libtorch has it.
+// The fastest available: kKernels on a CPU, elsewhere kFused if libtorch has it.
 AttentionWay attention_way(const torch::Device& device);
 
-// Attention over packed tokens: qkv [tokens, heads + 2 kv_heads, dim], the scale of the scores in queries and keys
-// -> [tokens, heads * dim]. Memory is linear in tokens, in the backward pass too: scores exist for a block at a time.
+// Attention over packed tokens: qkv [tokens, heads + 2 kv_heads, dim], with the scale of the scores in queries and keys
+// -> [tokens, heads * dim]. Memory is linear in tokens, also in the backward pass, because scores are computed by
+// blocks.
 torch::Tensor attend_packed(const torch::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads,
                             const torch::Tensor& segments, AttentionWay way);
 
-// log softmax(hidden weight^T / temperature) at the targets, and the entropy, without gradient. Logits exist for a
-// bounded number of rows at a time, in the backward pass too.
+// log softmax(hidden weight^T / temperature) at the targets, and the entropy, without gradient. Logits are computed for
+// a bounded number of rows at a time, also in the backward pass.
 struct LinearScores {
   torch::Tensor logprobs, entropy;  // fp32 [rows]
 };

@@ -20,9 +20,9 @@ using torch::Tensor;
 
 namespace {
 
-constexpr std::int64_t kQueriesMax = 256;  // whose scores exist at a time, where no gradient needs them
+constexpr std::int64_t kQueriesMax = 256;  // queries per block of scores, without gradients
 
-// Registers a parameter under a dotted name, making the modules on the way.
+// Registers a parameter under a dotted name, and creates the modules on its path.
 void register_path(torch::nn::Module& root, const std::string& path, const Tensor& tensor) {
   torch::nn::Module* module = &root;
   std::size_t begin = 0;
@@ -35,8 +35,8 @@ void register_path(torch::nn::Module& root, const std::string& path, const Tenso
   module->register_parameter(path.substr(begin), tensor);
 }
 
-// Memory of weights, unset. On a CPU it lies in huge pages where the system has them: a step reads all weights, and the
-// processor's prefetching ends with a page.
+// Uninitialised memory for weights. On a CPU it uses huge pages if the system has them, because a step reads all
+// weights and the processor's prefetcher stops at the end of a page.
 Tensor weight_memory(const std::vector<std::int64_t>& shape, const torch::TensorOptions& options) {
   std::size_t bytes = torch::elementSize(torch::typeMetaToScalarType(options.dtype()));
   for (const std::int64_t size : shape) bytes *= static_cast<std::size_t>(size);
@@ -48,17 +48,17 @@ Tensor weight_memory(const std::vector<std::int64_t>& shape, const torch::Tensor
       memory->data(), shape, [memory](void* at) { c10::profiledCPUMemoryReporter().Delete(at); }, options);
 }
 
-// What all layers share in one pass.
+// Shared by all layers of a pass.
 struct Pass {
   std::int64_t batch, tokens;
   Tensor cos,
-      sin;  // [positions, head_dim]: of all tokens, or of the tokens of every row; sin with the sign of the rotation
-  Attention* attention;  // or null, and then
+      sin;  // [positions, head_dim]: of all tokens, or of the tokens of each row; sin with the sign of the rotation
+  Attention* attention;  // null: uses the next two members
   Tensor segments;       // of model/packed
   AttentionPlan plan;    // of the segments, on a GPU
 };
 
-// x weight^T. A CPU computes in fp32 with bf16 weights where no gradient wants them in one type.
+// x weight^T. A CPU computes in fp32 with bf16 weights unless a gradient needs them in one type.
 Tensor product(const Tensor& x, const Tensor& weight) {
   if (kernels_multiply(x, weight)) return cpu_product(x, weight);
   return torch::linear(x, weight.to(x.scalar_type()));
@@ -69,7 +69,7 @@ Tensor decode(const ModelConfig& config, const Pass& pass, std::size_t index, co
               const Tensor& input) {
   const std::int64_t heads = config.heads, kv = config.kv_heads, dim = config.head_dim;
   const auto [z0, x] = norm_and_sum(input, {}, layer.input_norm, config.rms_norm_eps);
-  // Queries, keys and values are one product, by kernels where these read the weights as they are.
+  // Queries, keys and values are one product, by kernels if these support the weights.
   Tensor qkv = kernels_multiply(z0, layer.qkv)
                    ? cpu_product(z0, layer.qkv)
                    : joint_product(z0, layer.qkv.to(z0.scalar_type()), layer.q, layer.k, layer.v);
@@ -96,8 +96,8 @@ Tensor decode(const ModelConfig& config, const Pass& pass, std::size_t index, co
   return y + product(inner, layer.down);
 }
 
-// One layer of which only the input is kept: it is run again when its gradient is asked for, and the weights' gradients
-// are added up then. The model outlives the pass.
+// A layer of which only the input is kept. The backward pass runs it again and adds the weights' gradients. The model
+// outlives the pass.
 struct Recomputed : torch::autograd::Function<Recomputed> {
   static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x, const ModelConfig* config,
                         const Transformer::Layer* layer, const Pass* pass) {
@@ -201,7 +201,7 @@ Transformer::Transformer(const ModelConfig& config, torch::Device device, std::o
       l.q_norm = add(layer + "self_attn.q_norm.weight", weight_memory({dim}, options));
       l.k_norm = add(layer + "self_attn.k_norm.weight", weight_memory({dim}, options));
     }
-    // One product on a GPU, whose code takes weights that begin at multiples of 256 bytes.
+    // One product on a GPU, whose code needs weights aligned to 256 bytes.
     const bool joint = !device.is_cpu() && inner * hidden % 128 == 0;
     if (joint) l.gate_up = weight_memory({2 * inner, hidden}, options);
     const auto half = [&](std::int64_t begin) {
@@ -231,9 +231,9 @@ void Transformer::grow_rope(std::int64_t positions) {
   torch::NoGradGuard no_grad;
   const std::int64_t rows = std::min(config_.positions_max, std::max<std::int64_t>(256, 2 * positions));
   const std::int64_t half = config_.head_dim / 2;
-  // Angles in double; query and key each carry a factor head_dim^(-1/4), together the scale of the scores.
+  // Angles in double; query and key each contain a factor head_dim^(-1/4), together the scale of the scores.
   const Tensor pairs = torch::arange(half, torch::kDouble) * (-2.0 * std::log(config_.rope_theta) / double(2 * half));
-  Tensor turns = pairs.exp();  // radians a position
+  Tensor turns = pairs.exp();  // radians per position
   if (config_.rope_scaling) {
     const RopeScaling& r = *config_.rope_scaling;
     const Tensor in_original = turns * (double(r.original_positions) / (2 * std::acos(-1.0)));  // whole turns
@@ -335,7 +335,7 @@ Result<torch::Device> device_named(const std::string& name) {
     return fail(Code::kInvalid, kOperation, "expected cpu, cuda or cuda:N, found '{}'", name);
   const int index = numbered ? std::stoi(name.substr(5)) : 0, devices = static_cast<int>(torch::cuda::device_count());
   if (index >= devices)
-    return fail(Code::kUnavailable, kOperation, "{} is not there: libtorch {} sees {} CUDA devices", name,
+    return fail(Code::kUnavailable, kOperation, "{} does not exist: libtorch {} sees {} CUDA devices", name,
                 TORCH_VERSION, devices);
   return torch::Device(torch::kCUDA, static_cast<c10::DeviceIndex>(index));
 }

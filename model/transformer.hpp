@@ -1,11 +1,11 @@
 // The decoder of the Qwen3, Qwen2 and Llama families on libtorch, with Hugging Face's parameter names.
 //
 // RMSNorm, rotary positions, grouped-query attention, SwiGLU. Qwen3 has a norm on every head of queries and keys, Qwen2
-// a bias on queries, keys and values, Llama 3 slowed rotations for long texts. Parameters are fp32 on a CPU, holding
-// values that are exact in bf16 once a policy was loaded, and bf16 on CUDA, which then computes in it. A CPU that only
-// generates may keep them in bf16: without gradients it computes in fp32 all the same, with the same results, and reads
-// half the bytes. With gradients everything is computed in the parameters' type (norms, rotations, softmax over the
-// vocabulary and sums of gradients in fp32).
+// a bias on queries, keys and values, Llama 3 slower rotations for long texts.
+// Parameters are fp32 on a CPU, with values that are exact in bf16 after a policy was loaded, and bf16 on CUDA, which
+// then computes in bf16. A CPU that only generates may keep them in bf16: without gradients it still computes in fp32,
+// with the same results, and reads half the bytes. With gradients, the parameters' type is used (but fp32 for norms,
+// rotations, the softmax over the vocabulary and sums of gradients).
 #pragma once
 #include <memory>
 #include <optional>
@@ -18,52 +18,51 @@
 
 namespace echoline::model {
 
-// Stands in for the attention of a pass's tokens to each other, for who keeps keys and values (model/paged_cache).
+// Replaces the attention within a pass, for callers that keep keys and values (model/paged_cache).
 class Attention {
  public:
   virtual ~Attention() = default;
-  // Of one layer: q [batch, tokens, heads, dim], k and v [batch, tokens, kv_heads, dim]
-  // -> [batch * tokens, heads * dim].
-  // The scale of the scores, 1 / sqrt(dim), is in q and k already.
+  // For one layer: q [batch, tokens, heads, dim], k and v [batch, tokens, kv_heads, dim] -> [batch * tokens, heads *
+  // dim]. q and k already contain the scale of the scores, 1 / sqrt(dim).
   virtual torch::Tensor attend(std::size_t layer, const torch::Tensor& q, const torch::Tensor& k,
                                const torch::Tensor& v) = 0;
 };
 
-// What a pass does without one: every token sees itself and those before it in its row. Right padding needs nothing
-// more: a causal model never looks ahead.
+// The default attention: each token attends to itself and earlier tokens of its row. Right padding needs no mask,
+// because a causal model never looks ahead.
 torch::Tensor attend_causally(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v);
 
-// Log-probabilities of given tokens, and the entropy of the distributions they were taken from.
+// Log-probabilities of given tokens, and the entropy of their distributions.
 struct TokenScores {
   torch::Tensor logprobs;  // fp32 [batch, tokens - 1]: entry t scores ids[:, t + 1] given ids[:, 0..t]; nats
   torch::Tensor entropy;   // fp32 [batch, tokens - 1], nats, without gradient
 };
 
-// Not thread-safe. Throws c10::Error on wrong shapes, like every torch module; generate() and weights.hpp do not.
+// Not thread-safe. Throws c10::Error for wrong shapes, like every torch module; generate() and weights.hpp do not.
 class Transformer : public torch::nn::Module {
  public:
-  // Uninitialised weights on `device`; the type is compute_dtype(device) unless given. Do not move it afterwards.
+  // Uninitialised weights on `device`; the type is compute_dtype(device) unless given. Do not move them afterwards.
   explicit Transformer(const ModelConfig& config, torch::Device device = torch::kCPU,
                        std::optional<torch::ScalarType> dtype = std::nullopt);
   ~Transformer() override;
 
   // ids int64 [batch, tokens] -> logits fp32 [batch, tokens, vocab].
   torch::Tensor forward(const torch::Tensor& ids);
-  // The last layer's normalised hidden states [batch, tokens, hidden]. The tokens stand at the given positions (int64
-  // [batch, tokens] on the CPU; undefined: 0, 1, ... in every row).
+  // The last layer's normalised hidden states [batch, tokens, hidden], for tokens at the given positions (int64 [batch,
+  // tokens] on the CPU; undefined: 0, 1, ... in every row).
   torch::Tensor hidden_states(const torch::Tensor& ids, const torch::Tensor& positions = {},
                               Attention* attention = nullptr);
   // Hidden states [..., hidden] -> logits fp32 [..., vocab].
   torch::Tensor logits(const torch::Tensor& hidden) const;
 
-  // Gradients from now on at the price of a second pass: of each layer only its input is kept, the rest is computed
-  // again.
+  // Saves memory for gradients at the cost of a second forward pass: keeps only each layer's input and recomputes the
+  // rest.
   void recompute_layers(bool on) { recompute_ = on; }
 
-  // Scores the tokens of right-padded ids [batch, tokens] under softmax(logits / temperature). Only entries where
-  // `mask` (bool [batch, tokens - 1]; undefined: all) is true are computed, the others are 0. Logits exist for a
-  // bounded number of positions at a time, in the backward pass too.
-  // `as_trained`: in the parameters' type without gradients too, for comparison with scores that have them.
+  // Scores the tokens of right-padded ids [batch, tokens] under softmax(logits / temperature). Computes only the
+  // entries with a true `mask` (bool [batch, tokens - 1]; undefined: all); the others are 0. Logits are computed for a
+  // bounded number of positions at a time, also in the backward pass.
+  // `as_trained`: uses the parameters' type also without gradients, for comparison with scores that have them.
   TokenScores token_logprobs(const torch::Tensor& ids, double temperature = 1.0, const torch::Tensor& mask = {},
                              bool as_trained = false);
 
@@ -75,8 +74,8 @@ class Transformer : public torch::nn::Module {
   torch::ScalarType dtype() const;
 
   struct Layer;
-  // What a pass reads, for model/cuda: the tables of rotations cover so many positions, fp32 [.., head_dim], with the
-  // scale of the scores in them. Weights stay where they are; the tables do not.
+  // The tensors of a pass, for model/cuda. The rotation tables cover this many positions, fp32 [.., head_dim], and
+  // contain the scale of the scores. Weights never move; the tables do.
   struct Parts {
     torch::Tensor embedding, norm, lm_head;
     const std::vector<Layer>* layers;
@@ -86,26 +85,26 @@ class Transformer : public torch::nn::Module {
 
  private:
   ModelConfig config_;
-  torch::Tensor embedding_, norm_, lm_head_;  // lm_head_ is embedding_ when tied
+  torch::Tensor embedding_, norm_, lm_head_;  // lm_head_ is embedding_ if tied
   std::vector<Layer> layers_;
   bool recompute_ = false;
   torch::Tensor rope_cos_, rope_sin_;  // fp32 [positions, head_dim], grown on demand
   void grow_rope(std::int64_t positions);
-  // -> [batch * tokens, hidden], without the last norm. Without `attention`: each token to those that `segments` says
-  // (model/packed; undefined: to those before it in its row).
+  // Returns [batch * tokens, hidden], before the last norm. Without `attention`, tokens attend by `segments`
+  // (model/packed; undefined: to earlier ones in their row).
   torch::Tensor through_layers(const torch::Tensor& ids, const torch::Tensor& positions, Attention* attention,
                                const torch::Tensor& segments, bool wide);
   torch::Tensor normed(const torch::Tensor& x) const;
 };
 
-// Threads that one operation may use, in libtorch and in its BLAS, for the whole process. Several processes on one
-// machine each want 1: the BLAS starts a thread per core otherwise, and they fight. Call before the first operation.
+// Sets the threads per operation, in libtorch and its BLAS, for the whole process. Use 1 if several processes share a
+// machine, because the BLAS otherwise starts a thread per core. Call before the first operation.
 void use_threads(int threads);
 
 // fp32 on a CPU, bf16 elsewhere.
 torch::ScalarType compute_dtype(const torch::Device& device);
 
-// "cpu", "cuda" or "cuda:N". kInvalid for another name, kUnavailable where there is no such device.
+// "cpu", "cuda" or "cuda:N". kInvalid for another name, kUnavailable if there is no such device.
 Result<torch::Device> device_named(const std::string& name);
 
 // Uninitialised weights, for a policy that is loaded next; compute_dtype(device) unless given. kInvalid for an

@@ -21,8 +21,8 @@ const utf8proc_uint8_t* bytes_of(std::string_view text) {
   return reinterpret_cast<const utf8proc_uint8_t*>(text.data());
 }
 
-// Of class 0, and NFC_Quick_Check is Yes; first and last, ascending. U+11A7 is here because utf8proc 2.8 takes it for a
-// part of the Hangul syllable before it.
+// First and last of ranges with class 0 and NFC_Quick_Check Yes, ascending. U+11A7 is listed because utf8proc 2.8 takes
+// it for a part of the Hangul syllable before it.
 constexpr std::pair<char32_t, char32_t> kPlain[] = {
     {0x0000, 0x02ff}, {0x0388, 0x0482}, {0x048a, 0x0590}, {0x05d0, 0x060f},  {0x061b, 0x064a},
     {0x0671, 0x06d5}, {0x0904, 0x093b}, {0x0e01, 0x0e37}, {0x11a7, 0x11a7},  {0x1e00, 0x1f70},
@@ -63,12 +63,13 @@ bool is_plain(char32_t character) {
   return range != std::begin(kPlain) && character <= std::prev(range)->second;
 }
 
-// What is not plain is composed together with the plain character before it, which it may join; all else stays.
+// Characters that are not plain are composed together with the preceding plain one, which they may join; all else is
+// copied.
 std::string to_nfc(std::string_view text) {
   std::string out;
   out.reserve(text.size());
-  std::size_t begin = 0, last = 0;  // of what is not in `out` yet, and of the last plain character
-  bool to_compose = false;          // something after that is not plain
+  std::size_t begin = 0, last = 0;  // start of the text not yet in `out`, and of the last plain character
+  bool to_compose = false;          // a later character is not plain
   for (std::size_t i = 0; i < text.size();) {
     const auto character = first_character(text.substr(i));
     ECHO_CHECK(character.has_value(), "byte {} of a text for NFC is not UTF-8", i);

@@ -1,4 +1,4 @@
-// Text as Unicode: the characters of UTF-8, and the normal form NFC. Internal to model.
+// Unicode text: the characters of UTF-8, and the normal form NFC. Internal to model.
 #pragma once
 #include <cstddef>
 #include <optional>
@@ -12,14 +12,14 @@ struct Character {
   std::size_t bytes = 0;  // that it takes
 };
 
-// The one that `text`, which is not empty, begins with. Absent: these bytes are not UTF-8.
+// The first character of `text`, which must not be empty. Absent if these bytes are not UTF-8.
 std::optional<Character> first_character(std::string_view text);
 
 // Offset of the first byte that is not UTF-8.
 std::optional<std::size_t> utf8_error(std::string_view text);
 
-// Whether to_nfc() leaves the character as it is: it neither decomposes nor moves, and joins nothing before it. Knows
-// not all such characters, but those that most texts consist of.
+// Whether to_nfc() certainly leaves the character unchanged: it neither decomposes nor moves, and joins no earlier
+// character. Covers not all such characters, but most in common texts.
 bool is_plain(char32_t character);
 
 // Canonical composition. The text must be UTF-8 (checked).

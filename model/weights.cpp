@@ -11,12 +11,12 @@ using torch::Tensor;
 constexpr std::string_view kEmbedding = "model.embed_tokens.weight";
 constexpr std::string_view kHead = "lm_head.weight";
 
-// A bf16 tensor over memory of somebody else; nothing is written through it unless the caller owns the memory.
+// A bf16 tensor over memory owned elsewhere; only the owner may write through it.
 Tensor borrow(const std::byte* bytes, const std::vector<std::int64_t>& shape, torch::ScalarType type) {
   return torch::from_blob(const_cast<std::byte*>(bytes), shape, type);
 }
 
-// Errors of libtorch become Results here.
+// Converts exceptions of libtorch to Results.
 template <class Body>
 auto guarded(std::string_view operation, Body&& body) -> decltype(body()) {
   try {
@@ -118,7 +118,7 @@ Status load_policy(Transformer& model, const delta::StateView& state) {
     }
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       const auto type = sources[i]->dtype == delta::DType::kBF16 ? torch::kBFloat16 : torch::kFloat;
-      // Views promise no alignment; an unaligned one is copied first.
+      // Views guarantee no alignment, so an unaligned one is copied first.
       const std::size_t size = type == torch::kFloat ? 4 : 2;
       std::vector<std::byte> aligned;
       const std::byte* bytes = sources[i]->bytes.data();
@@ -135,7 +135,7 @@ Status load_policy(Transformer& model, const delta::StateView& state) {
 
 Status load_changes(Transformer& model, const delta::StateView& state, std::span<const delta::TensorWrite> written) {
   const auto parameters = sorted_parameters(model);
-  // Otherwise named: a tied head that is repeated, or fp32.
+  // The general way: for a repeated tied head, or fp32.
   for (std::size_t i = 0; i < state.size(); ++i)
     if (state.size() != parameters.size() || state[i].name != parameters[i].first ||
         state[i].dtype != delta::DType::kBF16 || parameters[i].second.sizes() != state[i].shape)

@@ -1,4 +1,4 @@
-// Weights in and out of a Transformer: policy states for broadcast, and Hugging Face model directories.
+// Copies weights into and out of a Transformer: policy states for broadcast, and Hugging Face model directories.
 #pragma once
 #include <filesystem>
 #include <memory>
@@ -13,17 +13,16 @@ namespace echoline::model {
 
 // The weights rounded to bf16 (nearest, ties to even), canonical and sealed.
 Result<delta::OwnedState> export_policy(const Transformer& model);
-// The same into a state of policy_layout() that already exists; its tensors are sealed again afterwards.
+// As above, into an existing state of policy_layout(), whose tensors are sealed again afterwards.
 Status export_policy(const Transformer& model, delta::OwnedState& into);
 
-// Copies a state (bf16 or fp32) into the weights in place. All or nothing: kInvalid names a tensor that is missing,
-// unknown, or of another shape or type, and then the model is unchanged. fp32 weights take bf16 values exactly.
-// A tied model accepts a lm_head.weight that repeats the embedding.
+// Copies a state (bf16 or fp32) into the weights in place, all or nothing: kInvalid names a tensor that is missing,
+// unknown, or of another shape or type, and the model is then unchanged. fp32 weights hold bf16 values exactly. A tied
+// model accepts a lm_head.weight that repeats the embedding.
 Status load_policy(Transformer& model, const delta::StateView& state);
 
-// The same for a model that holds what the state was before the delta that `written` came of (delta::IncomingDelta):
-// only what changed is copied, and 10 bytes for every changed element of a part, one part at a time, are needed beside
-// it.
+// As above, for a model that holds the state before the delta from which `written` comes (delta::IncomingDelta). Copies
+// only the changes, and needs 10 bytes per changed element of one part at a time.
 Status load_changes(Transformer& model, const delta::StateView& state, std::span<const delta::TensorWrite> written);
 
 // With the values of init_policy().
@@ -31,7 +30,7 @@ Result<std::shared_ptr<Transformer>> init(const ModelConfig& config, std::uint64
                                           torch::Device device = torch::kCPU,
                                           std::optional<torch::ScalarType> dtype = std::nullopt);
 
-// What a Hugging Face directory holds.
+// The content of a Hugging Face directory.
 struct LoadedModel {
   std::shared_ptr<Transformer> transformer;
   ModelFiles files;

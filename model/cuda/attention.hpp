@@ -5,12 +5,14 @@
 
 namespace echoline::model::cuda {
 
-// ---- norm and rotation of queries and keys ----// The values of a head that thread `lane` of a warp has: pairs that
-// are rotated together.
+// ---- norm and rotation of queries and keys ----
+
+// The values of a head in thread `lane` of a warp: pairs that are rotated together.
 template <unsigned kDim>
 struct HeadPairs {
   static constexpr unsigned kHalf = kDim / 2, kCount = (kHalf + kWarpThreads - 1) / kWarpThreads;
-  float first[kCount], second[kCount], squares;  // f(i, at): the pair of values `at` and at + kHalf.
+  float first[kCount], second[kCount], squares;
+  // Calls f(i, at) for each pair of values `at` and at + kHalf.
   template <class F>
   ECHO_DEVICE static void each(unsigned lane, F&& f) {
     ECHO_UNROLL
@@ -24,7 +26,7 @@ struct HeadPairs {
       squares += first[i] * first[i] + second[i] * second[i];
     });
   }
-  // With the whole head's squares: normed where there is a norm, and rotated by the turns [kDim] of a position.
+  // Applies the norm, unless null, and the rotation [kDim] of a position. `squares` must be the whole head's.
   ECHO_DEVICE void turn(unsigned lane, const Bf16* norm, float eps, const float* cos, const float* sin) {
     const float scale = reciprocal_root(squares / static_cast<float>(kDim) + eps);
     each(lane, [&](unsigned i, unsigned at) {
@@ -34,20 +36,24 @@ struct HeadPairs {
       second[i] = b * cos[at + kHalf] + a * sin[at + kHalf];
     });
   }
-};  // Queries and keys of many tokens in place; keys and values are written to their place in the cache, too.
+};
+
+// Normalises and rotates queries and keys of many tokens in place; also writes keys and values to the cache.
 struct TurnJob {
   Bf16* qkv;                        // [tokens, (heads + 2 kv_heads) * dim]
   const Bf16* q_norm;               // [dim], or null
   const Bf16* k_norm;               // [dim], or null
   const float* cos;                 // [positions, dim]
   const float* sin;                 // [positions, dim], with the sign of the rotation
-  const std::int32_t* places;       // [tokens]: page * kPageTokens + token within; negative: padding, which is not kept
+  const std::int32_t* places;       // [tokens]: page * kPageTokens + token within; negative: padding, not stored
   Bf16* keys;                       // [pages, kv_heads, kPageTokens, dim]
   Bf16* values;                     // [pages, kv_heads, kPageTokens, dim]
-  std::uint32_t tokens, positions;  // token t stands at position t % positions
+  std::uint32_t tokens, positions;  // token t has position t % positions
   std::uint32_t heads, kv_heads;
   float eps;
-};  // One block a token.
+};
+
+// One block per token.
 template <unsigned kDim, class Block>
 ECHO_DEVICE void turn_block(Block& block, const TurnJob& job, unsigned token) {
   constexpr unsigned kWarps = Block::kThreads / kWarpThreads;
@@ -89,12 +95,15 @@ ECHO_DEVICE void turn_block(Block& block, const TurnJob& job, unsigned token) {
     for (unsigned at = thread * kVectorCount; at < job.kv_heads * kDim; at += Block::kThreads * kVectorCount)
       store_vector(job.values + kept_at(at / kDim) + at % kDim, load_vector(row + heads * kDim + at));
   });
-}  // ---- attention of one new token a row over its pages ----// Threads of a block, for kHeads query heads: more are
-   // faster for a few rows, but want more memory.
-inline constexpr unsigned kAttendThreads = 128,
-                          kAttendThreadsMany = 256;  // Queries and keys are normed and rotated, the new key and value
-                                                     // written to their place, and the query heads of a
-// key-value head attend to all that its text holds.
+}
+
+// ---- attention of one new token per row over its pages ----
+
+// Threads per block, for kHeads query heads. More threads are faster for few rows but need more memory.
+inline constexpr unsigned kAttendThreads = 128, kAttendThreadsMany = 256;
+
+// Normalises and rotates queries and keys, writes the new key and value to their place, and attends with the query
+// heads of a key-value head to all tokens of its text.
 struct AttendJob {
   const Bf16* qkv;                  // [rows, (heads + 2 kv_heads) * dim]
   const Bf16* q_norm;               // [dim], or null
@@ -103,7 +112,7 @@ struct AttendJob {
   const float* sin;                 // [positions, dim], with the sign of the rotation
   const std::int32_t* positions;    // [rows]: of the new token; negative: no row
   const std::int32_t* pages;        // of all rows
-  const std::int32_t* pages_begin;  // [rows]: where a row's begin
+  const std::int32_t* pages_begin;  // [rows]: start of a row's pages
   Bf16* keys;                       // [pages, kv_heads, kPageTokens, dim]
   Bf16* values;                     // [pages, kv_heads, kPageTokens, dim]
   Bf16* out;                        // [rows, heads * dim]
@@ -112,19 +121,20 @@ struct AttendJob {
   std::uint32_t rows, heads, kv_heads, splits;
   std::uint32_t tokens_min;  // of a split
   float eps;
-};  // Whether the code is there, for heads of `dim` values and `group` query heads to a key-value head.
+};
+
+// Whether heads of `dim` values with `group` query heads per key-value head are supported.
 inline bool attend_knows(unsigned dim, unsigned group) {
   return (dim == 16 || dim == 32 || dim == 64 || dim == 128) && group <= 8;
 }
 // kHeads for such a group.
-inline unsigned attend_heads(unsigned group) {
-  return group <= 2 ? group : group <= 4 ? 4 : 8;
-}  // Threads of a block for such a group.
+inline unsigned attend_heads(unsigned group) { return group <= 2 ? group : group <= 4 ? 4 : 8; }
+// Threads per block for such a group.
 inline unsigned attend_threads(unsigned rows, unsigned group) {
   return attend_heads(group) <= 4 && rows <= 32 ? kAttendThreadsMany : kAttendThreads;
-}  // For AttendJob::splits and tokens_min. A text is shared among blocks where processors would idle otherwise, a long
-   // one
-// in any case; to put the shares together costs as much as some hundred tokens.
+}
+// For AttendJob::splits and tokens_min. Blocks share a text if processors would otherwise be idle, and always share a
+// long one; combining the shares costs as much as some hundred tokens.
 inline unsigned attend_splits(unsigned processors, unsigned rows, unsigned kv_heads) {
   const unsigned pairs = rows * kv_heads, wanted = (4 * processors + pairs - 1) / pairs;
   return most(1u, least(wanted, 32u));
@@ -132,21 +142,23 @@ inline unsigned attend_splits(unsigned processors, unsigned rows, unsigned kv_he
 inline unsigned attend_tokens_min(unsigned processors, unsigned rows, unsigned kv_heads) {
   return 64 * most(1u, least(4 * rows * kv_heads / processors, 16u));
 }
-ECHO_EITHER unsigned attend_row(unsigned dim) { return dim + dim / kWarpThreads; }  // in the block's memory, padded
+ECHO_EITHER unsigned attend_row(unsigned dim) { return dim + dim / kWarpThreads; }  // padded, in shared memory
 template <unsigned kDim, unsigned kHeads>
 ECHO_EITHER std::size_t attend_shared_bytes(unsigned threads) {
   return sizeof(float) * (kHeads * kDim + kDim + threads / (kDim / 8) * kHeads * (attend_row(kDim) + std::size_t{3}));
-}  // The block of split `split` for a row and a key-value head, of which the query heads are at most kHeads.
+}
+
+// The block of split `split` for a row and a key-value head with at most kHeads query heads.
 //
-// A team of threads has a token, each of them 8 of its values. Teams keep sums of their own and are added up at the
-// end. Keys and values of a round of tokens are on their way while the round before is computed, and the first ones
-// while the kernels before still run.
+// A team of threads processes a token, each thread 8 of its values. Teams have separate sums, which are added at the
+// end. Keys and values of a round of tokens are loaded during the previous round, and the first ones while the
+// preceding kernels still run.
 template <unsigned kDim, unsigned kHeads, class Block>
 ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, unsigned kv, unsigned split) {
   constexpr unsigned kThreads = Block::kThreads, kWarps = kThreads / kWarpThreads;
-  constexpr unsigned kLanes = kDim / kVectorCount;  // threads of a team
+  constexpr unsigned kLanes = kDim / kVectorCount;  // threads per team
   constexpr unsigned kTeams = kThreads / kLanes;
-  constexpr unsigned kAhead = kHeads > 4 ? 2 : 4;  // tokens of a team in one round, of one page
+  constexpr unsigned kAhead = kHeads > 4 ? 2 : 4;  // tokens per team and round, all of one page
   constexpr unsigned kRound = kTeams * kAhead, kHalf = kDim / 2, kRow = attend_row(kDim);
   static_assert(kLanes >= 2 && kLanes <= kWarpThreads && kPageTokens % kAhead == 0, "a team is a part of a warp");
   struct Own {
@@ -154,7 +166,7 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
     float q[kHeads][kVectorCount], mixed[kHeads][kVectorCount];
     float top[kHeads], sum[kHeads], scores[kAhead][kHeads];
     Vector keys[kAhead], values[kAhead];
-    std::int32_t page;  // of the tokens of the round after the one that is loaded
+    std::int32_t page;  // of the tokens of the round after the loaded one
   };
   if (job.positions[row] < 0) return;
   const unsigned group = job.heads / job.kv_heads, width = (job.heads + 2 * job.kv_heads) * kDim;
@@ -177,7 +189,7 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
   Bf16* const fresh_key = reinterpret_cast<Bf16*>(fresh);
   Bf16* const fresh_value = fresh_key + kDim;
   const auto token_of = [&](unsigned thread, unsigned round) { return round + thread / kLanes * kAhead; };
-  // The new token's are not there yet, and come from the block's memory.
+  // The new token's key and value are not in the cache yet; they come from shared memory.
   const auto load = [&](unsigned thread, unsigned round, const Bf16* from, std::int32_t page, Vector* to) {
     const unsigned t = token_of(thread, round);
     const std::size_t at = place(page, t) + thread % kLanes * kVectorCount;
@@ -196,7 +208,8 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
     load(thread, begin, job.values, self.page, self.values);
     self.page = page_of(thread, begin + kRound);
   });
-  block.wait_for_inputs();  // Queries, and where the new token is in this split, its key and value.
+  block.wait_for_inputs();
+  // Loads the queries and, if the new token is in this split, its key and value.
   const Bf16* const token = job.qkv + static_cast<std::size_t>(row) * width;
   const unsigned units = group + (end == seen ? 1 : 0);
   for (unsigned first_unit = 0; first_unit < units; first_unit += kWarps) {

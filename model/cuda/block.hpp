@@ -1,10 +1,9 @@
-// The device code of a decoding step: what one block does, written over a policy that stands for it. kernels.cu runs it
-// with a policy of real threads; the tests run the same functions with one that loops over the threads on the CPU.
-// C++17, because CUDA compilers lag behind. Here is what all of it shares, and the smaller kernels. Internal to this
-// folder.
+// The device code of a decoding step: the work of one block, written over a policy that represents it. kernels.cu uses
+// a policy of real threads; the tests run the same functions with one that loops over the threads on the CPU. C++17,
+// because CUDA compilers lag behind. This file has the shared parts and the smaller kernels. Internal to this folder.
 //
-// Values between two kernels are bf16, arithmetic is fp32, and roundings stand where libtorch's operations have them
-// (model/training_ops), so that log-probabilities are those of a training pass.
+// Values between two kernels are bf16, arithmetic is fp32. Roundings are in the same places as in libtorch's operations
+// (model/training_ops), so that log-probabilities equal those of a training pass.
 //
 // A policy `Block` of Block::kThreads threads has
 //   Local<T>            a T of each thread, indexed by thread; registers on a device
@@ -64,7 +63,7 @@ ECHO_DEVICE float wide(Bf16 value) { return as_float(static_cast<std::uint32_t>(
 ECHO_DEVICE float first_of(std::uint32_t pair) { return as_float(pair << 16); }
 ECHO_DEVICE float second_of(std::uint32_t pair) { return as_float(pair & 0xffff0000u); }
 
-// To the nearest, ties to even.
+// Rounds to nearest, ties to even.
 ECHO_DEVICE Bf16 narrow(float value) {
 #if defined(__CUDA_ARCH__)
   Bf16 out;
@@ -93,7 +92,7 @@ ECHO_DEVICE Vector load_vector(const Bf16* from) {
   return v;
 #endif
 }
-// The same of what nothing writes meanwhile, and is not wanted again soon.
+// For data that nothing writes meanwhile and that is not read again soon.
 ECHO_DEVICE Vector load_once(const Bf16* from) {
 #if defined(__CUDA_ARCH__)
   Vector v;
@@ -105,7 +104,7 @@ ECHO_DEVICE Vector load_once(const Bf16* from) {
   return load_vector(from);
 #endif
 }
-// The same of the host's memory, which it has just written.
+// For host memory that the host has just written.
 ECHO_DEVICE Vector load_from_host(const Vector* from) {
 #if defined(__CUDA_ARCH__)
   Vector v;
@@ -119,7 +118,7 @@ ECHO_DEVICE Vector load_from_host(const Vector* from) {
 }
 ECHO_DEVICE void store_vector(Bf16* to, const Vector& v) { *reinterpret_cast<Vector*>(to) = v; }
 
-// Of what other blocks of the same kernel have written.
+// For results of other blocks of the same kernel.
 template <class T>
 ECHO_DEVICE T load_shared_result(const T* from) {
 #if defined(__CUDA_ARCH__)
@@ -146,7 +145,7 @@ ECHO_DEVICE float fast_exp(float x) {
 #endif
 }
 
-ECHO_DEVICE float larger(float a, float b) { return a > b ? a : b; }  // b where a is no number
+ECHO_DEVICE float larger(float a, float b) { return a > b ? a : b; }  // b if a is NaN
 template <class T>
 ECHO_EITHER T least(T a, T b) {
   return a < b ? a : b;
@@ -156,17 +155,17 @@ ECHO_EITHER T most(T a, T b) {
   return a > b ? a : b;
 }
 
-// ---- what the host sends ----
+// ---- input from the host ----
 
 inline constexpr unsigned kRowThreads = 128;
 
 struct alignas(16) SentHeader {
-  std::uint32_t vectors;  // of 16 bytes, this one included
+  std::uint32_t vectors;  // number of 16-byte vectors, including this one
   std::uint32_t unused[3];
 };
 
 struct ReceiveJob {
-  const Vector* from;  // memory of the host; it begins with a SentHeader
+  const Vector* from;  // host memory; it begins with a SentHeader
   Vector* to;
   std::uint32_t blocks;
 };
@@ -214,7 +213,7 @@ ECHO_DEVICE float squares(const Vector& v) {
   return sum;
 }
 
-// x * scale * weight, rounded where rms_norm() rounds.
+// x * scale * weight, rounded as in rms_norm().
 ECHO_DEVICE Vector normed(const Vector& x, const Vector& weight, float scale) {
   Vector out;
   ECHO_UNROLL
@@ -226,14 +225,14 @@ ECHO_DEVICE Vector normed(const Vector& x, const Vector& weight, float scale) {
 
 struct NormJob {
   Bf16* x;            // [rows, width]
-  const Bf16* added;  // [rows, width], is added to x first; or null
+  const Bf16* added;  // [rows, width], added to x first; or null
   const Bf16* weight;
   Bf16* out;  // [rows, width]
   std::uint32_t rows, width;
   float eps;
 };
 
-// One block a row.
+// One block per row.
 template <class Block>
 ECHO_DEVICE void norm_block(Block& block, const NormJob& job, unsigned row) {
   constexpr unsigned kWarps = Block::kThreads / kWarpThreads, kStep = Block::kThreads * kVectorCount;
@@ -274,7 +273,7 @@ ECHO_DEVICE void norm_block(Block& block, const NormJob& job, unsigned row) {
 
 // ---- silu(gate) * up ----
 
-// silu(gate) * up, rounded where libtorch rounds.
+// silu(gate) * up, rounded as in libtorch.
 ECHO_DEVICE float gated(float gate, float up) { return rounded(gate / (1 + fast_exp(-gate))) * up; }
 
 struct GateJob {

@@ -12,7 +12,7 @@ namespace {
 
 void check(cudaError_t error) {
   if (error == cudaSuccess) return;
-  (void)cudaGetLastError();  // or it would be reported again by others
+  (void)cudaGetLastError();  // clears the error, which later calls would otherwise report again
   TORCH_CHECK(false, "CUDA: ", cudaGetErrorString(error));
 }
 
@@ -64,10 +64,10 @@ class CudaMachine final : public Machine {
 
   std::unique_ptr<Recording> record(const std::function<void()>& work) override {
     const c10::cuda::CUDAGuard guard(device_);
-    check(cudaSetDevice(device_.index()));  // for the kernels' own copy of the runtime library
+    check(cudaSetDevice(device_.index()));  // for this code's own copy of the CUDA runtime
     at::cuda::getCurrentCUDAStream().synchronize();
     const c10::cuda::CUDAStreamGuard on(stream_);
-    work();  // libraries lay out memory and load kernels, which they must not do while recording
+    work();  // lets libraries allocate memory and load kernels, which is impossible while recording
     stream_.synchronize();
     auto out = std::make_unique<Graph>();
     launches_ = 0;
@@ -77,7 +77,7 @@ class CudaMachine final : public Machine {
     } catch (...) {
       try {
         out->graph.capture_end();
-      } catch (const std::exception&) {  // of the same failure
+      } catch (const std::exception&) {  // a result of the same failure
       }
       throw;
     }
@@ -99,7 +99,7 @@ class CudaMachine final : public Machine {
   torch::Device device_;
   Launcher launcher_;
   std::size_t launches_ = 0;
-  at::cuda::CUDAStream stream_;  // that is recorded: not the default one
+  at::cuda::CUDAStream stream_;  // recorded; must not be the default stream
 };
 
 }  // namespace

@@ -15,7 +15,7 @@ namespace {
 constexpr std::int64_t kStepsBeforeMore = 512;  // after a failure
 constexpr std::int64_t kPagesFirst = 1 << 14;
 
-// The number of rows that is recorded for so many: few different ones, none much larger.
+// The recorded number of rows for this many: few different ones, and none much larger.
 std::int64_t recorded_rows(std::int64_t rows) {
   std::int64_t step = 1;
   while (step < 8 && rows > step) step *= 2;  // 1, 2, 4, 8
@@ -34,8 +34,8 @@ std::uint32_t u32(std::int64_t value) { return static_cast<std::uint32_t>(value)
 
 }  // namespace
 
-// Memory that recordings have the addresses of. What crosses lies together: `sent_host`, which the first kernel copies
-// to `sent`, for so many rows and pages, and `got`, which the last one writes to the host's memory.
+// Memory whose addresses are in recordings. Input is contiguous: `sent_host`, which the first kernel copies to `sent`,
+// for this many rows and pages. The last kernel writes `got` to host memory.
 struct Decoder::Buffers {
   std::int64_t rows, pages;
   Tensor x, change, normed, qkv, mixed, gate_up, inner, logits;  // bf16 [rows, ...]
@@ -55,7 +55,7 @@ struct Decoder::Buffers {
     qkv = values((c.heads + 2 * c.kv_heads) * c.head_dim);
     gate_up = values(2 * c.intermediate_size), inner = values(c.intermediate_size);
     logits = values((c.vocab_size + 7) / 8 * 8);
-    std::int64_t parts = 0;  // of attention, at most
+    std::int64_t parts = 0;  // most parts of attention
     for (std::int64_t n = 1; n <= rows; ++n)
       parts = std::max<std::int64_t>(parts, n * attend_splits(processors, u32(n), u32(c.kv_heads)));
     partial = floats(parts * c.kv_heads * attend_heads(u32(c.heads / c.kv_heads)) * (c.head_dim + 2));
@@ -69,7 +69,7 @@ struct Decoder::Buffers {
   }
 
   std::int64_t sent_vectors(std::int64_t pages_used) const { return 1 + (rows * 24 + pages_used * 4 + 15) / 16; }
-  // Of `sent` or `sent_host`.
+  // The header in `sent` or `sent_host`.
   static SentHeader* header(const Tensor& of) { return static_cast<SentHeader*>(of.data_ptr()); }
   double* uniform(const Tensor& of) const { return reinterpret_cast<double*>(header(of) + 1); }
   float* temperature(const Tensor& of) const { return reinterpret_cast<float*>(uniform(of) + rows); }
@@ -107,8 +107,7 @@ std::unique_ptr<Decoder> Decoder::of(Transformer& model, PagedCache& cache) {
   };
   Result<std::unique_ptr<Decoder>> decoder = open();
   if (decoder) return std::move(*decoder);
-  log::info("tokens are drawn by libtorch's operations, one after another, which is slow: {}",
-            decoder.error().message());
+  log::info("libtorch's operations sample the tokens, one after another, which is slow: {}", decoder.error().message());
   return nullptr;
 }
 
@@ -129,7 +128,7 @@ std::optional<Drawn> Decoder::step(std::span<const DecodeRow> rows) {
 }
 
 void Decoder::pause(std::string_view what, std::size_t rows, std::string_view why) {
-  log::warn("{} {} rows failed, and libtorch's operations take over for {} steps: {}", what, rows, kStepsBeforeMore,
+  log::warn("{} {} rows failed, and libtorch's operations are used for {} steps: {}", what, rows, kStepsBeforeMore,
             why);
   recordings_.clear();
   buffers_.reset();
@@ -149,7 +148,7 @@ std::optional<Tensor> Decoder::read(const Tensor& ids, const std::vector<std::in
   }
 }
 
-// As a step for many rows, with a row for each token, but not recorded: no two are alike.
+// Like a step for many rows, with a row per token, but not recorded, because no two calls are alike.
 Tensor Decoder::attempt_to_read(const Tensor& ids, const std::vector<std::int64_t>& lengths,
                                 const std::vector<const Pages*>& texts) {
   const ModelConfig& c = model_.config();
@@ -202,7 +201,7 @@ Tensor Decoder::attempt_to_read(const Tensor& ids, const std::vector<std::int64_
   return out;
 }
 
-// Memory for so many rows and pages.
+// Allocates memory for this many rows and pages.
 void Decoder::provide(std::int64_t rows, std::int64_t pages) {
   if (buffers_ && buffers_->rows >= rows && buffers_->pages >= pages) return;
   const std::int64_t rows_before = buffers_ ? buffers_->rows : 0,
@@ -286,7 +285,7 @@ Drawn Decoder::attempt(std::span<const DecodeRow> rows) {
   return out;
 }
 
-// to = norm(from) weight^T + bias (+ to); without `norm` from as it is.
+// to = norm(from) weight^T + bias (+ to); an undefined `norm` leaves `from` unchanged.
 void Decoder::project(std::int64_t rows, const Tensor& from, const Tensor& norm, const Tensor& weight,
                       const Tensor& bias, const Tensor& to, bool adding) {
   const auto eps = static_cast<float>(model_.config().rms_norm_eps);
@@ -312,7 +311,7 @@ void Decoder::multiply_gate_up(const Transformer::Layer& layer, const Tensor& x,
   }
 }
 
-// The kernels of a step.
+// Queues the kernels of a step.
 void Decoder::queue(std::int64_t rows) {
   const ModelConfig& c = model_.config();
   const Transformer::Parts parts = model_.parts(0);

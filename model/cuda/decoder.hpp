@@ -1,9 +1,8 @@
-// Decoding on a GPU. One token more for many rows: all kernels of a step are recorded once and replayed from then on,
-// and only token ids, pages and uniform numbers cross to the device, tokens and log-probabilities back. Private to
-// model/.
+// Decoding on a GPU: one more token for many rows. All kernels of a step are recorded once and then replayed. Only
+// token ids, pages and uniform numbers are copied to the device, tokens and log-probabilities back. Private to model/.
 //
-// A recording is for a number of rows (of which there are few: the rows behind the last one do nothing) and for the
-// addresses of weights and cache, and is made again where these have moved.
+// A recording is for one number of rows (there are few such numbers; surplus rows do nothing) and for the addresses of
+// weights and cache. It is made again after these have moved.
 #pragma once
 #include <map>
 #include <memory>
@@ -18,30 +17,30 @@
 namespace echoline::model::cuda {
 
 struct DecodeRow {
-  Token id;           // the last token, whose keys and values are not in its pages yet
-  const Pages* text;  // with a place of its own for them
+  Token id;           // the last token; its keys and values are not in the pages yet
+  const Pages* text;  // has a place of its own for them
   Draw draw;
 };
 
-// One thread, that of the model.
+// Use from the model's thread.
 class Decoder {
  public:
-  // Nothing for a model on a CPU, of another type than bf16, of a shape that the kernels are not for, or where the
-  // machine cannot be opened; except on a CPU, the log says why.
+  // Null for a model on a CPU, of another type than bf16, or of an unsupported shape, and if the machine cannot be
+  // opened. Except on a CPU, the reason is logged.
   static std::unique_ptr<Decoder> of(Transformer& model, PagedCache& cache);
-  // Both outlive it. check() has passed.
+  // Both must outlive it. Requires that check() succeeds.
   Decoder(Transformer& model, PagedCache& cache, std::unique_ptr<Machine> machine);
   ~Decoder();
 
-  // kInvalid: what about the model the kernels are not for.
+  // kInvalid: why the kernels do not support the model.
   static Status check(const Transformer& model);
 
-  // As draw() gives it. Nothing: something failed, which the log has; another way may work, and so may this one later.
+  // As draw(). Nothing after a failure, which is logged; the caller may use another way, or try again later.
   std::optional<Drawn> step(std::span<const DecodeRow> rows);
 
   // Reads the texts of right-padded rows ids (int64 [rows, tokens], on the CPU), the first lengths[r] tokens of row r,
-  // and keeps their keys and values in texts[r]. Returns the last tokens' normalised hidden states [rows, hidden].
-  // Nothing: as step(). Throws c10::Error where memory does not suffice.
+  // and stores their keys and values in texts[r]. Returns the last tokens' normalised hidden states [rows, hidden].
+  // Nothing: as in step(). Throws c10::Error if memory does not suffice.
   std::optional<torch::Tensor> read(const torch::Tensor& ids, const std::vector<std::int64_t>& lengths,
                                     const std::vector<const Pages*>& texts);
 
@@ -65,8 +64,8 @@ class Decoder {
   PagedCache& cache_;
   std::unique_ptr<Machine> machine_;
   std::unique_ptr<Buffers> buffers_;
-  std::vector<const void*> addresses_;                                      // that the recordings are for
-  std::map<std::int64_t, std::unique_ptr<Machine::Recording>> recordings_;  // by rows
+  std::vector<const void*> addresses_;                                      // used in the recordings
+  std::map<std::int64_t, std::unique_ptr<Machine::Recording>> recordings_;  // by number of rows
   std::int64_t pause_ = 0;                                                  // steps until the next attempt
   std::size_t kernels_ = 0;
 };

@@ -1,4 +1,4 @@
-// Tokens from logits: device code as in block.hpp. Internal to this folder.
+// Samples tokens from logits: device code as in block.hpp. Internal to this folder.
 #pragma once
 #include "model/cuda/block.hpp"
 
@@ -6,13 +6,13 @@ namespace echoline::model::cuda {
 
 inline constexpr unsigned kSampleThreads = 256;
 inline constexpr unsigned kSampleWarps = kSampleThreads / kWarpThreads;
-inline constexpr unsigned kSampleOwn = 16;                           // tokens of a thread
-inline constexpr unsigned kSampleShare = kWarpThreads * kSampleOwn;  // of a warp
+inline constexpr unsigned kSampleOwn = 16;                           // tokens per thread
+inline constexpr unsigned kSampleShare = kWarpThreads * kSampleOwn;  // tokens per warp
 inline constexpr unsigned kSampleSharesMax = 2048;
 
-// The token where the cumulative probability of softmax(logits / temperature), in the vocabulary's order, passes the
-// uniform number, and its log-probability. Temperature 0: the first of the most likely ones, and its log-probability at
-// temperature 1. What is not finite gives a log-probability that is not finite.
+// Samples the token at which the cumulative probability of softmax(logits / temperature), in the order of the
+// vocabulary, exceeds the uniform number, with its log-probability. Temperature 0: the first of the most likely tokens,
+// with its log-probability at temperature 1. Logits that are not finite give a log-probability that is not finite.
 struct SampleJob {
   const Bf16* logits;        // [rows, stride]
   const float* temperature;  // [rows]
@@ -38,8 +38,8 @@ struct SampleShared {
   unsigned share;
 };
 
-// The first of `count` weights at which `left` is used up; of `left`, what is over before it. The last one that is not
-// 0 where rounding leaves something, and then everything is left.
+// The first of `count` weights at which `left` is used up; `left` becomes the remainder before it. If rounding leaves a
+// remainder, the last weight above 0, with `left` unchanged.
 template <class Weight>
 ECHO_DEVICE unsigned pick(unsigned count, double& left, const Weight& weight) {
   constexpr unsigned kTogether = 8;
@@ -60,7 +60,7 @@ ECHO_DEVICE unsigned pick(unsigned count, double& left, const Weight& weight) {
   return last;
 }
 
-// Block `index` of sample_blocks(): each warp the tokens of one share. The last block of a row draws.
+// Block `index` of sample_blocks(): each warp processes one share of the tokens. The last block of a row samples.
 template <class Block>
 ECHO_DEVICE void sample_block(Block& block, const SampleJob& job, unsigned row, unsigned index) {
   struct Own {
@@ -72,7 +72,7 @@ ECHO_DEVICE void sample_block(Block& block, const SampleJob& job, unsigned row, 
   const float temperature = greedy ? 1 : job.temperature[row];
   const unsigned blocks = (job.vocab + kSampleShare * kSampleWarps - 1) / (kSampleShare * kSampleWarps);
   const unsigned shares = blocks * kSampleWarps;
-  // Of the tokens from `first` on; none is as if it were impossible.
+  // Loads the tokens from `first` on; tokens beyond the vocabulary count as impossible.
   const auto load = [&](unsigned first, float* x) {
     ECHO_UNROLL
     for (unsigned i = 0; i < kSampleOwn; i += kVectorCount) {
@@ -129,7 +129,7 @@ ECHO_DEVICE void sample_block(Block& block, const SampleJob& job, unsigned row, 
     ECHO_UNROLL
     for (unsigned i = 1; i < kSampleWarps; ++i) top = larger(shared.by_warp[i], top);
     for (unsigned i = thread; i < shares; i += kSampleThreads) {
-      if (greedy && shared.tops[i] == top) shared.tops[i] = INFINITY;  // marks where it is
+      if (greedy && shared.tops[i] == top) shared.tops[i] = INFINITY;  // marks the share with the largest logit
       if (shared.weights[i] > 0 && shared.tops[i] != INFINITY)
         shared.weights[i] *= static_cast<double>(std::exp(shared.tops[i] - top));
     }

@@ -69,13 +69,13 @@ class ThreadBlock {
     __threadfence();
     return last;
   }
-  // The assembler moves loads of constants behind the wait, which is there for them to come before it, but not beyond
-  // the end of a basic block.
+  // The assembler moves loads of constants behind the wait, although they should come before it, but not beyond the end
+  // of a basic block. The branch below ends a basic block.
   __device__ __forceinline__ void wait_for_inputs() {
 #if __CUDA_ARCH__ >= 900
     unsigned processor;
     asm volatile("mov.u32 %0, %%smid;" : "=r"(processor));
-    if (processor == 0xffffffffu) __nanosleep(1);  // never
+    if (processor == 0xffffffffu) __nanosleep(1);  // never taken
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
@@ -127,7 +127,7 @@ __global__ __launch_bounds__(kSampleThreads, 4) void sample_kernel(SampleJob job
   sample_block(block, job, blockIdx.y, blockIdx.x);
 }
 
-constexpr std::size_t kSharedDefault = 48 << 10;  // more has to be asked for
+constexpr std::size_t kSharedDefault = 48 << 10;  // more must be requested
 
 template <class Kernel>
 cudaError_t allow(Kernel kernel, std::size_t shared) {

@@ -1,5 +1,5 @@
-// Starts the kernels of kernels.cu on a stream; the jobs' pointers are device addresses, multiples of 16. No job is
-// empty. Internal to this folder.
+// Starts the kernels of kernels.cu on a stream; the jobs' pointers are device addresses, multiples of 16. Jobs must not
+// be empty. Internal to this folder.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -7,14 +7,14 @@
 
 namespace echoline::model::cuda {
 
-// Where and how kernels are started; all calls on one device.
+// Parameters of kernel launches; all calls on one device.
 struct Launcher {
   cudaStream_t stream = nullptr;
   unsigned processors = 1;  // of the device
   bool overlapped = false;  // a kernel may start before the one before it has ended (compute capability 9.0)
 };
 
-// What the device can do.
+// Fills in the device's properties.
 cudaError_t make_launcher(int device, cudaStream_t stream, Launcher& out);
 
 cudaError_t launch(const Launcher& launcher, const ReceiveJob& job);

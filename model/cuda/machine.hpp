@@ -1,4 +1,4 @@
-// What a decoding step needs of a device. The tests have one that is the CPU. Internal to this folder.
+// The operations of a device that a decoding step uses. The tests implement it on the CPU. Internal to this folder.
 #pragma once
 #include <functional>
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace echoline::model::cuda {
 
-// Work is queued in the order of the calls, behind libtorch's of the current stream. Calls throw c10::Error.
+// Queues work in the order of the calls, after libtorch's work of the current stream. Calls throw c10::Error.
 class Machine {
  public:
   virtual ~Machine() = default;
@@ -34,15 +34,15 @@ class Machine {
    public:
     virtual ~Recording() = default;
     virtual void replay() = 0;
-    virtual std::size_t kernels() const = 0;  // a product of libtorch counts as one
+    virtual std::size_t kernels() const = 0;  // a product by libtorch counts as one
   };
-  // What `work` queues, to be queued again at the price of one call. The first call of a kind may do it once, too.
+  // Records the work that `work` queues, for replay by a single call. The first call of a kind may also run it once.
   virtual std::unique_ptr<Recording> record(const std::function<void()>& work) = 0;
-  // Returns when all that was queued is done.
+  // Waits for all queued work.
   virtual void wait() = 0;
 };
 
-// kUnavailable: a device that the kernels are not for, or a program without them.
+// kUnavailable: the device is not supported, or this program has no kernels.
 Result<std::unique_ptr<Machine>> open_machine(const torch::Device& device);
 
 }  // namespace echoline::model::cuda

@@ -1,4 +1,4 @@
-// Stands in for cuda_machine.cpp where no CUDA compiler was found, or libtorch has no CUDA.
+// Replaces cuda_machine.cpp in builds without a CUDA compiler, or with a libtorch without CUDA.
 #include "model/cuda/machine.hpp"
 
 namespace echoline::model::cuda {

@@ -1,4 +1,4 @@
-// Products with weights, for few rows: device code as in block.hpp. Internal to this folder.
+// Products with weights for few rows: device code as in block.hpp. Internal to this folder.
 #pragma once
 #include "model/cuda/block.hpp"
 
@@ -6,25 +6,25 @@ namespace echoline::model::cuda {
 
 inline constexpr unsigned kProductThreads = 256;
 inline constexpr unsigned kProductWarps = kProductThreads / kWarpThreads;
-inline constexpr unsigned kTileOutputs = 8;  // of a warp
-inline constexpr unsigned kStepInputs = 32;  // of one multiply()
+inline constexpr unsigned kTileOutputs = 8;  // per warp
+inline constexpr unsigned kStepInputs = 32;  // per multiply()
 inline constexpr unsigned kStagePadding = 32;
 
-// out = x weight^T: rounded, then with `bias`, then with `residual` added; or silu(x weight^T) * (x second^T).
+// out = x weight^T: rounded, then plus `bias`, then plus `residual`; or silu(x weight^T) * (x second^T).
 struct ProductJob {
   const Bf16* x;         // [rows, in]
-  const Bf16* norm;      // [in]: x is normed first; or null
+  const Bf16* norm;      // [in]: normalises x first; or null
   const Bf16* weight;    // [outputs, in]
   const Bf16* second;    // [outputs, in], or null
   const Bf16* bias;      // [outputs], or null
   const Bf16* residual;  // [rows, outputs], or null; may be `out`
   Bf16* out;             // [rows, out_stride]
   std::uint32_t rows, in, outputs, out_stride;
-  std::uint32_t parts;  // warps that share the inputs of a tile: 1, 2, 4 or 8
+  std::uint32_t parts;  // warps that share a tile's inputs: 1, 2, 4 or 8
   float eps;
 };
 
-// The memory that a block needs.
+// The shared memory of a block.
 template <unsigned kGroups, bool kGated>
 ECHO_EITHER std::size_t product_sums_bytes() {
   return sizeof(float) * kProductWarps * (kGated ? 2 : 1) * kGroups * 8 * kTileOutputs;
@@ -33,11 +33,11 @@ inline std::size_t product_stage_bytes(unsigned rows, unsigned in) {
   return sizeof(Bf16) * std::size_t{rows} * (in + kStagePadding);
 }
 
-// Groups of 8 rows that the code is there for: 1, 2, 4 or 8.
+// The supported number of groups of 8 rows: 1, 2, 4 or 8.
 inline unsigned product_groups(unsigned rows) { return rows <= 8 ? 1 : rows <= 16 ? 2 : rows <= 32 ? 4 : 8; }
-inline constexpr unsigned kProductRowsMax = 16;  // with more, libtorch's products are as fast
+inline constexpr unsigned kProductRowsMax = 16;  // with more, libtorch's products are equally fast
 
-// For ProductJob::parts: so many warps that each processor has a block.
+// For ProductJob::parts: enough warps for a block on every processor.
 inline unsigned product_parts(unsigned processors, unsigned in, unsigned outputs, bool gated) {
   const unsigned tiles = (outputs + kTileOutputs - 1) / kTileOutputs, steps = in / kStepInputs;
   const unsigned warps = processors * kProductWarps * (gated ? 2 : 1);
@@ -46,17 +46,17 @@ inline unsigned product_parts(unsigned processors, unsigned in, unsigned outputs
   return parts;
 }
 
-// Whether ProductJob::norm may be given: a block has memory for so many normed rows, and each norms all of them.
+// Whether ProductJob::norm is supported: a block needs memory for the normalised rows, and normalises all of them.
 inline bool product_norms(unsigned rows, unsigned in, bool gated) {
   constexpr std::size_t kMemoryMax = 96 << 10;
   const std::size_t sums = sizeof(float) * kProductWarps * (gated ? 2 : 1) * product_groups(rows) * 8 * kTileOutputs;
   return rows <= 16 && sums + product_stage_bytes(rows, in) <= kMemoryMax;
 }
 
-// Block `index` of `blocks`. kGroups * 8 >= rows.
+// Block `index` of `blocks`. Requires kGroups * 8 >= rows.
 //
-// In a warp, thread 4 g + t loads 8 inputs of output g at once, and the same inputs of rows g and g + 8: 8 t ... 8 t +
-// 7 of the 32 of a step. That is not the order in which the tensor cores number them, but the same one on both sides.
+// In a warp, thread 4 g + t loads 8 inputs of output g at once, and the same inputs of rows g and g + 8: inputs 8 t to
+// 8 t + 7 of the 32 of a step. The tensor cores number inputs differently, but both sides use the same order.
 template <unsigned kGroups, bool kGated, class Block>
 ECHO_DEVICE void product_block(Block& block, const ProductJob& job, unsigned index, unsigned blocks) {
   constexpr unsigned kWeights = kGated ? 2 : 1, kAhead = kGated ? 4 : 8, kRows = kGroups * 8;
@@ -99,7 +99,7 @@ ECHO_DEVICE void product_block(Block& block, const ProductJob& job, unsigned ind
       if (group * 8 >= job.rows) break;
       static_assert(kProductWarps == 8, "a warp norms one row of each group");
       const auto row_of = [&](unsigned thread) { return group * 8 + thread / kWarpThreads; };
-      const auto each_vector = [&](unsigned thread, const auto& use) {  // of the row, some at a time
+      const auto each_vector = [&](unsigned thread, const auto& use) {  // of the row, several at a time
         constexpr unsigned kStep = kWarpThreads * kVectorCount, kTogether = 4;
         const Bf16* const from = job.x + static_cast<std::size_t>(row_of(thread)) * job.in;
         for (unsigned first = thread % kWarpThreads * kVectorCount; first < job.in; first += kTogether * kStep) {
@@ -164,7 +164,7 @@ ECHO_DEVICE void product_block(Block& block, const ProductJob& job, unsigned ind
                            [&](unsigned thread) -> const Vector& { return locals[thread].ahead[w][i]; });
         }
       }
-      block.own([&](unsigned thread) {  // the next chunk, or the first one of the next tile
+      block.own([&](unsigned thread) {  // the next chunk, or the first of the next tile
         if (chunk + 1 < chunks) {
           load(thread, first_tile, chunk + 1);
         } else if (first_tile + blocks * per_round < tiles) {

@@ -18,7 +18,7 @@ namespace {
 
 std::atomic<bool> in_use = true;
 
-// Whether the device has what the kernels and libtorch's flash attention are built for.
+// Whether the device meets the requirements of the kernels and of libtorch's flash attention.
 bool new_enough(const torch::Device& device) {
   static std::mutex mutex;
   static std::map<int, bool> known;
@@ -38,7 +38,7 @@ void start(const Job& job, const Tensor& on) {
   TORCH_CHECK(error == cudaSuccess, "a training kernel cannot be started: ", cudaGetErrorString(error));
 }
 
-// Calls f(T{}) with the T of x's values.
+// Calls f(T{}) with the type T of x's values.
 template <class F>
 void by_type(const Tensor& x, const F& f) {
   if (x.scalar_type() == torch::kBFloat16)
@@ -103,7 +103,7 @@ struct Table {
 Table table_of(const std::vector<Updated>& tensors) {
   Table table;
   table.count = static_cast<std::int64_t>(tensors.size());
-  // Each call has pinned memory of its own, which libtorch keeps until the copy is done.
+  // Each call uses its own pinned memory, which libtorch keeps until the copy is done.
   const auto bytes = static_cast<std::int64_t>(tensors.size() * sizeof(UpdateEntry));
   const Tensor host = torch::empty({bytes}, torch::TensorOptions().dtype(torch::kByte).pinned_memory(true));
   auto* entry = reinterpret_cast<UpdateEntry*>(host.data_ptr());
@@ -353,7 +353,7 @@ Tensor sum_of_squares(const std::vector<Updated>& tensors) {
 
 void update(const std::vector<Updated>& tensors, const UpdateNumbers& n, const Tensor& thresholds) {
   const Table table = table_of(tensors);
-  // Scalars as libtorch hands them to its kernels: rounded to fp32 once.
+  // Scalars as libtorch passes them to its kernels: rounded to fp32 once.
   UpdateJob job{};
   job.entries = table.data();
   job.entry_count = table.count;

@@ -64,7 +64,7 @@ class ThreadBlock {
   static __device__ __forceinline__ T over_block(T value) {
     __shared__ T of_warp[kThreads / kWarpSize];
     value = over_warp<Operation>(value);
-    __syncthreads();  // what an earlier call left has been read
+    __syncthreads();  // an earlier call's results have been read
     if (threadIdx.x % kWarpSize == 0) of_warp[threadIdx.x / kWarpSize] = value;
     __syncthreads();
     value = of_warp[0];

@@ -1,5 +1,5 @@
-// Device code of a training pass: what one block of threads does in norms, rotations, the gate and the softmax over the
-// vocabulary. Internal to model/.
+// Device code of a training pass: the work of one block of threads in norms, rotations, the gate and the softmax over
+// the vocabulary. Internal to model/.
 #pragma once
 #include "model/cuda/training_values.hpp"
 
@@ -7,8 +7,8 @@ namespace echoline::model::training {
 
 // ---- norms ----
 
-// out = narrowed(x / rms(x)) * weight for rows of `width` values. Rows are multiples of 16 bytes and begin at such.
-// With an `addend` the norm is that of their sum, which is kept in `sum`.
+// out = narrowed(x / rms(x)) * weight for rows of `width` values. Rows and their lengths are multiples of 16 bytes.
+// With an `addend`, normalises the sum and stores it in `sum`.
 template <class T>
 struct NormJob {
   const T *x, *weight;
@@ -20,7 +20,7 @@ struct NormJob {
 };
 
 constexpr unsigned kNormThreads = 128;
-constexpr unsigned kNormRows = kNormThreads / kWarpSize;  // of a block, one a warp
+constexpr unsigned kNormRows = kNormThreads / kWarpSize;  // per block, one per warp
 
 template <class T, class Block>
 ECHO_TRAINING_DEVICE void norm_rows(Block& block, const NormJob<T>& job, std::int64_t index) {
@@ -60,8 +60,8 @@ ECHO_TRAINING_DEVICE void norm_rows(Block& block, const NormJob<T>& job, std::in
   });
 }
 
-// The gradients of x and, a row of `sums` [blocks, width] for every block, of the weight. `beside`: a gradient of x
-// from elsewhere, which is added.
+// The gradient of x, and a row of `sums` [blocks, width] per block for the weight's. `beside`: another gradient of x,
+// which is added.
 template <class T>
 struct NormBackwardJob {
   const T *x, *weight, *slope;
@@ -72,14 +72,14 @@ struct NormBackwardJob {
   float eps;
 };
 
-constexpr unsigned kNormBackwardRows = 8;  // of a block
+constexpr unsigned kNormBackwardRows = 8;  // per block
 
 template <class T, class Block>
 ECHO_TRAINING_DEVICE void norm_backward_rows(Block& block, const NormBackwardJob<T>& job, std::int64_t index) {
   constexpr unsigned kValues = kPack<T>, kWarps = kNormThreads / kWarpSize;
   const std::int64_t first = index * kNormBackwardRows, packs = job.width / kValues;
   const std::int64_t rows = job.rows - first < kNormBackwardRows ? job.rows - first : kNormBackwardRows;
-  float* const of_row = block.shared();  // 1 / rms, and what multiplies x
+  float* const of_row = block.shared();  // 1 / rms, and the factor of x
   for (unsigned r0 = 0; r0 < kNormBackwardRows; r0 += kWarps) {
     typename Block::template Local<float> squares, mixed;
     block.each([&](unsigned thread) {
@@ -141,7 +141,7 @@ ECHO_TRAINING_DEVICE void norm_backward_rows(Block& block, const NormBackwardJob
 
 // ---- sums over rows ----
 
-// out[column] = the sum of that column of `sums` [rows, width], in an order that depends on `rows` alone.
+// out[column] = the sum of that column of `sums` [rows, width], in an order that depends only on `rows`.
 template <class T>
 struct ColumnSumsJob {
   const float* sums;
@@ -175,12 +175,12 @@ ECHO_TRAINING_DEVICE void column_sums(Block& block, const ColumnSumsJob<T>& job,
 
 // ---- norms and rotations of heads ----
 
-// Heads of a token: `heads` queries, `kv_heads` keys, `kv_heads` values, of `dim` values each, dim a multiple of 4 of
-// at most 256. Queries and keys get their norm, unless it is null, and their rotation.
+// A token's heads: `heads` queries, `kv_heads` keys and `kv_heads` values of `dim` values each; dim is a multiple of 4,
+// at most 256. Applies the norm, unless it is null, and the rotation to queries and keys.
 template <class T>
 struct RotateJob {
   const T* x;                // [tokens, heads + 2 kv_heads, dim]
-  T* out;                    // the same
+  T* out;                    // same shape
   const float *cos, *sin;    // [positions, dim]; token t has position t % positions
   const T *q_norm, *k_norm;  // [dim], or null
   std::int64_t tokens, positions;
@@ -190,10 +190,10 @@ struct RotateJob {
 
 constexpr unsigned kRotateThreads = 256, kRotateWarps = kRotateThreads / kWarpSize;
 constexpr int kDimMax = 256;
-constexpr unsigned kHeadsAtOnce = 4;  // of a warp: so many loads are under way together
+constexpr unsigned kHeadsAtOnce = 4;  // per warp, so that several loads are in flight
 
-// A lane has values 2 i, 2 i + 1 and those half a head behind, for i = lane, lane + 32, ...: kPairs of them, 1 for
-// heads of up to 128 values and 2 for others.
+// A lane has values 2 i, 2 i + 1 and those half a head later, for i = lane, lane + 32, ...: kPairs of them, 1 for heads
+// of up to 128 values and 2 for larger ones.
 template <class T, unsigned kPairs>
 struct HeadPacks {
   Pack<T, 2> low[kPairs], high[kPairs];
@@ -273,20 +273,20 @@ ECHO_TRAINING_DEVICE void rotate_token(Block& block, const RotateJob<T>& job, st
   }
 }
 
-// The gradient of RotateJob::x from that of queries, keys and values as attention gives it. Keys and values of a token
-// may stand in several rows, and each in `repeats` heads, one behind the other: their gradients are added up.
+// The gradient of RotateJob::x, given attention's gradients of queries, keys and values. Keys and values of a token may
+// be in several rows, each in `repeats` consecutive heads: their gradients are summed.
 template <class T>
 struct RotateBackwardJob {
   RotateJob<T> forward;                  // without `out`
-  const T *q_slope, *k_slope, *v_slope;  // a row of heads, every so many values
+  const T *q_slope, *k_slope, *v_slope;  // rows of heads, with these strides in values
   std::int64_t q_stride, k_stride, v_stride;
-  const std::int32_t *copies_first, *copies;  // rows of keys of token t: copies[copies_first[t]] ... ; null: row t
+  const std::int32_t *copies_first, *copies;  // rows of token t's keys: copies[copies_first[t]] ... ; null: row t
   T* x_slope;
-  float* sums;  // [blocks, 2 dim]: of the norms of queries and of keys
+  float* sums;  // [blocks, 2 dim]: for the norms of queries and of keys
   int repeats;
 };
 
-constexpr unsigned kRotateBackwardTokens = 4;  // of a block
+constexpr unsigned kRotateBackwardTokens = 4;  // per block
 
 template <unsigned kPairs, class T, class Block>
 ECHO_TRAINING_DEVICE void rotate_backward_tokens(Block& block, const RotateBackwardJob<T>& job, std::int64_t index) {
@@ -389,7 +389,7 @@ ECHO_TRAINING_DEVICE void rotate_backward_tokens(Block& block, const RotateBackw
               float da = slopes[n][thread].low[k][j], db = slopes[n][thread].high[k][j];
               if (norm) {
                 const float a = widen(values[n][thread].low[k].at[j]), b = widen(values[n][thread].high[k].at[j]);
-                if (query) {  // not by a reference, which would take the sums out of registers
+                if (query) {  // no reference, which would move the sums out of registers
                   q_sums[thread].low[k][j] += da * (a * scale);
                   q_sums[thread].high[k][j] += db * (b * scale);
                 } else {
@@ -410,7 +410,7 @@ ECHO_TRAINING_DEVICE void rotate_backward_tokens(Block& block, const RotateBackw
     }
   }
   if (!f.q_norm) return;
-  // The warps' sums one after the other, so that the order is always the same.
+  // Adds the warps' sums one after the other, so that the order is fixed.
   float* const shared = block.shared();  // [2 dim]
   block.each([&](unsigned thread) {
     for (int i = static_cast<int>(thread); i < 2 * f.dim; i += kRotateThreads) shared[i] = 0;
@@ -437,8 +437,8 @@ ECHO_TRAINING_DEVICE void rotate_backward_tokens(Block& block, const RotateBackw
   });
 }
 
-// Rows of `width` values from rows[r] of `from`, whose rows are `stride` values apart, each part of `dim` values
-// `repeats` times one behind the other. All are multiples of 16 bytes.
+// Copies rows of `width` values from rows[r] of `from`, whose rows are `stride` values apart. Repeats each part of
+// `dim` values `repeats` times in a row. All sizes are multiples of 16 bytes.
 template <class T>
 struct GatherJob {
   const T* from;
@@ -468,8 +468,8 @@ ECHO_TRAINING_DEVICE void gather_row(Block& block, const GatherJob<T>& job, std:
 
 // ---- the gate ----
 
-// Rows of `width` values: dense where they are one value for two, and `stride` values apart where there are a gate and
-// an `up`. Widths, strides and addresses are multiples of 16 bytes.
+// Rows of `width` values: dense if there is one value for each pair, and `stride` values apart for gate and `up`.
+// Widths, strides and addresses are multiples of 16 bytes.
 template <class T>
 struct GateJob {
   const T *gate, *up;
@@ -481,7 +481,7 @@ struct GateJob {
 
 constexpr unsigned kGateThreads = 256;
 
-// Calls f(dense, apart): the places of the thread's values.
+// Calls f(dense, apart) with the offsets of the thread's values.
 template <class T, class F>
 ECHO_TRAINING_DEVICE void over_gates(const GateJob<T>& job, std::int64_t index, unsigned thread, const F& f) {
   const std::int64_t at = (index * kGateThreads + thread) * kPack<T>;
@@ -529,8 +529,8 @@ ECHO_TRAINING_DEVICE void gate_backward_part(Block& block, const GateJob<T>& job
 
 // ---- softmax over the vocabulary ----
 
-// Computes, for each row of logits [rows, width] under softmax(logits * scale), the log-probability of its target, the
-// entropy, and the logarithm of the sum. Backward the logits become slope * scale * (one at the target - probability).
+// For each row of logits [rows, width] under softmax(logits * scale): the log-probability of its target, the entropy,
+// and the logarithm of the sum. Backward, replaces the logits by slope * scale * (one at the target - probability).
 template <class T>
 struct ScoreJob {
   T* logits;
@@ -539,12 +539,12 @@ struct ScoreJob {
   const float* slopes;  // backward only
   std::int64_t rows, width;
   float scale;
-  bool packed;  // rows are multiples of 16 bytes and begin at such
+  bool packed;  // rows and their lengths are multiples of 16 bytes
 };
 
 constexpr unsigned kScoreThreads = 512;
 
-// Calls f(value, i) for the thread's values of the row, loaded many at a time where `packed`.
+// Calls f(value, i) for the thread's values of the row; loads several at a time if `packed`.
 template <class T, class F>
 ECHO_TRAINING_DEVICE void over_row(const T* row, std::int64_t width, bool packed, unsigned thread, const F& f) {
   constexpr unsigned kValues = kPack<T>;
@@ -560,7 +560,7 @@ ECHO_TRAINING_DEVICE void score_row(Block& block, const ScoreJob<T>& job, std::i
   typename Block::template Local<float> tops, own_tops, sums, weighted;
   const T* const logits = job.logits + row * job.width;
   block.each([&](unsigned thread) {
-    float top = -INFINITY, sum = 0, with = 0;  // sum of exp(x - top), of x exp(x - top)
+    float top = -INFINITY, sum = 0, with = 0;  // sums of exp(x - top) and of x exp(x - top)
     const auto take = [&](const auto& pack, std::int64_t) {
       constexpr unsigned kCount = sizeof(pack) / sizeof(T);
       float x[kCount], highest = -INFINITY;

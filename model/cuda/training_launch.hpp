@@ -1,5 +1,5 @@
-// Starts the kernels of training_kernels.cu on a stream; the jobs' pointers are device addresses. No job is empty.
-// Internal to this folder.
+// Starts the kernels of training_kernels.cu on a stream; the jobs' pointers are device addresses. Jobs must not be
+// empty. Internal to this folder.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -22,9 +22,9 @@ cudaError_t launch(const RotateBackwardJob<T>& job, cudaStream_t stream);
 template <class T>
 cudaError_t launch(const GatherJob<T>& job, cudaStream_t stream);
 template <class T>
-cudaError_t launch(const GateJob<T>& job, cudaStream_t stream);  // backward where job.slope is set
+cudaError_t launch(const GateJob<T>& job, cudaStream_t stream);  // backward if job.slope is set
 template <class T>
-cudaError_t launch(const ScoreJob<T>& job, cudaStream_t stream);  // backward where job.slopes is set
+cudaError_t launch(const ScoreJob<T>& job, cudaStream_t stream);  // backward if job.slopes is set
 
 cudaError_t launch(const UpdateJob& job, cudaStream_t stream);
 cudaError_t launch(const SquaresJob& job, cudaStream_t stream);

@@ -1,4 +1,4 @@
-// What training_device.hpp says, in programs without the kernels.
+// Implements training_device.hpp in programs without the kernels.
 #include "model/cuda/training_device.hpp"
 
 namespace echoline::model::training {

@@ -1,25 +1,25 @@
-// Device code of the optimizer: what one block of threads does of an update of all tensors. Internal to model/.
+// Device code of the optimizer: the work of one block of threads in an update of all tensors. Internal to model/.
 #pragma once
 #include "model/cuda/training_values.hpp"
 
 namespace echoline::model::training {
 
-constexpr unsigned kUpdateBlock = 256;  // values that share a scale, and that a warp updates
+constexpr unsigned kUpdateBlock = 256;  // values that share a scale and are updated by one warp
 constexpr unsigned kUpdateThreads = 256, kUpdateWarps = kUpdateThreads / kWarpSize;
 constexpr unsigned kLaneValues = kUpdateBlock / kWarpSize;
-constexpr std::int64_t kUpdateBlocks = 4;  // that a warp updates one after the other
-constexpr std::int64_t kUpdatePart = kUpdateBlocks * kUpdateWarps * kUpdateBlock;  // values of a block of threads
+constexpr std::int64_t kUpdateBlocks = 4;  // updated by a warp, one after the other
+constexpr std::int64_t kUpdatePart = kUpdateBlocks * kUpdateWarps * kUpdateBlock;  // values per block of threads
 
-// A tensor of the optimizer. A block of threads works on kUpdatePart values of one tensor.
+// A tensor of the optimizer. Each block of threads processes kUpdatePart values of one tensor.
 struct UpdateEntry {
   void* parameter;  // Bf16 or float, holding bf16 values
   float* master;
-  void *moment1, *moment2;  // float; or int8_t and uint8_t where there are scales
-  float *scale1, *scale2;   // of kUpdateBlock values each, or null
+  void *moment1, *moment2;  // float; with scales int8_t and uint8_t
+  float *scale1, *scale2;   // one per kUpdateBlock values, or null
   float* gradient;          // null: zeros
-  const Bf16* fresh;        // AddJob: what is added to `gradient`
+  const Bf16* fresh;        // for AddJob: added to `gradient`
   std::int64_t count, first_part;
-  // The parameter is float; it decays; AddJob: `gradient` is unset so far; all addresses are multiples of 16 bytes.
+  // The parameter is float; it decays; for AddJob: `gradient` is unset so far; all addresses are multiples of 16 bytes.
   std::uint32_t wide, decays, replaces, packed;
 };
 
@@ -27,12 +27,12 @@ struct UpdateJob {
   const UpdateEntry* entries;
   std::int64_t entry_count, part_count;
   const float* thresholds;                         // [kUpdateBlock], for scales
-  float clip;                                      // factor of gradients; 1 or more: none
+  float clip;                                      // factor of gradients; 1 or more: no clipping
   float beta1, rest1, beta2, rest2;                // rest: 1 - beta
   float inverse_correction2, epsilon, keep, step;  // keep: 1 - rate * decay; step: -rate / correction1
 };
 
-// The entry of a part: the last one whose first part is not behind it.
+// The entry of a part: the last one whose first part is at most `part`.
 ECHO_TRAINING_DEVICE const UpdateEntry& entry_of(const UpdateEntry* entries, std::int64_t count, std::int64_t part) {
   std::int64_t low = 0, high = count;
   while (high - low > 1) {
@@ -42,7 +42,7 @@ ECHO_TRAINING_DEVICE const UpdateEntry& entry_of(const UpdateEntry* entries, std
   return entries[low];
 }
 
-// A lane of a warp that works on [begin, begin + kUpdateBlock) has kLaneValues of them, four by four.
+// A lane of a warp that processes [begin, begin + kUpdateBlock) has kLaneValues of them, in groups of four.
 ECHO_TRAINING_DEVICE std::int64_t place_of(unsigned lane, unsigned i, std::int64_t begin) {
   return begin + (i / 4 * kWarpSize + lane) * 4 + i % 4;
 }
@@ -53,8 +53,7 @@ ECHO_TRAINING_DEVICE void over_lane(unsigned lane, std::int64_t begin, std::int6
   for (unsigned i = 0; i < kLaneValues; ++i)
     if (place_of(lane, i, begin) < end) f(i);
 }
-// The lane's values as floats, zeros behind the end. `packed`: all are there, at addresses that are multiples of 16
-// bytes.
+// The lane's values as floats, padded with zeros. `packed`: all exist, at addresses that are multiples of 16 bytes.
 template <class T>
 ECHO_TRAINING_DEVICE void load_lane(const T* from, unsigned lane, std::int64_t begin, std::int64_t end, bool packed,
                                     float (&to)[kLaneValues]) {
@@ -79,7 +78,7 @@ ECHO_TRAINING_DEVICE void load_lane(const T* from, unsigned lane, std::int64_t b
     to[i] = at < end ? as_float(from[at]) : 0.0f;
   }
 }
-// The reverse, with what f makes of a float.
+// The inverse; f converts each float.
 template <class T, class F>
 ECHO_TRAINING_DEVICE void store_lane(T* to, unsigned lane, std::int64_t begin, std::int64_t end, bool packed,
                                      const float (&from)[kLaneValues], const F& f) {
@@ -102,7 +101,7 @@ struct LaneValues {
   float m[kLaneValues], v[kLaneValues];
 };
 
-// One update as learner/training/optimizer.hpp says, with the roundings of libtorch's kernels for CUDA.
+// One update as defined in learner/training/optimizer.hpp, with the roundings of libtorch's CUDA kernels.
 template <class Block>
 ECHO_TRAINING_DEVICE void update_part(Block& block, const UpdateJob& job, std::int64_t part) {
   const UpdateEntry& entry = entry_of(job.entries, job.entry_count, part);
@@ -199,7 +198,7 @@ ECHO_TRAINING_DEVICE void update_part(Block& block, const UpdateJob& job, std::i
   }
 }
 
-// The sum of squares of a part of the gradients, to sums[part].
+// Writes the sum of squares of a part of the gradients to sums[part].
 struct SquaresJob {
   const UpdateEntry* entries;
   std::int64_t entry_count, part_count;
@@ -233,7 +232,7 @@ ECHO_TRAINING_DEVICE void squares_part(Block& block, const SquaresJob& job, std:
   });
 }
 
-// Adds fresh gradients in bf16 to sums in fp32.
+// Adds new bf16 gradients to fp32 sums.
 struct AddJob {
   const UpdateEntry* entries;
   std::int64_t entry_count, part_count;

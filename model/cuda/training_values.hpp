@@ -1,6 +1,6 @@
-// Numbers, vectors and the policy of threads that device code of a training pass uses. training_kernels.cu runs it on
-// real threads, and the tests run the same functions with loops on the CPU. C++17, because CUDA compilers lag behind.
-// Free of libtorch. Internal to model/.
+// Numbers, vectors and the thread policy for the device code of a training pass. training_kernels.cu runs it on real
+// threads; the tests run the same functions with loops on the CPU. C++17, because CUDA compilers lag behind. Without
+// libtorch. Internal to model/.
 //
 // A policy `Block` of kThreads threads has
 //   Block::Local<T>     a T of each thread, indexed by thread; registers on a device
@@ -56,7 +56,7 @@ template <>
 ECHO_TRAINING_DEVICE float narrowed<float>(float x) {
   return x;
 }
-// To nearest, ties to even.
+// Rounds to nearest, ties to even.
 template <>
 ECHO_TRAINING_DEVICE Bf16 narrowed<Bf16>(float x) {
 #if defined(__CUDA_ARCH__)
@@ -68,13 +68,13 @@ ECHO_TRAINING_DEVICE Bf16 narrowed<Bf16>(float x) {
   return {static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
 #endif
 }
-// The value that remains of x when it is stored as a T.
+// The value of x after it was stored as a T.
 template <class T>
 ECHO_TRAINING_DEVICE float rounded(float x) {
   return widen(narrowed<T>(x));
 }
 
-// Operations that the compiler must not join or replace.
+// Operations that the compiler must not fuse or replace.
 #if defined(__CUDA_ARCH__)
 ECHO_TRAINING_DEVICE float times(float a, float b) { return __fmul_rn(a, b); }
 ECHO_TRAINING_DEVICE float plus(float a, float b) { return __fadd_rn(a, b); }
@@ -90,7 +90,7 @@ inline float over(float a, float b) { return a / b; }
 inline float root(float a) { return std::sqrt(a); }
 inline float inverse_root(float a) { return 1.0f / std::sqrt(a); }
 #endif
-// As exact as a T can show.
+// With the precision of a T.
 template <class T>
 ECHO_TRAINING_DEVICE float exponential(float a) {
 #if defined(__CUDA_ARCH__)

@@ -41,9 +41,10 @@ TEST(Validate, NamesEveryDefect) {
   t.grafts = {{{id(3), id(1)}}};
   EXPECT_THAT(defect(t, all), HasSubstr("worker 1 has two children"));
   t.grafts = {{{id(1), id(3)}, {id(3), id(2)}}};  // a cycle
-  EXPECT_THAT(defect(t, all), HasSubstr("the chain of worker 1 hangs on worker 3, who does not stand before it"));
+  EXPECT_THAT(defect(t, all),
+              HasSubstr("the chain of worker 1 is attached to worker 3, which does not come before it"));
   t.grafts = {{{id(1), id(9)}}};
-  EXPECT_THAT(defect(t, all), HasSubstr("hangs on worker 9"));
+  EXPECT_THAT(defect(t, all), HasSubstr("is attached to worker 9"));
   t.grafts = {};
   t.chains = {{id(1), id(0)}};
   EXPECT_THAT(defect(t, {id(1)}), HasSubstr("the learner is not a worker"));

@@ -202,16 +202,16 @@ TEST(Relays, RegionsThatAreNotThereAreNamed) {
     return planned ? std::string() : planned.error().message();
   };
   fleet.regions = regions_of({{0, 0}, {10, 0}});
-  EXPECT_THAT(error(), testing::HasSubstr("must carry something, found 0 bit/s"));
+  EXPECT_THAT(error(), testing::HasSubstr("needs a capacity, found 0 bit/s"));
   fleet.regions.ways[0][1].rate = mbit(10);
   fleet.workers[1].region = 2;
-  EXPECT_THAT(error(), testing::HasSubstr("worker 2 stands in region 2 of 2"));
+  EXPECT_THAT(error(), testing::HasSubstr("worker 2 is in region 2 of 2"));
   fleet.workers[1].region = 1;
   EXPECT_EQ(error(), "");
   fleet.regions.ways[1].pop_back();
-  EXPECT_THAT(error(), testing::HasSubstr("ways to 1 of 2 regions"));
+  EXPECT_THAT(error(), testing::HasSubstr("links to 1 of 2 regions"));
   fleet.regions.learner = 7;
-  EXPECT_THAT(error(), testing::HasSubstr("the learner stands in region 7 of 2"));
+  EXPECT_THAT(error(), testing::HasSubstr("the learner is in region 7 of 2"));
 }
 
 TEST(Relays, AreWithinReachOfTheBoundInRandomFleets) {

@@ -99,13 +99,13 @@ TEST(Topology, ATreeIsCheckedAsOne) {
   Topology t = tree();
   std::swap(t.chains[0], t.chains[1]);
   EXPECT_THAT(validate(t, t.workers()).error().detail,
-              HasSubstr("worker 4 hangs on worker 1, who does not stand before"));
+              HasSubstr("worker 4 is attached to worker 1, which does not come before"));
   t = tree();
   t.policy = TopologyPolicy::kStripes;
   EXPECT_THAT(validate(t, t.workers()).error().detail, HasSubstr("worker 1 has two children"));
   t = tree();
   t.grafts[0][id(4)] = id(9);
-  EXPECT_THAT(validate(t, t.workers()).error().detail, HasSubstr("hangs on worker 9"));
+  EXPECT_THAT(validate(t, t.workers()).error().detail, HasSubstr("is attached to worker 9"));
 }
 
 // All uplinks of a tree are shared evenly: 1 sends to two at 20 Mbit/s, 4 to one.

@@ -163,14 +163,14 @@ TEST(Check, NothingIsWrongWithASoundTask) {
 }
 
 TEST(Check, ProblemsAreAFunctionOfSeedAndIndex) {
-  expect_found(Fault::kProblemsChange, false, "problems", "says something else after a second start");
+  expect_found(Fault::kProblemsChange, false, "problems", "has other content after a second start");
   expect_found(Fault::kIdsTwice, false, "problems", "two different problems have this id");
   expect_found(Fault::kNoPrompt, false, "problems", "no prompt");
 }
 
 TEST(Check, HeldOutProblemsStayThatAndAreNotTrainedOn) {
   expect_found(Fault::kLeak, false, "held out", "training problem 17 is a held-out one under another id");
-  expect_found(Fault::kHeldOutChanges, false, "held out", "is another one after a second start");
+  expect_found(Fault::kHeldOutChanges, false, "held out", "is a different one after a second start");
 }
 
 TEST(Check, ScoresAreFoundAgain) {
@@ -183,7 +183,8 @@ TEST(Check, RewardsAndFailuresAreLookedAt) {
   expect_found(Fault::kReward, false, "rewards", "its reward is nan");
   expect_found(Fault::kPart, false, "rewards", "name of 200 bytes");
   expect_found(Fault::kFailsOnNothing, false, "failures", "at an empty response: task: there is nothing");
-  expect_found(Fault::kFailsOnBytes, false, "failures", "the rollout is given back, at every byte", false);
+  expect_found(Fault::kFailsOnBytes, false, "failures", "scoring failed, so the rollout is returned, at every byte",
+               false);
   expect_found(Fault::kBreaks, false, "breaks", "no answer within 30 s");
   expect_found(Fault::kDemonstration, false, "demonstrations", "64 of 64 demonstrations are not correct");
   expect_found(Fault::kNothingToLearn, false, "rewards", "nothing to learn", false);

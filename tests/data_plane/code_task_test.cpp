@@ -108,13 +108,13 @@ TEST_F(CodeTask, WhatIsWrongWithAFileIsSaid) {
   wrong_tests["test_list"] = {1};
   wrong_entry["entry_point"] = "other";
   large["code"] = std::string(70'000, '#');
-  for (const auto& [row, expected] :
-       std::vector<std::pair<json, std::string>>{{no_code, ":2: expected a string 'code'"},
-                                                 {no_tests, ":2: 'test_list' is empty"},
-                                                 {wrong_tests, ":2: expected a list of strings 'test_list'"},
-                                                 {wrong_entry, ":2: the prompt does not begin a function 'other'"},
-                                                 {json::array(), ":2: expected a JSON object"},
-                                                 {large, "at most 65536"}}) {
+  for (const auto& [row, expected] : std::vector<std::pair<json, std::string>>{
+           {no_code, ":2: expected a string 'code'"},
+           {no_tests, ":2: 'test_list' is empty"},
+           {wrong_tests, ":2: expected a list of strings 'test_list'"},
+           {wrong_entry, ":2: the prompt does not contain the head of function 'other'"},
+           {json::array(), ":2: expected a JSON object"},
+           {large, "at most 65536"}}) {
     const std::string message = error_of({{"train", write("bad.jsonl", {mbpp(1), row})}, {"held_out", good}});
     EXPECT_NE(message.find(expected), std::string::npos) << message;
   }

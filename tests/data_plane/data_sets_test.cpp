@@ -224,7 +224,7 @@ TEST_F(DataSets, ABadRowIsNamedByFileAndLine) {
       {good + R"({"prompt":"p","answer":")" + std::string(65'537, '1') + "\"}", "expected 64 KiB at most"},
       {good + R"({"prompt":")" + std::string(262'145, '1') + R"(","answer":"1"})", "expected 256 KiB at most"},
       {good + R"({"prompt":")" + std::string(4u << 20, '1') + "\"}\n", ":2: longer than 4 MiB"},
-      {good + std::string(100, '['), ":2: expected at most 64 brackets"},
+      {good + std::string(100, '['), ":2: expected brackets nested at most 64 deep"},
       {"", "no problems in it"},
       {"\n\n", "no problems in it"},
   };

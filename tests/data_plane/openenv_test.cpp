@@ -120,7 +120,7 @@ TEST(OpenEnv, AServerThatFailsIsAnErrorOfTheTask) {
     }
   server.misbehave("other start", "reset", 1);
   EXPECT_THAT(said(**adapter->begin(problem, 1), "x"),
-              HasSubstr("it begins with 'Guess 1000, level 0' where the same seed began with 'Guess 0, level 0'"));
+              HasSubstr("it begins with 'Guess 1000, level 0' although the same seed began with 'Guess 0, level 0'"));
 }
 
 TEST(OpenEnv, AResetIsTriedAgain) {

@@ -98,7 +98,7 @@ TEST_F(CheckpointTest, TensorInTwoShards) {
   EXPECT_THAT(refusal(),
               AllOf(HasSubstr("'a' is in two shards"), HasSubstr("x.safetensors"), HasSubstr("y.safetensors")));
   write_index(R"({"a":"x.safetensors","a":"y.safetensors"})");
-  EXPECT_THAT(refusal(), HasSubstr("'a' is there twice"));
+  EXPECT_THAT(refusal(), HasSubstr("'a' occurs twice"));
 }
 
 TEST_F(CheckpointTest, BadIndexes) {

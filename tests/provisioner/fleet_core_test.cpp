@@ -533,7 +533,7 @@ TEST_F(Fleet, MeasuredPaceMovesTheTarget) {
   learner_waits(true);
   pass(seconds(35));
   EXPECT_THAT(rented, ElementsAre("a", "b", "c"));
-  EXPECT_THAT(notes.back().why, HasSubstr("120 rollouts/s are there or on their way, 440 are wanted"));
+  EXPECT_THAT(notes.back().why, HasSubstr("120 rollouts/s are rented or on their way, 440 are wanted"));
 }
 
 // The quickstart's learner takes a third of the time that it was planned for, and waits for its workers. Without a word
@@ -764,8 +764,9 @@ TEST_F(Fleet, EveryDecisionCarriesItsNumbers) {
   tell(fleet::Exited{tickets["a"], "killed by signal 9"});
   pass(seconds(1));
   ASSERT_EQ(noted("replaced"), Names{"c"});
-  EXPECT_THAT(notes.back().why,
-              HasSubstr("a machine was lost: 60 rollouts/s are there or on their way, 110 are wanted (M* 100; T 10 s"));
+  EXPECT_THAT(
+      notes.back().why,
+      HasSubstr("a machine was lost: 60 rollouts/s are rented or on their way, 110 are wanted (M* 100; T 10 s"));
   EXPECT_THAT(notes.back().why, HasSubstr("an hour"));
 }
 

@@ -294,12 +294,12 @@ TEST(Throughput, MeasuredBeforeProfileBeforeDlperfAndOtherwiseUnknown) {
   expect(4, 4, RateSource::kMeasured);
   expect(5, 7, RateSource::kProfile);
   EXPECT_EQ(offers[0].uncertainty(), 0.10);
-  EXPECT_EQ(offers[0].rollouts_from, "what this host did in the run r2");
+  EXPECT_EQ(offers[0].rollouts_from, "the result of this host in the run r2");
   EXPECT_EQ(offers[1].uncertainty(), 0.3);
   EXPECT_EQ(offers[1].rollouts_from, "a laboratory");
   EXPECT_EQ(offers[2].uncertainty(), 0.5);
   EXPECT_EQ(offers[4].uncertainty(), 0.10);  // all three did the same
-  EXPECT_EQ(offers[4].rollouts_from, "what 3 hosts with this GPU did in earlier runs");
+  EXPECT_EQ(offers[4].rollouts_from, "the results of 3 hosts with this GPU in earlier runs");
   EXPECT_EQ(offers[5].uncertainty(), usual_uncertainty(RateSource::kProfile));
   std::vector<Offer> local(1, offers[0]);
   local[0].provider = "local";

@@ -82,7 +82,7 @@ TEST(ParseOffers, ReportsEveryProblemAtOnceWithItsPlace) {
   EXPECT_THAT(all, HasSubstr("offers.json:2:67: offers[0].vram_gb"));
   EXPECT_THAT(all, HasSubstr("gpu_usd_per_hour"));
   EXPECT_THAT(all, HasSubstr("did you mean 'reliability'"));
-  EXPECT_THAT(all, HasSubstr("the id 'a' is already that of offers[0]"));
+  EXPECT_THAT(all, HasSubstr("the id 'a' is also that of offers[0]"));
   EXPECT_THAT(all, HasSubstr("-1"));
   EXPECT_THAT(all, HasSubstr("cheap"));
   EXPECT_THAT(all, HasSubstr("1.5"));

@@ -258,7 +258,7 @@ TEST_F(SshTest, KeysThatAreWrongAreSaid) {
   const std::string key = refused(*make());
   EXPECT_THAT(key, HasSubstr("here: look for the program: status 255: "));
   EXPECT_THAT(key, HasSubstr("Permission denied (publickey"));
-  EXPECT_THAT(key, HasSubstr(fmt::format("`ssh -p {} -i {}/key 127.0.0.1 true` has to work", port, folder.string())));
+  EXPECT_THAT(key, HasSubstr(fmt::format("`ssh -p {} -i {}/key 127.0.0.1 true` must work", port, folder.string())));
   ASSERT_EQ(std::system((in + "mv right key").c_str()), 0);
   // The host has another key than it had.
   std::ofstream(folder / "known") << fmt::format("[127.0.0.1]:{} {}", port, *read_file(folder / "key.pub"));

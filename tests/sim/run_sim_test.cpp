@@ -497,7 +497,7 @@ TEST(RunSim, SaysWhatMakesNoSense) {
   EXPECT_EQ(simulate_run(s).error().code, Code::kInvalid);
   s = scenario();
   s.offers.push_back(s.offers.front());
-  EXPECT_EQ(simulate_run(s).error().message(), "simulate a run: offer 'm1' is there twice");
+  EXPECT_EQ(simulate_run(s).error().message(), "simulate a run: offer 'm1' occurs twice");
   s = scenario();
   s.request.full_bytes = {};
   EXPECT_EQ(simulate_run(s).error().code, Code::kInvalid);

@@ -147,7 +147,7 @@ TEST(SimRunTables, SaysWhichLineIsWrong) {
       "l.csv:1: weight: expected a number from 0 to 1000000000000, found 'nan'\nl.csv:1: no row has a weight above 0");
   EXPECT_EQ(sim::parse_lengths("1,0\n", "l.csv").error().message(), "l.csv:1: no row has a weight above 0");
   EXPECT_EQ(sim::parse_preemptions("9,0.5\n8,0.5\n", "p.csv", regions).error().message(),
-            "p.csv:2: rows are in order of time: 8 comes after 9");
+            "p.csv:2: rows must be ordered by time: 8 comes after 9");
   EXPECT_EQ(sim::parse_preemptions("9,0.5,ther\n", "p.csv", regions).error().message(),
             "p.csv:1: no region 'ther'; did you mean 'there'?");
   EXPECT_EQ(sim::parse_slowdowns("9,1,0.5\n", "s.csv", regions).error().message(),
