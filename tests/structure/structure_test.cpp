@@ -51,6 +51,21 @@ TEST(Tree, DocumentsLinkToFilesAndHeadingsThatExist) {
   EXPECT_EQ(joined(check_links(kRoot)), "");
 }
 
+// A page that no index lists is not found. docs/decisions has an index of its own.
+TEST(Tree, AnIndexListsEveryPage) {
+  const std::vector<Document> documents = read_documents(kRoot);
+  std::set<std::string> listed{"docs/README.md"};
+  for (const Document& index : documents)
+    if (index.path == "docs/README.md" || index.path == "docs/decisions/README.md")
+      for (const std::string& link : index.links)
+        listed.insert((std::filesystem::path(index.path).parent_path() / link).lexically_normal().generic_string());
+  for (const Document& page : documents) {
+    if (page.path.starts_with("docs/")) {
+      EXPECT_TRUE(listed.contains(page.path)) << page.path << " is in no index";
+    }
+  }
+}
+
 // The program, the Python client and the newest section of the changelog have one version.
 TEST(Tree, VersionsAgree) {
   const auto find = [](const std::filesystem::path& file, const std::string& before, const std::string& after) {
