@@ -1,5 +1,5 @@
 // An inference server as a process: loads a Hugging Face directory with echoline's own model and speaks the interface
-// of SGLang or vLLM.  engine_program sglang|vllm MODEL PORT [--hash] [--die-once FILE]
+// of SGLang or vLLM.  engine_program sglang|vllm|vllm-completions MODEL PORT [--hash] [--die-once FILE]
 #include <unistd.h>
 
 #include <cstdio>
@@ -34,7 +34,6 @@ class Policy final : public ServedModel {
     }
     if (const Status loaded = model::load_policy(*model_, checkpoint.view()); !loaded)
       throw std::runtime_error(loaded.error().message());
-    batch_->weights_are(++loads_);
   }
   void add(std::uint64_t id, ServedRequest request) override {
     model::Sampling sampling;
@@ -47,6 +46,7 @@ class Policy final : public ServedModel {
   }
   std::map<std::uint64_t, ServedResponse> step() override { return responses(batch_->step()); }
   std::map<std::uint64_t, ServedResponse> interrupt() override { return responses(batch_->interrupt()); }
+  void begin_span(std::uint64_t number) override { batch_->weights_are(number); }
   std::vector<double> score(const std::vector<std::int32_t>& text) override {
     const auto scores = must(model::score(*model_, {text.front()}, {text.begin() + 1, text.end()}));
     return {scores.begin(), scores.end()};
@@ -64,15 +64,17 @@ class Policy final : public ServedModel {
     std::map<std::uint64_t, ServedResponse> ended;
     for (model::Ended& one : all) {
       const model::Generation generation = must(std::move(one.generation));
-      ended[one.id] = {generation.tokens,
-                       {generation.logprobs.begin(), generation.logprobs.end()},
-                       generation.finish == model::Finish::kEos};
+      ServedResponse& response = ended[one.id];
+      response = {generation.tokens,
+                  {generation.logprobs.begin(), generation.logprobs.end()},
+                  generation.finish == model::Finish::kEos,
+                  {}};
+      for (const model::Span& span : one.spans) response.spans.emplace_back(span.version, span.end);
     }
     return ended;
   }
   std::shared_ptr<model::Transformer> model_;
   std::optional<model::RunningBatch> batch_;
-  std::uint64_t loads_ = 0;
 };
 
 }  // namespace
@@ -81,7 +83,10 @@ class Policy final : public ServedModel {
 int main(int argc, char** argv) {
   using namespace echoline::worker;
   if (argc < 4) return 2;
-  const Speaks speaks = std::string(argv[1]) == "vllm" ? Speaks::kVllm : Speaks::kSglang;
+  const std::string name = argv[1];
+  const Speaks speaks = name == "vllm"               ? Speaks::kVllm
+                        : name == "vllm-completions" ? Speaks::kVllmCompletions
+                                                     : Speaks::kSglang;
   bool hash = false;
   std::string die_once;
   for (int i = 4; i < argc; ++i) {
@@ -92,12 +97,15 @@ int main(int argc, char** argv) {
   echoline::model::use_threads(1);
   try {
     const bool dies = !die_once.empty() && !std::ifstream(die_once);
-    const EngineServer server(speaks, hash ? hashing_model(96) : std::make_unique<Policy>(), std::atoi(argv[3]),
-                              argv[2], [&](const std::string& path, int count) {
-                                if (!dies || count < 8 || (path != "/generate" && path != "/v1/completions")) return;
-                                std::ofstream{die_once} << "once";
-                                ::_exit(9);
-                              });
+    const EngineServer server(
+        speaks, hash ? hashing_model(96) : std::make_unique<Policy>(), std::atoi(argv[3]), argv[2],
+        [&](const std::string& path, int count) {
+          if (!dies || count < 8 ||
+              (path != "/generate" && path != "/v1/completions" && path != "/inference/v1/generate"))
+            return;
+          std::ofstream{die_once} << "once";
+          ::_exit(9);
+        });
     while (true) std::this_thread::sleep_for(std::chrono::hours(1));
   } catch (const std::exception& e) {
     std::fprintf(stderr, "%s\n", e.what());

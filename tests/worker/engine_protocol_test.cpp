@@ -96,7 +96,10 @@ TEST(EngineAnswers, AreReadAsDocumented) {
     EXPECT_EQ(piece->tokens, (std::vector<model::Token>{7, 8}));
     EXPECT_EQ(piece->logprobs, (std::vector<double>{-0.5, -1.25}));
     EXPECT_FALSE(piece->aborted);
-    EXPECT_EQ(piece->weights, sglang ? std::optional<std::string>("42") : std::nullopt);
+    ASSERT_EQ(piece->spans.size(), sglang ? 1u : 0u);
+    if (sglang) {
+      EXPECT_EQ(piece->spans[0].weights, "42");
+    }
     const auto probed = protocol->probed({1, 2}, body);
     ASSERT_TRUE(probed) << probed.error().message();
     EXPECT_EQ(probed->logprobs, std::vector<double>{-3.5});
@@ -105,14 +108,58 @@ TEST(EngineAnswers, AreReadAsDocumented) {
   }
 }
 
+// Recorded from vLLM 0.32.0 with SmolLM2-135M (fields that are null left out): a response that was under way while the
+// weights were exchanged, and the answer of a server that was started without --enable-scale-out.
+constexpr const char* kVllmTokens =
+    R"({"request_id":"generate-tokens-99a7d7a66751dedd","model":"/dev/shm/t1","created":1795716815,"usage":{"prompt_tokens":4,
+        "total_tokens":8,"completion_tokens":4},"prompt_token_ids":[1,4093,198,1780],"output_mode":"tokens","choices":[{"index":0,
+        "finish_reason":"length","stop_reason":null,"token_ids":[314,260,3049,2376],"routed_experts":null,"sampling_mask":null,
+        "weight_versions":[{"version":"7","start":0,"end":3},{"version":"8","start":3,"end":4}],"logprobs":{"content":[
+        {"token_id":314,"logprob":-0.2867429852485657,"rank":1,"top_logprobs":[{"token_id":314,"logprob":-0.2867429852485657,"rank":1}]},
+        {"token_id":260,"logprob":-0.22507697343826294,"rank":1,"top_logprobs":[{"token_id":260,"logprob":-0.22507697343826294,"rank":1}]},
+        {"token_id":3049,"logprob":-5.639614105224609,"rank":32,"top_logprobs":[{"token_id":3049,"logprob":-5.639614105224609,"rank":32}]},
+        {"token_id":2376,"logprob":-6.636347770690918,"rank":56,"top_logprobs":[]}]}}]})";
+constexpr const char* kVllmNoScaleOut =
+    R"({"error":{"message":"Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them.",
+        "type":"PermissionDeniedError","param":null,"code":403}})";
+
+TEST(EngineAnswers, OfVllmSayUnderWhichWeightsEachTokenWasDrawn) {
+  const auto protocol = vllm_protocol();
+  ASSERT_TRUE(protocol->which_interface());
+  ASSERT_TRUE(protocol->settle_interface(200, kVllmTokens));
+  EXPECT_TRUE(protocol->keeps_responses());
+  Draw draw;
+  draw.context = {1, 4093, 198, 1780};
+  const auto piece = protocol->drawn(draw, kVllmTokens);
+  ASSERT_TRUE(piece) << piece.error().message();
+  EXPECT_EQ(piece->tokens, (std::vector<model::Token>{314, 260, 3049, 2376}));
+  EXPECT_EQ(piece->logprobs.size(), 4u);
+  ASSERT_EQ(piece->spans.size(), 2u);
+  EXPECT_EQ(piece->spans[1].weights, "8");
+  EXPECT_EQ(piece->spans[1].end, 4u);
+  draw.context = {1};
+  EXPECT_FALSE(protocol->drawn(draw, kVllmTokens)) << "of another prompt";
+  EXPECT_EQ(protocol->draw(draw).path, "/inference/v1/generate");
+  // Without the interface responses come back at a pause.
+  ASSERT_TRUE(protocol->settle_interface(403, kVllmNoScaleOut));
+  EXPECT_FALSE(protocol->keeps_responses());
+  EXPECT_EQ(protocol->draw(draw).path, "/v1/completions");
+  EXPECT_TRUE(protocol->name_weights(Version{3}).empty());
+  EXPECT_FALSE(protocol->settle_interface(500, "")) << "asked again";
+}
+
 // Whatever stands there: an answer or an error.
 TEST(EngineAnswers, OfAnyBytesDoNoHarm) {
   Random random(3);
-  for (const bool sglang : {true, false}) {
-    const auto protocol = sglang ? sglang_protocol() : vllm_protocol();
-    const std::string good = sglang ? kSglang : kVllm;
+  for (const char* const recorded : {kSglang, kVllm, kVllmTokens}) {
+    const auto protocol = recorded == kSglang ? sglang_protocol() : vllm_protocol();
+    if (recorded == kVllmTokens) {
+      ASSERT_TRUE(protocol->settle_interface(200, recorded));
+    }
+    const std::string good = recorded;
     Draw draw;
     draw.context = {1, 2};
+    if (recorded == kVllmTokens) draw.context = {1, 4093, 198, 1780};
     const auto read = [&](const std::string& body) {
       const auto piece = protocol->drawn(draw, body);
       EXPECT_TRUE(!piece || piece->aborted || piece->tokens.size() == piece->logprobs.size());

@@ -44,14 +44,15 @@ struct EngineServer::Impl {
   };
   std::map<std::uint64_t, Drawing*> running;
   std::uint64_t next = 1;
-  bool paused = false, stopping = false, ready = false;
+  bool paused = false, keeping = false, stopping = false, ready = false;  // keeping: responses wait in the pause
   std::filesystem::path folder;
   std::string version = "default";
+  std::vector<std::string> versions{version};  // by number of the span
 
   void run() {
     std::unique_lock lock(mutex);
     while (!stopping) {
-      if (running.empty()) {
+      if (running.empty() || keeping) {
         changed.wait(lock);
         continue;
       }
@@ -110,9 +111,16 @@ struct EngineServer::Impl {
     return false;
   }
 
+  void name_version(const std::string& next) {
+    version = next;
+    versions.push_back(next);
+    model->begin_span(versions.size() - 1);
+  }
+
   void load(const std::filesystem::path& from) {
     model->load(from);
     folder = from;
+    name_version(version);  // no later prompt shares keys and values with earlier ones
   }
 
   void routes() {
@@ -157,7 +165,7 @@ struct EngineServer::Impl {
       on("POST", "/update_weight_version", [this](const Request& q, Response& r, auto&) {
         const json body = json::parse(q.body);
         if (body.value("abort_all_requests", true)) abort_all();
-        version = body.at("new_version");
+        name_version(body.at("new_version"));
         put(r, {{"success", true}, {"new_version", version}});
       });
       on("POST", "/update_weights_from_disk", [this](const Request& q, Response& r, auto& lock) {
@@ -178,13 +186,15 @@ struct EngineServer::Impl {
          [this](const Request& q, Response& r, auto& lock) { vllm(json::parse(q.body), r, lock); });
       on("POST", "/pause", [this](const Request& q, Response& r, auto& lock) {
         if (spoilt(take_fault("pause"), r, lock)) return;
-        if (q.get_param_value("mode") != "abort") throw std::runtime_error("mode");
+        const std::string mode = q.get_param_value("mode");
+        if (mode != "abort" && mode != "keep") throw std::runtime_error("mode");
         paused = true;
-        abort_all();
+        keeping = mode == "keep";
+        if (!keeping) abort_all();
         put(r, {{"status", "paused"}});
       });
       on("POST", "/resume", [this](const Request&, Response& r, auto&) {
-        paused = false;
+        paused = keeping = false;
         changed.notify_all();
         put(r, {{"status", "resumed"}});
       });
@@ -197,6 +207,22 @@ struct EngineServer::Impl {
         put(r, {{"results", {nullptr}}});
       });
       on("POST", "/reset_prefix_cache", [](const Request&, Response&, auto&) {});
+      on("POST", "/inference/v1/generate", [this](const Request& q, Response& r, auto& lock) {
+        if (speaks == Speaks::kVllmCompletions)
+          return put(r,
+                     {{"error",
+                       {{"message", "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out."},
+                        {"type", "PermissionDeniedError"},
+                        {"param", nullptr},
+                        {"code", 403}}}},
+                     403);
+        generate(json::parse(q.body), r, lock);
+      });
+      on("POST", "/update_weight_version", [this](const Request& q, Response& r, auto&) {
+        const json next = json::parse(q.body).at("new_version");
+        if (!take_fault("version")) name_version(next);
+        put(r, {{"success", true}, {"new_version", next}});
+      });
       on("GET", "/v1/models", [this](const Request&, Response& r, auto&) {
         put(r, {{"object", "list"},
                 {"data", {{{"id", folder.string()}, {"object", "model"}, {"root", folder.string()}}}}});
@@ -281,6 +307,50 @@ struct EngineServer::Impl {
     if (fault && fault->what == "reordered") std::swap(list[0], list[list.size() - 1]);
     if (!fault || fault->what != "no_logprobs") meta["output_token_logprobs"] = list;
     put(r, {{"text", ""}, {"output_ids", response.tokens}, {"meta_info", meta}});
+  }
+
+  // As vLLM 0.32 answered.
+  void generate(const json& body, Response& r, std::unique_lock<std::mutex>& lock) {
+    const json& params = body.at("sampling_params");
+    ServedRequest request{body.at("token_ids"), params.at("max_tokens"), params.at("temperature"),
+                          params.value("seed", 0u), params.value("stop_token_ids", std::vector<std::int32_t>{})};
+    json answer = {{"request_id", "generate-tokens-1"},
+                   {"prompt_token_ids", body.value("return_token_ids", false) ? json(request.prompt) : json()},
+                   {"output_mode", "tokens"}};
+    json choice = {{"index", 0}, {"finish_reason", "length"}, {"stop_reason", nullptr}, {"logprobs", nullptr}};
+    if (!params.contains("logprobs")) {  // asked to see that the interface is there
+      choice["token_ids"] = {1};
+      choice["weight_versions"] = json::array({{{"version", version}, {"start", 0}, {"end", 1}}});
+      answer["choices"] = json::array({choice});
+      return put(r, answer);
+    }
+    const auto fault = take_fault("draw");
+    if (spoilt(fault, r, lock)) return;
+    const auto [response, aborted] = draw(request, lock, fault ? &*fault : nullptr);
+    json spans = json::array();
+    for (std::size_t start = 0; const auto& [number, end] : response.spans) {
+      const std::size_t to = std::min(end, response.tokens.size());
+      if (to > start) spans.push_back({{"version", versions.at(number)}, {"start", start}, {"end", to}});
+      start = to;
+    }
+    choice["finish_reason"] = aborted ? "abort" : response.ended ? "stop" : "length";
+    choice["token_ids"] = response.tokens;
+    json content = json::array();
+    for (std::size_t i = 0; i < response.logprobs.size(); ++i)
+      content.push_back({{"token_id", response.tokens[i]}, {"logprob", number(response.logprobs[i])}, {"rank", 1}});
+    if (fault && fault->what == "nan") content[0]["logprob"] = nullptr;
+    if (fault && fault->what == "foreign") answer["prompt_token_ids"] = {1, 2};
+    if (fault && fault->what == "long") spans.back()["end"] = response.tokens.size();
+    if (fault && fault->what == "renamed") spans.back()["version"] = "other";
+    if (!fault || fault->what != "no_logprobs") choice["logprobs"] = {{"content", content}};
+    choice["weight_versions"] = spans;
+    json choices = json::array({choice});
+    if (fault && fault->what == "reordered") {
+      choices.insert(choices.begin(), choice);
+      choices[0]["index"] = 1;
+    }
+    answer["choices"] = choices;
+    put(r, answer);
   }
 
   void vllm(const json& body, Response& r, std::unique_lock<std::mutex>& lock) {
@@ -370,7 +440,7 @@ EngineServer::~EngineServer() {
   {
     const std::lock_guard lock(impl_->mutex);
     impl_->stopping = true;
-    impl_->paused = false;
+    impl_->paused = impl_->keeping = false;
     impl_->abort_all();
   }
   impl_->changed.notify_all();
@@ -405,7 +475,7 @@ void EngineServer::replace(const std::filesystem::path& folder) {
   const std::lock_guard lock(impl_->mutex);
   impl_->abort_all();
   impl_->load(folder);
-  impl_->version = "default";
+  impl_->name_version("default");
 }
 
 // ---- without a model ----
@@ -440,6 +510,8 @@ class Hashing final : public ServedModel {
       const auto token = static_cast<std::int32_t>(bits % static_cast<std::uint64_t>(vocabulary_));
       response.tokens.push_back(token);
       response.logprobs.push_back(value(token, position) / request.temperature);
+      if (response.spans.empty() || response.spans.back().first != span_) response.spans.push_back({span_, 0});
+      response.spans.back().second = response.tokens.size();
       response.ended = std::find(request.ends.begin(), request.ends.end(), token) != request.ends.end();
       const bool over = response.ended || std::ssize(response.tokens) == request.tokens_max;
       if (over) ended[it->first] = std::move(response);
@@ -454,6 +526,7 @@ class Hashing final : public ServedModel {
     running_.clear();
     return ended;
   }
+  void begin_span(std::uint64_t number) override { span_ = number; }
   std::vector<double> score(const std::vector<std::int32_t>& text) override {
     std::vector<double> all;
     for (std::size_t i = 1; i < text.size(); ++i) all.push_back(value(text[i], i));
@@ -473,7 +546,7 @@ class Hashing final : public ServedModel {
   }
   std::int32_t vocabulary_;
   std::shared_ptr<Hold> hold_;
-  std::uint64_t weights_ = 0;
+  std::uint64_t weights_ = 0, span_ = 0;
   std::map<std::uint64_t, std::pair<ServedRequest, ServedResponse>> running_;
 };
 

@@ -26,6 +26,7 @@ struct ServedResponse {
   std::vector<std::int32_t> tokens;
   std::vector<double> logprobs;
   bool ended = false;
+  std::vector<std::pair<std::uint64_t, std::size_t>> spans;  // number, and where it ends
 };
 
 // Called by one thread at a time.
@@ -38,11 +39,13 @@ class ServedModel {
   virtual std::map<std::uint64_t, ServedResponse> step() = 0;
   // All end with the tokens they have.
   virtual std::map<std::uint64_t, ServedResponse> interrupt() = 0;
+  virtual void begin_span(std::uint64_t number) = 0;  // tokens drawn from now on belong to it; until then to 0
   virtual std::vector<double> score(const std::vector<std::int32_t>& text) = 0;  // of all but the first
   virtual std::vector<double> top5(const std::vector<std::int32_t>& text, double temperature) = 0;  // descending
 };
 
-enum class Speaks { kSglang, kVllm };
+// vLLM as it is started with --enable-scale-out, and without it.
+enum class Speaks { kSglang, kVllm, kVllmCompletions };
 
 // One after the other; "": none.
 struct Fault {
@@ -50,9 +53,10 @@ struct Fault {
   std::string at;
   // "status": answers `status` | "hang": for `hangs`, and acts then | "disconnect": in the middle of the body |
   // "stale": says that it has loaded and has not | "fails": says that it could not | "unnamed": loads, but keeps its
-  // version | "no_logprobs" | "few_logprobs" | "nan" | "positive" | "reordered": two choices, the other first |
-  // "foreign": of another prompt | "token": beyond the vocabulary | "long": more than was asked for | "short": ends at
-  // no ending token | "raw": log-probabilities of temperature 1 | "html"
+  // version | "renamed": names a version that it was never given | "no_logprobs" | "few_logprobs" | "nan" | "positive"
+  // | "reordered": two choices, the other first | "foreign": of another prompt | "token": beyond the vocabulary |
+  // "long": more than was asked for | "short": ends at no ending token | "raw": log-probabilities of temperature 1 |
+  // "html"
   std::string what;
   int times = 1;
   int status = 503;

@@ -30,6 +30,11 @@ using ::testing::HasSubstr;
 
 constexpr Duration kSlice = milliseconds(20);
 
+const auto kServers = ::testing::Values(Speaks::kSglang, Speaks::kVllm, Speaks::kVllmCompletions);
+std::string server_name(const ::testing::TestParamInfo<Speaks>& info) {
+  return info.param == Speaks::kSglang ? "Sglang" : info.param == Speaks::kVllm ? "Vllm" : "VllmCompletions";
+}
+
 // Policies of one tensor, and what leads from one to the next.
 class Policies {
  public:
@@ -84,7 +89,7 @@ class RemoteTest : public ::testing::TestWithParam<Speaks> {
     spec.set_temperature(1);
     spec.set_top_p(1);
     task_ = *make_task(std::move(spec));
-    options_.kind = GetParam() == Speaks::kSglang ? EngineKind::kSglang : EngineKind::kVllm;
+    options_.kind = is_vllm() ? EngineKind::kVllm : EngineKind::kSglang;
     options_.folder = folder_.path() / "policy";
     options_.patience = seconds(20);
     options_.retry_first = milliseconds(5);
@@ -98,7 +103,7 @@ class RemoteTest : public ::testing::TestWithParam<Speaks> {
         GetParam(), hashing_model(static_cast<std::int32_t>(task_.model.vocab_size) - 1, hold_));
     options_.url = server_->url();
     make();
-    if (GetParam() == Speaks::kVllm) while_waiting_ = [this] { name_folder(); };
+    if (is_vllm()) while_waiting_ = [this] { name_folder(); };
   }
   // vLLM is told of its folder when it starts, so the folder is there before.
   void name_folder() {
@@ -112,7 +117,7 @@ class RemoteTest : public ::testing::TestWithParam<Speaks> {
     engine_ = std::move(*engine);
   }
   void install(const overlay::Publication& p) {
-    if (GetParam() == Speaks::kVllm && server_ && !named_) {
+    if (is_vllm() && server_ && !named_) {
       ASSERT_TRUE(delta_free_first(p));
     }
     const Status installed = engine_->install(p);
@@ -143,10 +148,12 @@ class RemoteTest : public ::testing::TestWithParam<Speaks> {
     const auto last = static_cast<model::Token>(task_.model.vocab_size - 1);
     task_.phrasing = *model::Phrasing::from_parts(task_.phrasing->tokenizer(), {last}, R"({"text": "{prompt}"})");
   }
-  std::string draw_path() const { return GetParam() == Speaks::kSglang ? "/generate" : "/v1/completions"; }
-  std::string load_path() const {
-    return GetParam() == Speaks::kSglang ? "/update_weights_from_disk" : "/collective_rpc";
+  bool is_vllm() const { return GetParam() != Speaks::kSglang; }
+  std::string draw_path() const {
+    if (!is_vllm()) return "/generate";
+    return GetParam() == Speaks::kVllm ? "/inference/v1/generate" : "/v1/completions";
   }
+  std::string load_path() const { return is_vllm() ? "/collective_rpc" : "/update_weights_from_disk"; }
   static void expect_whole(const Result<Response>& r, std::uint64_t version, std::int64_t tokens_max = 20) {
     ASSERT_TRUE(r) << r.error().message();
     EXPECT_TRUE(r->ended || std::ssize(r->tokens) == tokens_max) << r->tokens.size();
@@ -169,8 +176,7 @@ class RemoteTest : public ::testing::TestWithParam<Speaks> {
   std::unique_ptr<EngineServer> server_;
   std::unique_ptr<Engine> engine_;
 };
-INSTANTIATE_TEST_SUITE_P(Engines, RemoteTest, ::testing::Values(Speaks::kSglang, Speaks::kVllm),
-                         [](const auto& info) { return info.param == Speaks::kSglang ? "Sglang" : "Vllm"; });
+INSTANTIATE_TEST_SUITE_P(Engines, RemoteTest, kServers, server_name);
 
 TEST_P(RemoteTest, AnswersAreTakenOverAsTheyAre) {
   attach();
@@ -187,7 +193,7 @@ TEST_P(RemoteTest, AnswersAreTakenOverAsTheyAre) {
   EXPECT_EQ(again.at(3)->tokens, all.at(3)->tokens);
   EXPECT_EQ(again.at(3)->logprobs, all.at(3)->logprobs);
   const nlohmann::json asked = nlohmann::json::parse(server_->last(draw_path()));
-  const nlohmann::json& sampling = GetParam() == Speaks::kSglang ? asked.at("sampling_params") : asked;
+  const nlohmann::json& sampling = asked.contains("sampling_params") ? asked.at("sampling_params") : asked;
   for (const auto& [name, value] : std::map<std::string, double>{{"top_p", 1},
                                                                  {"top_k", -1},
                                                                  {"min_p", 0},
@@ -215,7 +221,7 @@ TEST_P(RemoteTest, StopStringsEndResponses) {
   EXPECT_EQ(stopped.logprobs.size(), 6u);
   EXPECT_EQ(stopped.spans.back().end, 6u);
   const nlohmann::json asked = nlohmann::json::parse(server_->last(draw_path()));
-  EXPECT_EQ((GetParam() == Speaks::kSglang ? asked.at("sampling_params") : asked).at("stop"), nlohmann::json{stop});
+  EXPECT_EQ((asked.contains("sampling_params") ? asked.at("sampling_params") : asked).at("stop"), nlohmann::json{stop});
 }
 
 TEST_P(RemoteTest, LongResponsesAreAskedForInPieces) {
@@ -236,7 +242,7 @@ TEST_P(RemoteTest, WhatIsUnderWayGoesOnUnderTheNewPolicy) {
   no_end();
   hold_->held_at = 10;
   for (std::uint64_t id = 0; id < 4; ++id) submit(id, 100);
-  server_->fault({"draw", "hang", 1, 0, seconds(60)});
+  server_->fault({"draw", "hang", 1, 0, seconds(3)});
   submit(4, 100);
   while (hold_->drawn < 4 * 10) engine_->poll(kSlice);
   int waits = 0, mixed = 0;
@@ -330,7 +336,7 @@ TEST_P(RemoteTest, APauseThatIsNeverAnsweredEndsSoon) {
   expect_whole(finish().at(1), 2);
 }
 
-// A step without a gradient publishes the policy of before: vLLM has nothing to read. SGLang is told of every version.
+// A step without a gradient publishes the policy of before: nothing has to be read, and responses go on.
 TEST_P(RemoteTest, TheSamePolicyIsNotLoadedAgain) {
   attach();
   install(policies_.snapshot(1));
@@ -344,7 +350,19 @@ TEST_P(RemoteTest, TheSamePolicyIsNotLoadedAgain) {
   install(same);
   hold_->held_at = 1000;
   expect_whole(finish().at(1), 2);
-  EXPECT_EQ(server_->count(load_path()), before + (GetParam() == Speaks::kSglang ? 1 : 0));
+  EXPECT_EQ(server_->count(load_path()), before);
+}
+
+// A server that names a version that it was never given has other weights.
+TEST_P(RemoteTest, AnUnknownVersionOfTheWeightsIsRefused) {
+  if (GetParam() != Speaks::kVllm) GTEST_SKIP() << "completions name no version";
+  attach();
+  install(policies_.snapshot(1));
+  const int before = server_->count(load_path());
+  server_->fault({"draw", "renamed"});
+  submit(1);
+  expect_whole(finish().at(1), 1);
+  EXPECT_EQ(server_->count(load_path()), before + 1) << "it loads the policy again";
 }
 
 // A dead engine behind a server that lives answers 500: health is looked at before anything is asked for again.
@@ -373,7 +391,7 @@ TEST_P(RemoteTest, AServerThatIsAwayTakesNoWork) {
 
 // vLLM loads what it was started on, again and again.
 TEST_P(RemoteTest, AServerOfAnotherFolderIsNamed) {
-  if (GetParam() == Speaks::kSglang) GTEST_SKIP() << "SGLang is told which folder to read";
+  if (!is_vllm()) GTEST_SKIP() << "SGLang is told which folder to read";
   attach();
   install(policies_.snapshot(1));
   const fs::path other = folder_.path() / "other";
@@ -404,7 +422,7 @@ TEST_P(RemoteTest, AnswersThatCannotBeRightAreRefused) {
   install(policies_.snapshot(1));
   std::vector<std::string> faults{"no_logprobs", "few_logprobs", "nan",   "positive", "reordered",
                                   "token",       "long",         "short", "html"};
-  if (GetParam() == Speaks::kVllm) faults.push_back("foreign");
+  if (is_vllm()) faults.push_back("foreign");
   std::uint64_t id = 0;
   for (const std::string& what : faults) {
     server_->fault({"draw", what});
@@ -434,13 +452,13 @@ TEST_P(RemoteTest, AnotherProcessAtTheSameAddressGetsThePolicy) {
   ASSERT_TRUE(delta::write_checkpoint(old.path(), delta::decode_snapshot(encoded.payload.bytes()->bytes())->view()));
   const int before = server_->count(load_path());
   server_->replace(old.path());
-  if (GetParam() == Speaks::kVllm) {
+  if (is_vllm()) {
     server_->fault({"draw", "disconnect"});  // what one sees of it
     server_->replace(options_.folder);       // it reads the folder, as it was told to
   }
   submit(1);
   expect_whole(finish().at(1), 2);
-  EXPECT_EQ(server_->count(load_path()), before + (GetParam() == Speaks::kSglang ? 1 : 0));
+  EXPECT_EQ(server_->count(load_path()), before + (is_vllm() ? 0 : 1));
 }
 
 TEST_P(RemoteTest, LogprobsOfAnotherTemperatureAreRefused) {
@@ -453,7 +471,7 @@ TEST_P(RemoteTest, LogprobsOfAnotherTemperatureAreRefused) {
   named_ = false;
   server_->fault({"draw", "raw"});
   make();
-  if (GetParam() == Speaks::kVllm) {
+  if (is_vllm()) {
     ASSERT_TRUE(delta_free_first(policies_.snapshot(1)));
   }
   const Status refused = engine_->install(policies_.snapshot(1));
@@ -506,12 +524,13 @@ TEST_P(RemoteTest, StopEndsEveryWait) {
 class ChildTest : public RemoteTest {
  protected:
   std::string command(const std::string& more) const {
-    return std::string(ECHOLINE_ENGINE_PROGRAM) + (GetParam() == Speaks::kSglang ? " sglang" : " vllm") +
-           " {model} {port} --hash " + more;
+    const std::string kind = GetParam() == Speaks::kSglang ? "sglang"
+                             : GetParam() == Speaks::kVllm ? "vllm"
+                                                           : "vllm-completions";
+    return fmt::format("{} {} {{model}} {{port}} --hash {}", ECHOLINE_ENGINE_PROGRAM, kind, more);
   }
 };
-INSTANTIATE_TEST_SUITE_P(Engines, ChildTest, ::testing::Values(Speaks::kSglang, Speaks::kVllm),
-                         [](const auto& info) { return info.param == Speaks::kSglang ? "Sglang" : "Vllm"; });
+INSTANTIATE_TEST_SUITE_P(Engines, ChildTest, kServers, server_name);
 
 TEST_P(ChildTest, AServerThatDiesIsStartedAgainAndNothingIsLost) {
   options_.command = command("--die-once " + (folder_.path() / "died").string());
@@ -679,6 +698,27 @@ TEST(PolicyFolder, ADeltaIsResolvedWhileItArrives) {
   EXPECT_EQ(in_files(), policies.digest(2));
   ASSERT_TRUE(folder->install(policies.delta(2, 3)));
   EXPECT_EQ(in_files(), policies.digest(3));
+}
+
+// vLLM reads the output head of a tied model as a tensor of its own. The policy has it once.
+TEST(PolicyFolder, ARepeatedTensorIsWrittenTwice) {
+  TemporaryFolder memory;
+  Policies policies(4);
+  auto folder =
+      *PolicyFolder::make({}, {}, memory.path(), 1, RepeatedTensor{"lm_head.weight", "model.norm.weight"});
+  const auto expect = [&](std::size_t version) {
+    EXPECT_EQ(overlay::Digest(folder->digest()), policies.digest(version).bytes);
+    const auto there = *delta::Checkpoint::open(folder->path());
+    ASSERT_EQ(there.view().size(), 2u);
+    EXPECT_TRUE(std::ranges::equal(there.view()[0].bytes, there.view()[1].bytes));
+    EXPECT_EQ(*delta::digest_state({there.view()[1]}), policies.digest(version));
+  };
+  ASSERT_TRUE(folder->install(policies.snapshot(1)));
+  expect(1);
+  ASSERT_TRUE(folder->install(policies.delta(1, 2)));
+  expect(2);
+  ASSERT_TRUE(folder->install(policies.snapshot(3)));
+  expect(3);
 }
 
 TEST(PolicyFolder, WhatAKilledWorkerLeftIsRemoved) {

@@ -54,8 +54,8 @@ void sweep(const fs::path& memory) {
 
 Result<std::unique_ptr<PolicyFolder>> PolicyFolder::make(const std::map<std::string, std::string>& files,
                                                          const fs::path& where, const fs::path& memory,
-                                                         unsigned threads) {
-  std::unique_ptr<PolicyFolder> made(new PolicyFolder(threads));
+                                                         unsigned threads, std::optional<RepeatedTensor> repeated) {
+  std::unique_ptr<PolicyFolder> made(new PolicyFolder(threads, std::move(repeated)));
   std::error_code ec;
   if (where.empty()) {
     sweep(memory);
@@ -116,10 +116,7 @@ Status PolicyFolder::install(const overlay::Publication& publication) {
   } else {
     ECHO_ASSIGN(const auto written, arriving_.apply_delta(publication, version_));
     version_.reset();
-    for (const delta::TensorWrite& write : written) {
-      const std::span<std::byte> file = files_[there_->place(write.tensor).file].mutable_bytes();
-      write.write_to(file.subspan(there_->place(write.tensor).first_byte + write.first_byte, write.byte_count));
-    }
+    for (const delta::TensorWrite& one : written) write(one);
   }
   version_ = publication.version;
   digest_ = publication.policy_digest;
@@ -131,32 +128,62 @@ Status PolicyFolder::install(const overlay::Publication& publication) {
 Status PolicyFolder::install_snapshot(const overlay::Publication& publication) {
   ECHO_ASSIGN(const delta::OwnedState state, arriving_.snapshot(publication));
   const delta::StateView tensors = state.view();
-  if (!there_) {
-    ECHO_TRY(check_room(state.total_bytes()));
-    ECHO_TRY(delta::write_checkpoint(path_, tensors));
+  if (policy_.empty()) {
+    const delta::StateView stored = as_stored(tensors);
+    std::uint64_t bytes = 0;
+    for (const delta::TensorView& tensor : stored) bytes += tensor.bytes.size();
+    ECHO_TRY(check_room(bytes));
+    ECHO_TRY(delta::write_checkpoint(path_, stored));
     return map_files();
   }
   const auto same = [](const delta::TensorView& a, const delta::TensorView& b) {
     return a.name == b.name && a.dtype == b.dtype && a.shape == b.shape;
   };
-  if (!std::equal(tensors.begin(), tensors.end(), there_->view().begin(), there_->view().end(), same))
+  if (!std::equal(tensors.begin(), tensors.end(), policy_.begin(), policy_.end(), same))
     return fail(Code::kInvalid, "install policy", "its tensors are not those of the policy before");
   version_.reset();
   for (std::size_t i = 0; i < tensors.size(); ++i)
-    std::ranges::copy(tensors[i].bytes,
-                      files_[there_->place(i).file].mutable_bytes().subspan(there_->place(i).first_byte).begin());
+    write({i, 0, tensors[i].bytes.size(), 1, true, {}, tensors[i].bytes, {}});
   return ok();
 }
 
+// The policy with the tensor that the files repeat.
+delta::StateView PolicyFolder::as_stored(const delta::StateView& policy) const {
+  delta::StateView stored = policy;
+  if (!repeated_) return stored;
+  for (const delta::TensorView& tensor : policy)
+    if (tensor.name == repeated_->of) {
+      stored.push_back(tensor);
+      stored.back().name = repeated_->name;
+    }
+  return stored;
+}
+
 Status PolicyFolder::map_files() {
-  ECHO_ASSIGN(delta::Checkpoint there, delta::Checkpoint::open(path_));
-  files_.clear();
+  ECHO_ASSIGN(const delta::Checkpoint there, delta::Checkpoint::open(path_));
   for (std::size_t i = 0; i < there.file_count(); ++i) {
     ECHO_ASSIGN(delta::MappedFile file, delta::MappedFile::open_to_write(there.file_path(i), "install policy"));
     files_.push_back(std::move(file));
   }
-  there_ = std::move(there);
+  for (std::size_t i = 0; i < there.view().size(); ++i) {
+    delta::TensorView tensor = there.view()[i];
+    const auto [file, first_byte] = there.place(i);
+    const std::span<std::byte> memory = files_[file].mutable_bytes().subspan(first_byte, tensor.bytes.size());
+    if (repeated_ && tensor.name == repeated_->name) {
+      repetition_ = memory;
+      continue;
+    }
+    if (repeated_ && tensor.name == repeated_->of) repeated_of_ = policy_.size();
+    tensor.bytes = memory;
+    policy_.push_back(std::move(tensor));
+    memory_.push_back(memory);
+  }
   return ok();
+}
+
+void PolicyFolder::write(const delta::TensorWrite& write) {
+  write.write_to(memory_[write.tensor].subspan(write.first_byte, write.byte_count));
+  if (write.tensor == repeated_of_) write.write_to(repetition_.subspan(write.first_byte, write.byte_count));
 }
 
 Status PolicyFolder::check_room(std::uint64_t bytes) const {

@@ -23,16 +23,22 @@ struct Draw {
   std::vector<model::Token> context;  // the prompt and what was drawn after it
   std::int64_t tokens_max = 0;
   std::uint64_t seed = 0;
+  std::string weights;  // other weights have another name: a server keeps keys and values of a context apart by it
   double temperature = 1;
   std::vector<model::Token> ends;  // a response ends with the first of these
   std::vector<std::string> stop;   // or when its text contains one of these
 };
 
 struct Piece {
+  // Tokens up to `end`, from the end of the span before, were drawn under the version that the server calls `weights`.
+  struct WeightSpan {
+    std::string weights;
+    std::size_t end = 0;
+  };
   std::vector<model::Token> tokens;
   std::vector<double> logprobs;
   bool aborted = false;
-  std::optional<std::string> weights;  // the version that the server says it has
+  std::vector<WeightSpan> spans;  // of all tokens, where the server says them
 };
 
 struct Probed {
@@ -60,11 +66,15 @@ class Protocol {
   // Form only: as many log-probabilities as tokens, for the context that was asked about where the server repeats it.
   virtual Result<Piece> drawn(const Draw& draw, std::string_view body) const = 0;
 
-  // Whether its answers name the version of the weights that it was given.
-  virtual bool names_versions() const { return false; }
-  // Which folder it was started on, where it tells: empty when the answer does not say so.
+  // The folder that it was started on; empty: the answer does not say it.
   virtual std::optional<Call> served_model() const { return std::nullopt; }
   virtual std::filesystem::path served_folder(std::string_view) const { return {}; }
+  // Asks which interface the server has, where releases differ. settle_interface() takes the answer, of any status, and
+  // later calls are of that interface.
+  virtual std::optional<Call> which_interface() const { return std::nullopt; }
+  virtual Status settle_interface(int, std::string_view) { return ok(); }
+  // Whether the weights of a tied model have to contain the output head as a tensor of its own.
+  virtual bool wants_own_head() const { return false; }
 
   // What the model says of the tokens of a text.
   virtual Call probe(const std::vector<model::Token>& text) const = 0;
@@ -75,13 +85,15 @@ class Protocol {
   virtual Result<double> spread_of(std::string_view body) const = 0;
   virtual std::string_view temper_how() const = 0;  // what to do where they are not those of the temperature
 
-  // In this order: no response goes on, those under way come back with what they have; other weights; responses are
-  // taken again.
+  // In this order: no response goes on; other weights; responses are taken again. Responses under way go on then where
+  // the server keeps them; otherwise they come back at the pause with the tokens they have.
+  virtual bool keeps_responses() const { return false; }
   virtual Step pause() const = 0;
   virtual std::vector<Step> load(const std::filesystem::path& folder, Version version) const = 0;
   virtual Step resume() const = 0;
-  // What a server that has just begun with the folder is told.
-  virtual std::vector<Step> begun(Version version) const = 0;
+  // Gives the weights that the server has their version: of a server that has just begun with the folder, or where
+  // versions have the same weights. None: it cannot be told.
+  virtual std::vector<Step> name_weights(Version version) const = 0;
 };
 
 std::unique_ptr<Protocol> sglang_protocol();

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <deque>
 #include <map>
+#include <set>
 
 #include "base/http.hpp"
 #include "base/log.hpp"
@@ -40,7 +41,8 @@ constexpr Duration kBackoffMax = std::chrono::seconds(30);
 constexpr Duration kForever = std::chrono::hours(24);
 constexpr std::size_t kAnswerMax = 64u << 20;
 constexpr double kLogprobSlack = 1e-3;  // above 0, as rounding gives it
-constexpr double kSpreadMin = 0.05;     // nats; less tells nothing about the temperature
+const RepeatedTensor kOwnHead{"lm_head.weight", "model.embed_tokens.weight"};
+constexpr double kSpreadMin = 0.05;  // nats; less tells nothing about the temperature
 
 // Shell words.
 std::string quoted(const std::string& text) {
@@ -122,11 +124,9 @@ class Remote final : public Engine {
     if (phase_.looked_at() || phase_.is(kLoading)) rest();  // it may be reading the files
     ECHO_TRY(folder_->install(publication));
     if (!publication.activate) return ok();
-    if (phase_.is(kReady) && held_.version && folder_->digest() == held_.digest && !protocol_->names_versions()) {
-      held_.version = held_.target = folder_->version();  // the weights are the same, and nothing has to be read
-      return ok();
-    }
-    if (phase_.is(kReady))
+    if (phase_.is(kReady) && held_.version && folder_->digest() == held_.digest)
+      name_again();
+    else if (phase_.is(kReady))
       load(Look::kLoaded);
     else if (phase_.is(kEmpty))
       phase_.move(kDown);
@@ -174,6 +174,7 @@ class Remote final : public Engine {
   struct Held {
     std::optional<Version> target, version;
     overlay::Digest digest{};
+    std::set<Version> named;  // versions under which responses that are under way may have been drawn
   };
   // What the engine says of a text tells which weights it has.
   struct Proof {
@@ -279,7 +280,10 @@ class Remote final : public Engine {
     if (!phase_.is(kSuspected)) return load(owns() ? Look::kFresh : Look::kLoaded);
     // The same process is known to have its weights; another one may answer at an address by now.
     script_.errands.clear();
-    if (!owns()) look(Look::kWhetherSame);
+    if (!owns()) {
+      look(Look::kWhetherSame);
+      for (const Step& step : protocol_->name_weights(*held_.version)) add(step);
+    }
     phase_.move(kLoading);
   }
 
@@ -292,18 +296,54 @@ class Remote final : public Engine {
     if (!held_.target)
       return phase_.break_down(
           fail(Code::kIo, kOperation, "{} holds no whole policy any more", folder_->path().string()));
+    if (!interface_known_) {
+      if (const std::optional<Call> call = protocol_->which_interface()) {
+        if (!owns()) add(protocol_->resume());  // another worker may have left it paused
+        script_.errands.push_back({call,
+                                   [this, how](const HttpAnswer& answer) -> Status {
+                                     if (answer.status == 0) return good(answer, protocol_->which_interface()->path);
+                                     ECHO_TRY(protocol_->settle_interface(answer.status, answer.body));
+                                     interface_known_ = true;
+                                     bring_to_target(how);
+                                     return ok();
+                                   },
+                                   true});
+        return;
+      }
+      interface_known_ = true;
+    }
+    bring_to_target(how);
+  }
+
+  void bring_to_target(Look how) {
+    if (!protocol_->keeps_responses()) held_.named.clear();  // all come back before it has other weights
+    if (held_.version) held_.named.insert(*held_.version);
+    held_.named.insert(*held_.target);
     if (how == Look::kFresh) {
-      for (const Step& step : protocol_->begun(*held_.target)) add(step);
+      for (const Step& step : protocol_->name_weights(*held_.target)) add(step);
       check_temperature();
     } else {
       if (!owns()) ask_what_it_serves();
       add(protocol_->pause());
-      script_.errands.push_back({});
+      if (!protocol_->keeps_responses()) script_.errands.push_back({});
       for (const Step& step : protocol_->load(folder_->path(), *held_.target)) add(step);
       add(protocol_->resume());
       if (!owns()) check_temperature();
     }
     look(how);
+  }
+
+  // The policy in the folder is another version of the weights that the engine has.
+  void name_again() {
+    held_.target = folder_->version();
+    const std::vector<Step> steps = protocol_->name_weights(*held_.target);
+    held_.named.insert(*held_.target);
+    if (steps.empty()) {
+      held_.version = held_.target;
+      return;
+    }
+    phase_.move(kLoading);
+    for (const Step& step : steps) add(step);
   }
 
   // A server that was started on another folder would load that one again and again.
@@ -477,6 +517,8 @@ class Remote final : public Engine {
     if (phase_.is(kLoading) && !owns()) send(protocol_->resume().call, options_.control_patience);
     script_ = {};
     recall();
+    held_.named.clear();
+    interface_known_ = false;
     child_.reset();
     phase_.move(kDown);
   }
@@ -528,6 +570,7 @@ class Remote final : public Engine {
     draw.context.insert(draw.context.end(), live.response.tokens.begin(), live.response.tokens.end());
     const std::int64_t drawn = std::ssize(live.response.tokens);
     draw.tokens_max = std::min(kPieceTokens, live.sequence.tokens_max - drawn);
+    draw.weights = overlay::to_hex(held_.digest);
     draw.seed = drawn == 0 ? live.sequence.seed : mix64(live.sequence.seed ^ static_cast<std::uint64_t>(drawn));
     draw.temperature = task_.spec.temperature();
     draw.ends = task_.phrasing->eos();
@@ -587,13 +630,13 @@ class Remote final : public Engine {
     const Draw asked = next_of(live);
     Result<Piece> piece = protocol_->drawn(asked, answer.body);
     if (!piece) return finish(std::move(piece).error());
-    if (piece->weights && held_.version && *piece->weights != fmt::format("{}", *held_.version)) {
+    const auto spans = versions_of(*piece);
+    if (!spans) {
       again(true);
-      return failed(fmt::format("it answered with version '{}' where it was given {}", printable(*piece->weights, 40),
-                                *held_.version));
+      return failed(spans.error().detail);
     }
     const bool finite = std::ranges::all_of(piece->logprobs, [](double logprob) { return std::isfinite(logprob); });
-    if (Status taken = take(live, asked, *piece); !taken) return finish(std::move(taken).error(), !finite);
+    if (Status taken = take(live, asked, *piece, *spans); !taken) return finish(std::move(taken).error(), !finite);
     if (!piece->tokens.empty()) attempts_.failed = 0;
     progress_ += piece->tokens.size();
     if (live.response.ended || std::ssize(live.response.tokens) == live.sequence.tokens_max)
@@ -601,8 +644,23 @@ class Remote final : public Engine {
     again(piece->aborted && piece->tokens.empty() && phase_.is(kReady));
   }
 
+  // Which version each token was drawn under. kStale: one that the engine cannot have.
+  Result<std::vector<Span>> versions_of(const Piece& piece) const {
+    if (piece.spans.empty()) return std::vector<Span>{{held_.version.value_or(Version{}), piece.tokens.size()}};
+    std::vector<Span> spans;
+    for (const auto& [weights, end] : piece.spans) {
+      const auto named =
+          std::ranges::find_if(held_.named, [&](Version version) { return fmt::format("{}", version) == weights; });
+      if (named == held_.named.end())
+        return fail(Code::kStale, kOperation, "it answered with version '{}' where it was given {}",
+                    printable(weights, 40), held_.target.value_or(Version{}));
+      spans.push_back({*named, end});
+    }
+    return spans;
+  }
+
   // Exactly as the engine says, or not at all.
-  Status take(Live& live, const Draw& asked, const Piece& piece) const {
+  Status take(Live& live, const Draw& asked, const Piece& piece, const std::vector<Span>& versions) const {
     const auto wrong = [](std::string what) { return fail(Code::kCorrupt, "answer of the engine", "{}", what); };
     const std::size_t count = piece.tokens.size();
     if (piece.logprobs.size() != count)
@@ -636,8 +694,13 @@ class Remote final : public Engine {
       live.response.logprobs.resize(*end);
     }
     std::vector<Span>& spans = live.response.spans;
-    if (spans.empty() || spans.back().version != *held_.version) spans.push_back({*held_.version, 0});
-    spans.back().end = live.response.tokens.size();
+    for (const Span& span : versions) {
+      const std::size_t begin = spans.empty() ? 0 : spans.back().end;
+      const std::size_t end = std::min(before + span.end, live.response.tokens.size());
+      if (end <= begin) continue;
+      if (spans.empty() || spans.back().version != span.version) spans.push_back({span.version, 0});
+      spans.back().end = end;
+    }
     return ok();
   }
 
@@ -650,6 +713,7 @@ class Remote final : public Engine {
   std::unique_ptr<Child> child_;  // ends before its folder goes
   HttpClient http_;
   std::string url_;
+  bool interface_known_ = false;  // of the server that is there now
 
   std::map<std::uint64_t, Live> live_;
   std::deque<std::uint64_t> queue_;              // of those, without a request
@@ -678,14 +742,17 @@ Result<std::unique_ptr<Engine>> make_remote_engine(const EngineOptions& options,
                 "those left: set "
                 "rollout.top_p: 1, rollout.top_k: 0 and rollout.min_p: 0, or generate with the built-in engine",
                 spec.top_p(), spec.top_k(), spec.min_p(), protocol->name());
+  const bool own_head = task.model.tie_embeddings && protocol->wants_own_head();
   ECHO_ASSIGN(model::ModelFiles files, model::ModelFiles::make(
                                            [&] {
                                              model::ModelConfig config = task.model;
                                              config.eos = task.phrasing->eos();
+                                             if (own_head) config.tie_embeddings = false;
                                              return config;
                                            }(),
                                            task.phrasing->tokenizer()));
-  ECHO_ASSIGN(auto folder, PolicyFolder::make(files.content, options.folder, kMemoryFolder, threads_of(options)));
+  ECHO_ASSIGN(auto folder, PolicyFolder::make(files.content, options.folder, kMemoryFolder, threads_of(options),
+                                              own_head ? std::optional(kOwnHead) : std::nullopt));
   return std::unique_ptr<Engine>(std::make_unique<Remote>(options, task, host, std::move(protocol), std::move(folder)));
 }
 

@@ -36,7 +36,6 @@ Status succeeded(std::string_view body) {
 class Sglang final : public Protocol {
  public:
   std::string_view name() const override { return "SGLang"; }
-  bool names_versions() const override { return true; }
   Call health() const override { return {"GET", "/health", ""}; }
 
   Call draw(const Draw& d) const override {
@@ -48,7 +47,6 @@ class Sglang final : public Protocol {
     ECHO_ASSIGN(const json answer, parse_answer(body));
     Piece piece;
     piece.aborted = at(answer, "meta_info", "finish_reason", "type") == "abort";
-    piece.weights = text_of(at(answer, "meta_info", "weight_version"));
     const json& list = at(answer, "meta_info", "output_token_logprobs");
     if (piece.aborted && list.is_null()) return piece;  // before its first token
     ECHO_ASSIGN(Scored all, scored(list, "output_token_logprobs", 0));
@@ -62,6 +60,8 @@ class Sglang final : public Protocol {
     }
     piece.tokens = std::move(all.tokens);
     piece.logprobs = std::move(all.logprobs);
+    if (const auto weights = text_of(at(answer, "meta_info", "weight_version")))
+      piece.spans = {{*weights, piece.tokens.size()}};
     return piece;
   }
 
@@ -111,7 +111,7 @@ class Sglang final : public Protocol {
              .accepts = succeeded}};
   }
   Step resume() const override { return {post("/continue_generation", json::object()), true}; }
-  std::vector<Step> begun(Version version) const override {
+  std::vector<Step> name_weights(Version version) const override {
     return {
         {post("/update_weight_version", {{"new_version", fmt::format("{}", version)}, {"abort_all_requests", false}}),
          true}};

@@ -1,4 +1,5 @@
-// vLLM: completions as OpenAI has them, with tokens, and its calls for those who train (VLLM_SERVER_DEV_MODE=1).
+// vLLM: tokens in, tokens out (/inference/v1/generate, `--enable-scale-out`) or else completions as OpenAI has them;
+// and its calls for those who train (VLLM_SERVER_DEV_MODE=1). Written from what vLLM 0.32 answered.
 #include "worker/engines/answers.hpp"
 #include "worker/engines/protocol.hpp"
 
@@ -6,8 +7,7 @@ namespace echoline::worker {
 namespace {
 
 // The one choice of an answer.
-Result<json> only_choice(std::string_view body) {
-  ECHO_ASSIGN(const json answer, parse_answer(body));
+Result<json> only_choice(const json& answer) {
   const json& choices = at(answer, "choices");
   if (!choices.is_array() || choices.size() != 1 || at(choices[0], "index") != 0)
     return odd_answer("expected one choice with index 0, found {}", excerpt(choices));
@@ -33,19 +33,40 @@ class Vllm final : public Protocol {
     return root.is_string() ? root.get<std::string>() : std::string();
   }
 
+  std::optional<Call> which_interface() const override {
+    return post(kGenerate, {{"token_ids", {0}}, {"sampling_params", sampling(1, 1)}});
+  }
+  Status settle_interface(int status, std::string_view body) override {
+    generates_ = false;
+    if (status == 403 || status == 404 || status == 405) return ok();  // not there, or not enabled
+    if (status != 200)
+      return fail(Code::kUnavailable, "engine", "{}: expected status 200, found {} ({})", kGenerate, status,
+                  printable(body, 300));
+    ECHO_ASSIGN(const json answer, parse_answer(body));
+    ECHO_ASSIGN(const json choice, only_choice(answer));
+    generates_ = at(choice, "weight_versions").is_array();  // releases before 0.32 do not say under which weights
+    return ok();
+  }
+  // On a CPU a reload leaves a tied head as the first policy had it (vLLM 0.32 packs it apart from the embedding).
+  bool wants_own_head() const override { return true; }
+
   Call draw(const Draw& d) const override {
-    json body = sampling(d.context, d.temperature, d.tokens_max, d.seed);
-    body["logprobs"] = 0;
-    body["ignore_eos"] = d.ends.empty();
-    if (!d.ends.empty()) body["stop_token_ids"] = d.ends;
-    if (!d.stop.empty()) body["stop"] = d.stop, body["include_stop_str_in_output"] = true;
-    return post("/v1/completions", body);
+    json params = sampling(d.temperature, d.tokens_max);
+    params["logprobs"] = 0;
+    params["ignore_eos"] = d.ends.empty();
+    if (!d.ends.empty()) params["stop_token_ids"] = d.ends;
+    if (!d.stop.empty()) params["stop"] = d.stop, params["include_stop_str_in_output"] = true;
+    if (!generates_) return completion(d.context, std::move(params));
+    return post(
+        kGenerate,
+        {{"token_ids", d.context}, {"sampling_params", params}, {"cache_salt", d.weights}, {"return_token_ids", true}});
   }
   Result<Piece> drawn(const Draw& d, std::string_view body) const override {
-    ECHO_ASSIGN(const json choice, only_choice(body));
+    ECHO_ASSIGN(const json answer, parse_answer(body));
+    ECHO_ASSIGN(const json choice, only_choice(answer));
     Piece piece;
     piece.aborted = at(choice, "finish_reason") == "abort";
-    if (const json& prompt = at(choice, "prompt_token_ids"); !prompt.is_null()) {
+    if (const json& prompt = at(generates_ ? answer : choice, "prompt_token_ids"); !prompt.is_null()) {
       ECHO_ASSIGN(const auto context, tokens_of(prompt, "prompt_token_ids"));
       if (context != d.context) return odd_answer("it is about another prompt, of {} tokens", context.size());
     }
@@ -55,28 +76,31 @@ class Vllm final : public Protocol {
       return odd_answer("no 'token_ids': it does not know `return_token_ids`, which vLLM has since 0.10.2");
     }
     ECHO_ASSIGN(piece.tokens, tokens_of(ids, "token_ids"));
-    const json& logprobs = at(choice, "logprobs", "token_logprobs");
+    const json& logprobs = at(choice, "logprobs", generates_ ? "content" : "token_logprobs");
     if (!logprobs.is_array() || logprobs.size() != piece.tokens.size()) {
-      if (piece.aborted) return Piece{{}, {}, true, std::nullopt};
-      return odd_answer("expected {} log-probabilities in token_logprobs, found {}", piece.tokens.size(),
-                        excerpt(logprobs));
+      if (piece.aborted) return Piece{{}, {}, true, {}};
+      return odd_answer("expected {} log-probabilities, found {}", piece.tokens.size(), excerpt(logprobs));
     }
-    for (const json& one : logprobs) {
-      ECHO_ASSIGN(const double logprob, logprob_of(one));
+    for (std::size_t i = 0; i < logprobs.size(); ++i) {
+      if (generates_ && at(logprobs[i], "token_id") != piece.tokens[i])
+        return odd_answer("expected the log-probability of token {}, found {}", piece.tokens[i], excerpt(logprobs[i]));
+      ECHO_ASSIGN(const double logprob, logprob_of(generates_ ? at(logprobs[i], "logprob") : logprobs[i]));
       piece.logprobs.push_back(logprob);
     }
+    if (generates_) ECHO_TRY(read_spans(at(choice, "weight_versions"), piece));
     return piece;
   }
 
   Call probe(const std::vector<model::Token>& text) const override {
-    json body = sampling(text, 1, 1, 1);
-    body["prompt_logprobs"] = 0;
-    body["ignore_eos"] = true;
-    return post("/v1/completions", body);
+    json params = sampling(1, 1);
+    params["prompt_logprobs"] = 0;
+    params["ignore_eos"] = true;
+    return completion(text, std::move(params));
   }
   // [null, {"<token>": {"logprob": ...}}, ...]
   Result<Probed> probed(const std::vector<model::Token>& text, std::string_view body) const override {
-    ECHO_ASSIGN(const json choice, only_choice(body));
+    ECHO_ASSIGN(const json answer, parse_answer(body));
+    ECHO_ASSIGN(const json choice, only_choice(answer));
     const json& list = at(choice, "prompt_logprobs");
     if (!list.is_array() || list.size() != text.size())
       return odd_answer("expected {} entries in prompt_logprobs, found {}", text.size(), excerpt(list));
@@ -93,13 +117,14 @@ class Vllm final : public Protocol {
   }
 
   Call spread(const std::vector<model::Token>& text, double temperature) const override {
-    json body = sampling(text, temperature, 1, 1);
-    body["logprobs"] = 5;
-    body["return_tokens_as_token_ids"] = true;  // two tokens of the same text would be one
-    return post("/v1/completions", body);
+    json params = sampling(temperature, 1);
+    params["logprobs"] = 5;
+    params["return_tokens_as_token_ids"] = true;  // two tokens of the same text would be one
+    return completion(text, std::move(params));
   }
   Result<double> spread_of(std::string_view body) const override {
-    ECHO_ASSIGN(const json choice, only_choice(body));
+    ECHO_ASSIGN(const json answer, parse_answer(body));
+    ECHO_ASSIGN(const json choice, only_choice(answer));
     const json& top = at(choice, "logprobs", "top_logprobs");
     if (!top.is_array() || top.empty() || !top[0].is_object())
       return odd_answer("expected top_logprobs, found {}", excerpt(top));
@@ -114,33 +139,65 @@ class Vllm final : public Protocol {
   }
   std::string_view temper_how() const override { return "start it with --logprobs-mode processed_logprobs"; }
 
-  Step pause() const override { return {{"POST", "/pause?mode=abort", ""}, true}; }
-  std::vector<Step> load(const std::filesystem::path&, Version) const override {
-    return {{.call = post("/collective_rpc", {{"method", "reload_weights"}}), .long_work = true},
-            {{"POST", "/reset_prefix_cache", ""}}};
+  bool keeps_responses() const override { return generates_; }
+  Step pause() const override { return {{"POST", generates_ ? "/pause?mode=keep" : "/pause?mode=abort", ""}, true}; }
+  std::vector<Step> load(const std::filesystem::path&, Version version) const override {
+    std::vector<Step> steps{{.call = post("/collective_rpc", {{"method", "reload_weights"}}), .long_work = true}};
+    if (generates_)
+      steps.push_back(version_step(version));  // keys and values of other weights are apart by `cache_salt`
+    else
+      steps.push_back({{"POST", "/reset_prefix_cache", ""}});
+    return steps;
   }
   Step resume() const override { return {{"POST", "/resume", ""}, true}; }
-  std::vector<Step> begun(Version) const override { return {}; }
+  std::vector<Step> name_weights(Version version) const override {
+    if (!generates_) return {};
+    return {version_step(version)};
+  }
 
  private:
+  static constexpr const char* kGenerate = "/inference/v1/generate";
+
   static Call post(const char* path, const json& body) { return {"POST", path, body.dump()}; }
-  // All that generation_config.json might say otherwise, which vLLM takes its defaults from.
-  static json sampling(const std::vector<model::Token>& prompt, double temperature, std::int64_t tokens_max,
-                       std::uint64_t seed) {
-    return {{"prompt", prompt},
-            {"max_tokens", tokens_max},
-            {"n", 1},
+  static Call completion(const std::vector<model::Token>& prompt, json body) {
+    body["prompt"] = prompt;
+    body["n"] = 1;
+    body["return_token_ids"] = true;
+    body["stream"] = false;
+    return post("/v1/completions", body);
+  }
+  static Step version_step(Version version) {
+    return {.call = post("/update_weight_version", {{"new_version", fmt::format("{}", version)}})};
+  }
+  // All that generation_config.json might say otherwise, which vLLM takes its defaults from. No seed: nothing replays a
+  // server's draws, and on a CPU a seeded prompt that is read in parts ends vLLM 0.32.
+  static json sampling(double temperature, std::int64_t tokens_max) {
+    return {{"max_tokens", tokens_max},
             {"temperature", temperature},
             {"top_p", 1.0},
             {"top_k", -1},
             {"min_p", 0.0},
             {"frequency_penalty", 0.0},
             {"presence_penalty", 0.0},
-            {"repetition_penalty", 1.0},
-            {"seed", seed & 0x7fffffff},
-            {"return_token_ids", true},
-            {"stream", false}};
+            {"repetition_penalty", 1.0}};
   }
+  // [{"version": "3", "start": 0, "end": 5}, ...], which have to cover all tokens.
+  static Status read_spans(const json& list, Piece& piece) {
+    std::size_t end = 0;
+    if (list.is_array())
+      for (const json& span : list) {
+        const auto weights = text_of(at(span, "version"));
+        if (!weights || at(span, "start") != end || !at(span, "end").is_number_unsigned() ||
+            at(span, "end").get<std::size_t>() <= end)
+          break;
+        end = at(span, "end").get<std::size_t>();
+        piece.spans.push_back({*weights, end});
+      }
+    if (end == piece.tokens.size()) return ok();
+    return odd_answer("expected spans of {} tokens in weight_versions, found {}", piece.tokens.size(), excerpt(list));
+  }
+
+  bool generates_ = false;  // /inference/v1/generate
 };
 
 }  // namespace
