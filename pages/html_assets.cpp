@@ -3,7 +3,7 @@
 #include "pages/html_page.hpp"
 
 #ifdef ECHOLINE_CHART_JS
-// The file as it is, between two symbols.
+// Embeds the file between two symbols.
 __asm__(
     ".pushsection .rodata\n"
     ".global echoline_chart_js\n.global echoline_chart_js_end\n"

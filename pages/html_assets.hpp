@@ -1,4 +1,4 @@
-// The fixed parts of a page: its style and the script that hands its plots to Chart.js. Private to cli/.
+// The fixed parts of a page: its style sheet, and the script that passes its plots to Chart.js. Private to pages/.
 #pragma once
 #include <string_view>
 

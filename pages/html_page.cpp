@@ -15,7 +15,7 @@ using nlohmann::json;
 
 constexpr std::size_t kTextMax = 10'000;
 
-// A link inside the page's own folder: never a scheme such as javascript:.
+// Whether a link stays inside the page's folder: no scheme such as javascript:.
 bool is_safe_link(std::string_view link) {
   return !link.empty() && link.front() != '/' && link.find("..") == std::string_view::npos &&
          link.find(':') == std::string_view::npos;
@@ -83,7 +83,8 @@ std::string escape_html(std::string_view text) {
 
 std::string script_json(const json& value) {
   std::string out;
-  for (const char c : value.dump(-1, ' ', true, json::error_handler_t::replace)) {  // ASCII, so no U+2028 either
+  // ASCII only, so that U+2028 cannot occur
+  for (const char c : value.dump(-1, ' ', true, json::error_handler_t::replace)) {
     if (c == '<' || c == '>' || c == '&')
       out += fmt::format("\\u{:04x}", static_cast<unsigned>(c));
     else

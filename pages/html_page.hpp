@@ -1,4 +1,4 @@
-// A page that needs nothing beside itself: text, tables and plots as one HTML file, light or dark as its reader likes.
+// A self-contained HTML page with text, tables and plots; light or dark by the reader's setting.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -9,44 +9,44 @@
 
 namespace echoline::pages {
 
-// Texts may come from anywhere; everything here is escaped on its way into the page.
+// Texts may come from anywhere, so everything is escaped.
 std::string escape_html(std::string_view text);
-// JSON that cannot end the <script> it stands in.
+// JSON that cannot close the <script> element around it.
 std::string script_json(const nlohmann::json& value);
 
 struct PlotPoint {
   double x = 0;  // or the index of a category
   double y = 0;
   std::optional<double> low, high;  // an interval around y
-  std::string note;                 // what the tooltip says beside x and y
-  std::string link;                 // where a click leads, relative to the page
+  std::string note;                 // further text of the tooltip
+  std::string link;                 // target of a click, relative to the page
 };
 
 struct PlotSeries {
   std::string name;
-  std::vector<PlotPoint> points;  // by x where they are joined
+  std::vector<PlotPoint> points;  // sorted by x if joined
   bool joined = true;
 };
 
 struct Plot {
   std::string title, x_title, y_title;
-  std::vector<std::string> categories;  // what x stands for; empty: x is a number
+  std::vector<std::string> categories;  // labels of x; empty: x is a number
   std::vector<PlotSeries> series;
 };
 
-// Points of a series beyond this many are thinned out evenly.
+// Limit of a series; more points are thinned out evenly.
 inline constexpr std::size_t kPlotPointsMax = 2000;
 
 struct PageCell {
   std::string text, link;
-  bool number = false;  // set to the right
+  bool number = false;  // right-aligned
 };
 
-// What draws plots: the source of Chart.js 3 and its licence. Without it they are SVG, drawn here.
+// The library that draws plots: the source of Chart.js 3 and its licence. Without it, plots are SVG.
 struct ChartLibrary {
   std::string_view source, licence;
 };
-// As it was found when this program was built; empty where it was not.
+// The library found at build time; empty if there was none.
 ChartLibrary built_in_charts();
 
 class Page {
@@ -56,7 +56,7 @@ class Page {
   void paragraph(std::string_view text);
   void facts(const std::vector<std::pair<std::string, std::string>>& facts);
   void table(const std::vector<std::string>& titles, const std::vector<std::vector<PageCell>>& rows);
-  void plots(std::vector<Plot> plots);  // those that have points
+  void plots(std::vector<Plot> plots);  // omits plots without points
   std::string finish(const ChartLibrary& charts) const;
 
  private:
@@ -68,7 +68,7 @@ class Page {
   std::vector<Part> parts_;
 };
 
-// One plot as SVG; its colours are those of the page's style.
+// A plot as SVG, in the colours of the page's style.
 std::string plot_svg(const Plot& plot);
 
 }  // namespace echoline::pages

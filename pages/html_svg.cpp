@@ -1,4 +1,4 @@
-// Plots as SVG, for a program that was built without Chart.js.
+// Draws plots as SVG, for programs built without Chart.js.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@ struct Span {
   double low = 0, high = 1;
 };
 
-// A little wider than the values, beginning at 0 where that is near.
+// A range slightly wider than the values; begins at 0 if that is near.
 Span span_of(double low, double high) {
   if (!(low < high)) return {low - (low == 0 ? 1 : std::abs(low) / 2), high + (high == 0 ? 1 : std::abs(high) / 2)};
   if (low >= 0 && low < high / 2) return {0, high * 1.05};

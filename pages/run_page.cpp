@@ -18,7 +18,7 @@ using nlohmann::json;
 
 constexpr std::size_t kWorkersShown = 1000;
 
-// The value at a dotted path; null where there is none.
+// The value at a dotted path; null if there is none.
 const json& at(const json& object, std::string_view path) {
   static const json kNull;
   const json* value = &object;
@@ -98,7 +98,7 @@ void add_facts(Page& page, const json& r) {
   });
 }
 
-// Rows of one kind by their number; a step that was done again counts as it was done last.
+// Rows of one kind by their number; of a repeated step the last row counts.
 using Rows = std::map<double, const json*>;
 
 Rows rows_of(const std::vector<json>& metrics, std::string_view kind, const char* by) {

@@ -1,4 +1,4 @@
-// A run as a page: what it came to, how reward, loss, staleness, waiting and broadcasts went, its workers and events.
+// A run's report as a page: results, reward, loss, staleness, waiting, broadcasts, workers and events.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -19,13 +19,13 @@ struct RunFiles {
   nlohmann::json report;                // null while it runs
   std::vector<nlohmann::json> metrics;  // rows of metrics.jsonl and events.jsonl
   std::vector<nlohmann::json> events;
-  std::uint64_t events_left_out = 0;         // before these
-  std::optional<double> first_event_unix_s;  // of the first of all; absent: of these
+  std::uint64_t events_left_out = 0;         // earlier ones
+  std::optional<double> first_event_unix_s;  // of the very first event; absent: of `events`
 };
 
-// What the files hold that is not as docs/report.md and docs/run-folder.md have it is left out.
+// Ignores content of the files that differs from docs/report.md and docs/run-folder.md.
 std::string run_page(const RunFiles& run, const ChartLibrary& charts);
-// Into `file`, or into report.html of `folder` where none is named; returns where it is. kInvalid: `file` is a folder.
+// Writes to `file`, or to report.html of `folder` if that is empty. Returns the path. kInvalid: `file` is a folder.
 Result<std::filesystem::path> write_run_page(const RunFiles& run, const std::string& file,
                                              const std::filesystem::path& folder);
 

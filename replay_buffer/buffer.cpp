@@ -6,7 +6,7 @@
 
 namespace echoline::replay_buffer {
 
-// Groups that were neither consumed nor dropped; the text of the partial index, so that it is used.
+// Groups neither consumed nor dropped. Must equal the text in the partial index, so that SQLite uses that index.
 #define ECHO_WAITING "consumed_step IS NULL AND dropped_step IS NULL"
 
 std::vector<GroupId> Batch::ids() const {
@@ -62,7 +62,7 @@ Result<std::optional<Batch>> ReplayBuffer::sample(std::uint64_t step, std::uint3
   }
 }
 
-// Fills in the trajectories; the first group that does not read back.
+// Reads the trajectories. Returns the first group that cannot be read.
 Result<std::optional<GroupId>> ReplayBuffer::read_groups(Batch& batch) {
   for (Group& group : batch.groups) {
     bool sound = true;
@@ -88,7 +88,7 @@ Status ReplayBuffer::discard(GroupId group, std::string_view reason) {
   const std::uint64_t deleted = db.changes();
   ECHO_TRY(db.run("DELETE FROM groups WHERE group_id = ?1", group.value));
   ECHO_TRY(store_->count_rejected(reason, deleted));
-  // Groups that were added without the ledger are nobody's to generate.
+  // A group added without the ledger does not go to the pool, because no worker may generate it.
   ECHO_TRY(
       db.run("INSERT OR IGNORE INTO pool SELECT ?1 WHERE EXISTS (SELECT 1 FROM meta WHERE key = 'next_group' AND "
              "value > ?1)",
@@ -131,7 +131,7 @@ Result<bool> ReplayBuffer::awaits_scores(const Group& group) {
   for (const Trajectory& t : group.trajectories) {
     ECHO_ASSIGN(const auto stored,
                 db.one("SELECT 1 FROM trajectory WHERE id = ?1 AND group_id = ?2", t.id(), group.id.value));
-    if (!stored) return false;  // the group was generated anew
+    if (!stored) return false;  // the group was generated again
   }
   return true;
 }
@@ -262,7 +262,7 @@ Result<std::uint64_t> ReplayBuffer::prune(std::uint64_t before_step) {
   ECHO_ASSIGN(const auto consumed, db.one("SELECT sum(members) FROM groups WHERE consumed_step < ?1", before_step));
   ECHO_ASSIGN(const auto dropped, db.one("SELECT sum(members) FROM groups WHERE dropped_step < ?1", before_step));
   if (!consumed && !dropped) return std::uint64_t{0};
-  // What the reports count outlives the rows.
+  // The reports' counts outlive the rows.
   ECHO_TRY(db.run("UPDATE meta SET value = value + ?1 WHERE key = 'pruned_consumed'", consumed.value_or(0)));
   if (dropped) ECHO_TRY(store_->count_rejected("stale", *dropped));
   ECHO_TRY(db.run("CREATE TEMP TABLE IF NOT EXISTS pruned(group_id INTEGER PRIMARY KEY)"));

@@ -1,5 +1,5 @@
-// The durable replay buffer: every acknowledged trajectory is on disk, whole fresh groups are sampled oldest first,
-// and each group is consumed once. FORMAT.md describes the file.
+// The durable replay buffer. Every acknowledged trajectory is on disk. Complete groups that are fresh enough are
+// sampled oldest first, and each group is consumed once. FORMAT.md describes the file.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -21,19 +21,19 @@ namespace echoline::replay_buffer {
 
 using data_plane::Trajectory;
 
-class Store;  // the SQLite file, shared with JobLedger; hidden
+class Store;  // the SQLite file, shared with JobLedger
 
 struct BufferOptions {
-  std::uint32_t group_size = 8;        // G: a group is whole when it has members 0 .. G-1
+  std::uint32_t group_size = 8;        // G: a group is complete with members 0 .. G-1
   std::uint32_t staleness_budget = 3;  // S, learner steps
-  std::uint64_t rows_max = 4'000'000;  // trajectories in the file, consumed ones included until prune()
-  Bytes bytes_max{64ull << 30};        // their serialised size together
+  std::uint64_t rows_max = 4'000'000;  // trajectories in the file, including consumed ones until prune()
+  Bytes bytes_max{64ull << 30};        // serialised size of all trajectories
   data_plane::TrajectoryLimits limits;
 };
 
 struct AddOutcome {
   std::uint64_t stored = 0;
-  std::uint64_t duplicates = 0;  // ids that were there already: acknowledged, not stored again
+  std::uint64_t duplicates = 0;  // ids that existed already: acknowledged, not stored again
 };
 
 struct Group {
@@ -50,66 +50,66 @@ struct Batch {
 
 struct Counts {
   std::uint64_t stored = 0;             // trajectories in the file
-  std::uint64_t admissible_groups = 0;  // whole, unconsumed, fresh enough at the step asked about
+  std::uint64_t admissible_groups = 0;  // complete, unconsumed, fresh enough at the given step
   std::uint64_t admissible_trajectories = 0;
-  std::uint64_t incomplete_groups = 0;            // waiting for members
-  std::uint64_t unscored_groups = 0;              // whole, waiting for the learner's scores
-  std::uint64_t consumed = 0;                     // trajectories ever consumed (and not given back by rewind)
-  std::map<std::string, std::uint64_t> rejected;  // trajectories by reason; "stale" is what drop_stale() counted
+  std::uint64_t incomplete_groups = 0;  // waiting for members
+  std::uint64_t unscored_groups = 0;    // complete, waiting for the learner's scores
+  std::uint64_t consumed = 0;           // trajectories ever consumed, without those that rewind() made available again
+  std::map<std::string, std::uint64_t> rejected;  // trajectories by reason; drop_stale() counts as "stale"
 };
 
-// Learner steps: step t is the t-th update counted from 0, so a policy of version v has seen steps 0 .. v-1, and a
-// trajectory of version v trained on at step t is t - v steps stale. A version newer than t, left from a run that was
-// rolled back to an older checkpoint, counts as staleness 0: the importance weights use the stored behaviour
-// log-probabilities, so they are right whatever policy generated the tokens; only the distance between the policies
-// matters, and that is at most the steps rolled back.
+// Learner steps: step t is the t-th update, counted from 0. A policy of version v has seen steps 0 .. v-1, and a
+// trajectory of version v used in step t is t - v steps stale.
+// A version newer than t, left from a run that was rolled back to an older checkpoint, counts as staleness 0. The
+// importance weights use the stored behaviour log-probabilities, so they are correct for any generating policy. Only
+// the distance between the policies matters, which is at most the steps rolled back.
 //
-// Durability: WAL with synchronous=FULL; once a call has returned, its effect survives kill -9 and power loss.
-// Thread: one owner thread, the first that calls after open(); another thread's call ends the process.
+// Durability: WAL with synchronous=FULL. The effect of a call that has returned survives kill -9 and power loss.
+// Thread: the first thread that calls after open() owns the buffer; a call from another thread ends the process.
 class ReplayBuffer {
  public:
-  // Opens or creates the file. kCorrupt when it is not a sound SQLite file, kInvalid when it was written by another
-  // schema version or for another group size; both say what to do.
+  // Opens or creates the file. kCorrupt if it is not a valid SQLite file, kInvalid if it has another schema version or
+  // group size. Both say what to do.
   static Result<std::unique_ptr<ReplayBuffer>> open(const std::filesystem::path& path, const BufferOptions& options);
   ~ReplayBuffer();
 
-  // Stores all in one transaction (group commit), or none on an error: kInvalid for a trajectory that fails the
-  // check or takes a member's place under another id, kExhausted at rows_max or bytes_max.
+  // Stores all trajectories in one transaction, or none on an error: kInvalid if a trajectory fails the check or has a
+  // member's place under another id, kExhausted at rows_max or bytes_max.
   Result<AddOutcome> add(std::span<const Trajectory> trajectories);
 
-  // `groups` whole admissible groups for step t; nothing when there are fewer. Marks nothing, but a group that does not
-  // read back is discarded ("unreadable") and another one taken.
+  // Returns `groups` complete admissible groups for step t, or nothing if there are fewer. Does not mark them. Discards
+  // groups that cannot be read ("unreadable") and takes others.
   Result<std::optional<Batch>> sample(std::uint64_t step, std::uint32_t groups);
 
-  // Marks the groups consumed at step t in one transaction. kInvalid when one is unknown, incomplete or was
-  // consumed at another step; a repeat for the same step is fine.
+  // Marks the groups as consumed at step t in one transaction. kInvalid if one is unknown, incomplete or was consumed
+  // at another step; repeating the call for the same step is allowed.
   Status consume(std::uint64_t step, std::span<const GroupId> groups);
 
-  // After a resume whose next step is `step`: what was consumed or dropped at steps >= `step` is available again.
-  // A checkpoint taken after consume(4) resumes with rewind(5).
+  // Call after a resume whose next step is `step`. Groups consumed or dropped at steps >= `step` become available
+  // again. After a checkpoint that follows consume(4), resume with rewind(5).
   Status rewind(std::uint64_t step);
 
-  // Marks unconsumed groups too stale for step t as rejected ("stale"); returns their trajectories.
+  // Marks unconsumed groups too stale for step t as rejected ("stale"). Returns the number of their trajectories.
   Result<std::uint64_t> drop_stale(std::uint64_t step);
 
-  // A stored group that cannot be trained on: its trajectories are deleted and counted as rejected for `reason`; the
-  // group goes to the pool, because the problem may be sound.
+  // Discards a stored group that cannot be trained on: deletes its trajectories and counts them as rejected for
+  // `reason`. The group returns to the pool, because the problem may be valid.
   Status discard(GroupId group, std::string_view reason);
 
-  // Groups that wait for the learner's scores, oldest version first, but for those in `known`; at most `most`.
+  // Groups waiting for the learner's scores, oldest version first, without those in `known`; at most `most`.
   Result<std::vector<Group>> unscored(std::size_t most, const std::set<GroupId>& known = {});
-  // Whether these very trajectories still do.
+  // Whether exactly these trajectories still wait for scores.
   Result<bool> awaits_scores(const Group& group);
-  // Their scores are there: the bodies are replaced in one transaction, and the group may be sampled. False where they
-  // are not waited for any more.
+  // Replaces the stored bodies by scored ones in one transaction, after which the group may be sampled. False if the
+  // group no longer waits for scores.
   Result<bool> scored(const Group& group);
 
-  // Likewise all that this worker has handed in and that waits, but for `kept`; how many groups.
+  // Discards all waiting groups from this worker, except `kept`. Returns the number of groups.
   Result<std::uint64_t> discard_of(WorkerId worker, std::string_view reason, std::span<const GroupId> kept = {});
 
   Result<Counts> counts(std::uint64_t step);
 
-  // Deletes what was consumed or dropped at steps before `before_step`, with its settled leases, and returns the
+  // Deletes data consumed or dropped at steps before `before_step`, with its settled leases. Returns the number of
   // deleted trajectories. Checkpoints older than `before_step` can no longer be resumed with the same data.
   Result<std::uint64_t> prune(std::uint64_t before_step);
 

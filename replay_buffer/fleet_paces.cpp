@@ -9,7 +9,7 @@ namespace echoline::replay_buffer {
 namespace {
 
 constexpr double kUnitsPerGroup = 4294967296.0;  // 2^32
-constexpr double kRateMax = 1e9;                 // groups/s; a worker that seems faster counts as this fast
+constexpr double kRateMax = 1e9;                 // groups/s; the limit of a measured rate
 
 std::int64_t units(double rate) { return static_cast<std::int64_t>(std::fmin(rate, kRateMax) * kUnitsPerGroup); }
 

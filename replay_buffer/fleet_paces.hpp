@@ -1,4 +1,4 @@
-// How fast the workers of a fleet are: medians, and the sum of their rates, kept up to date in O(log n) a change.
+// The speed of a fleet's workers: medians, and the sum of rates, updated in O(log n) per change.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -13,22 +13,22 @@ namespace echoline::replay_buffer {
 
 __extension__ using Int128 = __int128;
 
-// The median of a multiset that changes; of an even number of values the upper one, as median() in rules.hpp.
+// The median of a changing multiset; for an even number of values the upper one, as median() in rules.hpp.
 class RunningMedian {
  public:
   void insert(double value);
-  void erase(double value);  // one that was inserted
+  void erase(double value);  // must have been inserted
   std::optional<double> value() const;
   std::size_t size() const { return lower_.size() + upper_.size(); }
 
  private:
   void balance();
   std::multiset<double> lower_,
-      upper_;  // no value of `lower_` is above one of `upper_`; `upper_` begins with the median
+      upper_;  // no value of `lower_` exceeds one of `upper_`; `upper_` begins with the median
 };
 
-// The sum of rates of which each counts as rate_that_counts() says, so by the median of them all. Kept in fixed point:
-// it depends on the rates alone and not on the order in which they came.
+// The sum of all rates, each limited by rate_that_counts() and so by the median. In fixed point, so that it depends on
+// the rates only and not on their order.
 class CountedRates {
  public:
   void insert(double rate);
@@ -40,11 +40,11 @@ class CountedRates {
  private:
   void move_limit();
   RunningMedian median_;
-  std::multiset<double> within_, beyond_;  // the limit of what counts
+  std::multiset<double> within_, beyond_;  // by whether the limit applies
   Int128 sum_within_ = 0;                  // in units of 2^-32
 };
 
-// The measured paces of the workers that are there. A worker without results has none.
+// The measured paces of the present workers. A worker without results has none.
 class FleetPaces {
  public:
   void set(WorkerId worker, const WorkerPace& pace);

@@ -1,4 +1,4 @@
-// Groups that wait for another worker, and the failures of workers on them. Private to this folder.
+// The groups that wait for another worker, with the failures of workers on them. Private to this folder.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -12,7 +12,7 @@ namespace echoline::replay_buffer {
 
 class GroupPool {
  public:
-  // How often each worker failed on a group and lived to tell, and the workers that were lost while they had it.
+  // How often each worker failed on a group without being lost, and the workers that were lost while they had it.
   struct Failures {
     std::map<WorkerId, std::uint32_t> failures;
     std::set<WorkerId> lost;
@@ -25,12 +25,12 @@ class GroupPool {
   bool contains(GroupId group) const { return ordinary_.contains(group) || suspects_.contains(group); }
   std::size_t size() const { return ordinary_.size() + suspects_.size(); }
 
-  const Failures& failures(GroupId group) const;  // empty where there are none
+  const Failures& failures(GroupId group) const;  // empty if there are none
   void put_failures(GroupId group, Failures failures);
 
-  // The lowest group that several workers were lost with: it is leased alone.
+  // The lowest group with which several workers were lost; it is leased alone.
   std::optional<GroupId> suspect() const;
-  // Up to `count` others in ascending order, without those that this worker failed on more than `failures_max` times.
+  // Up to `count` other groups, ascending, without those on which this worker failed more than `failures_max` times.
   std::vector<GroupId> others(std::size_t count, WorkerId worker, std::uint32_t failures_max) const;
 
  private:

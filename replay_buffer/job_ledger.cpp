@@ -39,7 +39,7 @@ class JobLedger::Impl {
   }
 
   Result<std::vector<Verdict>> submit(std::span<const Delivery> deliveries, std::uint64_t step, double now) {
-    ECHO_CHECK(!is_together_, "submit() has a transaction of its own");
+    ECHO_CHECK(!is_together_, "submit() uses its own transaction");
     const Store::Totals totals = store_.totals;
     core_.begin();
     auto verdicts = submit_all(deliveries, step, now);
@@ -52,8 +52,8 @@ class JobLedger::Impl {
   LeaseCore& core() { return core_; }
   const std::map<WorkerId, Misconduct>& misconduct() const { return misconduct_; }
 
-  // Lets the core decide, and returns once the file has it. On an error nothing has happened, in the file or in the
-  // core: a disk that refuses is not counted against a worker, and the call may be made again.
+  // Runs a decision of the core and returns once the file has it. On an error the file and the core are unchanged, so
+  // that a failing disk does not count against a worker and the call may be repeated.
   template <class Decide>
   auto decided(Decide&& decide) -> Result<decltype(decide())> {
     if (is_together_) return decide();
@@ -88,7 +88,7 @@ class JobLedger::Impl {
   void check_thread() { store_.check_thread(); }
 
  private:
-  // Puts what was decided since begin() into the file, or takes it back.
+  // Writes the changes since begin() to the file, or rolls them back.
   Status written() {
     Status written = core_.changed() || !kept_.empty() ? write() : ok();
     if (written) {
@@ -112,7 +112,7 @@ class JobLedger::Impl {
     return transaction.commit();
   }
 
-  // A live lease, or one that has ended, as long as the file has it.
+  // A live lease, or an ended one that is still in the file.
   Result<std::optional<LeaseRecord>> find(LeaseId id) {
     if (const LiveLease* live = core_.find(id)) return std::optional(live->record);
     return journal_.ended(id);
@@ -134,7 +134,7 @@ class JobLedger::Impl {
       }
       ECHO_TRY(db_.run("RELEASE delivery"));
       verdicts.push_back(std::move(verdict));
-      // At once: the next delivery may be of the same lease.
+      // Written at once, because the next delivery may be for the same lease.
       ECHO_TRY(journal_.write(std::span(core_.changes()).subspan(written)));
       written = core_.changes().size();
     }
@@ -143,7 +143,7 @@ class JobLedger::Impl {
     return verdicts;
   }
 
-  // Stores and settles the delivery, or says why not; what it wrote is rolled back in that case.
+  // Stores and settles the delivery, or refuses it; its writes are rolled back in that case.
   Result<Verdict> decide(const Delivery& delivery, std::uint64_t step, double now) {
     const schema::Submission& submission = *delivery.submission;
     Verdict verdict{LeaseId{submission.lease()}, false, false, {}, {}};
@@ -185,7 +185,7 @@ class JobLedger::Impl {
       const auto stored = store_.insert(trajectory);
       if (!stored && stored.error().code == Code::kInvalid) return refused("malformed", stored.error().detail);
       if (!stored) return stored.error();
-      if (!*stored) return refused("malformed", fmt::format("trajectory '{}' stands twice", trajectory.id()));
+      if (!*stored) return refused("malformed", fmt::format("trajectory '{}' occurs twice", trajectory.id()));
     }
     if (delivery.unscored) ECHO_TRY(db_.run("UPDATE groups SET unscored = 1 WHERE group_id = ?1", lease->group.value));
     StoredResult result{data_plane::oldest_version(submission.trajectories(0)), longest(submission),
@@ -197,7 +197,7 @@ class JobLedger::Impl {
     return verdict;
   }
 
-  // Counts the refusal and ends the lease when it was this worker's live one: it will not be handed in again.
+  // Counts the refusal and ends this worker's live lease, because the result will not be submitted again.
   Status refuse(const Delivery& delivery, const Verdict& verdict, double now) {
     ECHO_TRY(
         store_.count_rejected(verdict.reason, static_cast<std::uint64_t>(delivery.submission->trajectories_size())));
@@ -233,8 +233,8 @@ class JobLedger::Impl {
   Database& db_;
   LeaseJournal journal_;
   LeaseCore core_;
-  std::map<WorkerId, Misconduct> misconduct_;  // of workers that have any
-  std::map<WorkerId, Misconduct> kept_;        // likewise, not yet in the file
+  std::map<WorkerId, Misconduct> misconduct_;  // workers with any
+  std::map<WorkerId, Misconduct> kept_;        // workers with any, not in the file yet
   bool is_together_ = false;
 };
 

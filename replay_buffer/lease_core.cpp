@@ -9,13 +9,13 @@ namespace echoline::replay_buffer {
 namespace {
 
 constexpr std::size_t kPausesKept = 64;
-constexpr std::size_t kDetailBytesMax = 512;  // of a failure, as kept
+constexpr std::size_t kDetailBytesMax = 512;  // per failure, as stored
 
 }  // namespace
 
 LeaseCore::LeaseCore(const LeaseOptions& options, WaitingGroups& waiting) : options_(options), waiting_(waiting) {}
 
-// ---- the journal ----
+// ---- journal ----
 
 void LeaseCore::load(LiveLease lease) { leases_.add(std::move(lease)); }
 void LeaseCore::load_pooled(GroupId group) { pool_.put(group); }
@@ -48,7 +48,7 @@ void LeaseCore::note(LeaseChange change) {
   if (notes_) notes_->changes.push_back(std::move(change));
 }
 
-// ---- what everything else is made of ----
+// ---- basic changes ----
 
 void LeaseCore::lease(LiveLease lease) {
   note(change::Leased{lease});
@@ -56,7 +56,7 @@ void LeaseCore::lease(LiveLease lease) {
   leases_.add(std::move(lease));
 }
 
-// Ends a live lease; its group goes back to the pool unless it was settled.
+// Ends a live lease; its group returns to the pool unless it was settled.
 LiveLease LeaseCore::end(LeaseId id, LeaseState state, std::optional<double> settled_s) {
   LiveLease lease = leases_.remove(id);
   note(change::Ended{id, state, settled_s});
@@ -114,7 +114,7 @@ void LeaseCore::forget_failures(GroupId group) {
   put_failures(group, {});
 }
 
-// Sets a group aside that failed too often; it is in the pool now.
+// Sets a group aside if it has failed too often. The group is in the pool.
 void LeaseCore::judge(GroupId group, std::string_view reason, const std::string& detail) {
   const GroupPool::Failures& known = pool_.failures(group);
   if (set_aside_after(known.count(), static_cast<std::uint32_t>(known.lost.size()))) put_aside(group, reason, detail);
@@ -151,7 +151,7 @@ void LeaseCore::lapsed(WorkerId worker, LapseKind kind) {
   put_lapses(worker, lapses);
   if (lapses.weight >= kLapsesMax)
     newly_idle_.push_back(
-        {worker, fmt::format("it took {} batches of work and returned nothing of them in time", lapses.batches)});
+        {worker, fmt::format("it took {} batches of work and returned none of them in time", lapses.batches)});
 }
 
 LeaseCore::Worker& LeaseCore::worker_of(WorkerId id) {
@@ -171,7 +171,7 @@ void LeaseCore::keep_pace(WorkerId id, double granted_s, double now_s, std::uint
   paces_.set(id, worker.pace);
 }
 
-// When work that was granted then would have been handed in without the pauses since.
+// The time at which work granted then would have been submitted without later pauses.
 double LeaseCore::worked_until(double granted_s, double now_s) const {
   for (const auto& [ended, late_s] : pauses_)
     if (ended > granted_s) now_s -= late_s;
@@ -182,14 +182,12 @@ Version LeaseCore::version_min(std::uint64_t step) const {
   return oldest_admissible(step, options_.pacing.staleness.budget);
 }
 
-// A lease that no step waits for any more is no stock: others may generate in its place.
+// Overdue leases do not count as stock, because no step waits for them and others may generate in their place.
 std::uint64_t LeaseCore::ahead(std::uint64_t step) const {
   return leases_.not_overdue() + waiting_.trajectories(version_min(step));
 }
 
-// ---- events ----
-
-// One that was not measured yet counts as the average of those that were.
+// A worker without measurements counts as the average of the measured ones.
 std::uint64_t LeaseCore::may_hold(const Worker& worker) const {
   const CountedRates& rates = paces_.rates();
   const double measured = static_cast<double>(rates.size()), sum = rates.sum();
@@ -234,13 +232,13 @@ std::vector<LiveLease> LeaseCore::grant(const GrantRequest& request, std::uint64
   return granted;
 }
 
-// Returned groups first, lowest id first, then new ones; or one group alone that workers were lost with.
+// Groups from the pool first, lowest id first, then new ones; or a single group with which workers were lost.
 std::vector<GroupId> LeaseCore::take_groups(std::uint64_t count, WorkerId worker, bool idle) {
   if (const auto suspect = pool_.suspect(); suspect && idle) {
     take_from_pool(*suspect);
     return {*suspect};
   }
-  // Without another worker to try it, a worker gets a group again that it failed on.
+  // If there is no other worker, a worker gets a group again on which it failed.
   std::vector<GroupId> groups = pool_.others(count, worker, workers_.size() > 1 ? 0 : kFailuresMax);
   for (const GroupId group : groups) take_from_pool(group);
   while (groups.size() < count) groups.push_back(GroupId{totals_.next_group++});
@@ -256,7 +254,7 @@ double LeaseCore::settle(LeaseId id, const StoredResult& result, double now_s) {
   waiting_.put(record.group, {result.version, record.rollouts, result.scored});
   if (result.scored) forget_failures(record.group);
   Worker& worker = worker_of(record.worker);
-  // The first result of a batch takes one lapse off its worker.
+  // The first result of a batch reduces its worker's lapses by one.
   if (const auto lapses = lapses_.find(record.worker);
       lapses != lapses_.end() && worker.pace.handed_in_of(record.granted_unix_s) == 0)
     put_lapses(record.worker, {lapses->second.weight - 1, lapses->second.batches});
@@ -268,7 +266,7 @@ double LeaseCore::settle(LeaseId id, const StoredResult& result, double now_s) {
   return held_s;
 }
 
-// A worker has shown how long the work takes: one that has shown nothing yet is not waited for much longer.
+// The first measurements show how long the work takes, so unmeasured workers are not awaited much longer.
 void LeaseCore::wait_less_for_newcomers() {
   if (!paces_.batch_seconds()) return;
   const double patience_s = patience_seconds(options_.lease, std::nullopt, paces_.batch_seconds(), fresh_s_);
@@ -357,7 +355,7 @@ bool LeaseCore::set_aside(LeaseId id, std::string_view reason, const std::string
 }
 
 void LeaseCore::regenerate(GroupId group) {
-  // A group that was added without the core is no worker's to generate.
+  // A group added without the core is not leased.
   if (group.value < totals_.next_group) put_in_pool(group);
 }
 
@@ -397,7 +395,7 @@ std::uint64_t LeaseCore::release_all() {
 std::uint64_t LeaseCore::expire(double now_s) {
   leases_.move_to(now_s);
   std::vector<LiveLease> ended;
-  std::map<std::pair<WorkerId, double>, std::uint64_t> batches;  // worker, time of grant -> leases that end now
+  std::map<std::pair<WorkerId, double>, std::uint64_t> batches;  // worker and time of grant -> leases that end now
   for (const LiveLease* lease; (lease = leases_.first_to_expire()) != nullptr && lease->record.expires_unix_s < now_s;)
     ended.push_back(end(lease->record.id, LeaseState::kExpired));
   std::ranges::sort(ended, {}, [](const LiveLease& lease) { return lease.record.id; });
@@ -409,8 +407,9 @@ std::uint64_t LeaseCore::expire(double now_s) {
   for (const auto& [batch, count] : batches) {
     const auto& [id, granted_s] = batch;
     if (const auto worker = workers_.find(id); worker != workers_.end()) {
-      if (worker->second.pace.handed_in_of(granted_s) >= count) continue;           // most of it came
-      worker->second.trusted = groups_trusted_after_lapse(worker->second.trusted);  // keep_pace() has noted what it was
+      if (worker->second.pace.handed_in_of(granted_s) >= count) continue;  // most of the batch arrived
+      // keep_pace() has recorded the old value
+      worker->second.trusted = groups_trusted_after_lapse(worker->second.trusted);
     }
     lapsed(id, LapseKind::kExpired);
   }
@@ -425,16 +424,14 @@ std::uint64_t LeaseCore::excuse(double late_s, double now_s) {
       workers_ = workers;
       pauses_ = pauses;
     });
-  ++totals_
-        .next_lease;  // so that a journal writes something, and shows whether there is room, even if no lease is live
+  // Makes a journal write something, which shows whether the file is writable, even if no lease is live.
+  ++totals_.next_lease;
   leases_.shift(late_s);
-  for (auto& [id, worker] : workers_) worker.accounted_until_s = now_s;  // no worker has had work for that long
+  for (auto& [id, worker] : workers_) worker.accounted_until_s = now_s;  // no worker had work for that long
   if (pauses_.size() == kPausesKept) pauses_.pop_front();
   pauses_.emplace_back(now_s, late_s);
   return leases_.size();
 }
-
-// ---- questions ----
 
 const LiveLease* LeaseCore::find(LeaseId lease) const { return leases_.find(lease); }
 const LiveLease* LeaseCore::first_to_expire() const { return leases_.first_to_expire(); }

@@ -1,5 +1,5 @@
-// The leases in the replay buffer's file: a LeaseCore is loaded from it, and what the core changes is written there.
-// Private to this folder.
+// Stores the leases in the replay buffer's file: loads a LeaseCore, and writes the core's changes. Private to this
+// folder.
 #pragma once
 #include <optional>
 
@@ -9,17 +9,17 @@
 
 namespace echoline::replay_buffer {
 
-// Every method that writes belongs into the caller's transaction.
+// Writing methods need the caller's transaction.
 class LeaseJournal {
  public:
   explicit LeaseJournal(Database& db) : db_(db) {}
 
-  // Fills an empty core with the leases, groups and counts of the file. The core measures the speed of workers anew.
+  // Loads an empty core with the leases, groups and counts of the file. The core measures the workers' speed again.
   Status load(LeaseCore& core);
   Status write(std::span<const LeaseChange> changes);
-  // Writes the totals that have changed since begin().
+  // Writes the totals that changed since begin().
   Status write_totals(const LeaseCore& core);
-  // A lease that has ended; absent where the file has none (or only a live one) of that number.
+  // A lease that has ended; absent if the file has no ended lease of this number.
   Result<std::optional<LeaseRecord>> ended(LeaseId id);
   Status keep(WorkerId worker, const Misconduct& misconduct);
 

@@ -1,4 +1,4 @@
-// The live leases, and which of them a learner step waits for. Private to this folder.
+// The live leases, and those for which a learner step waits. Private to this folder.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -20,52 +20,52 @@ struct LiveLease {
   bool overdue = false;
 };
 
-// Every index is kept with each change, which takes O(log n). Times are seconds and do not run backwards.
+// Updates all indexes at each change in O(log n). Times are seconds and never run backwards.
 //
-// A learner step waits for a lease until it is due. A worker that lets a lease become overdue is left out: no step
-// waits for its leases. That ends when its overdue leases have ended and kLeftOutFactor times their longest wait has
-// passed. So no worker takes more than a twentieth of the learner's time.
+// A learner step waits for a lease until it is due. A worker with an overdue lease is left out: no step waits for its
+// leases, until its overdue leases have ended and kLeftOutFactor times their longest wait has passed. So no worker
+// takes more than a twentieth of the learner's time.
 class LeaseTable {
  public:
   static constexpr double kLeftOutFactor = 20;
 
   void add(LiveLease lease);
-  LiveLease remove(LeaseId id);  // a live one
+  LiveLease remove(LeaseId id);  // must be live
   const LiveLease* find(LeaseId id) const;
-  const LiveLease* first_to_expire() const;  // null where there is none
+  const LiveLease* first_to_expire() const;  // null if there is none
   const std::set<LeaseId>& of(WorkerId worker) const;
   std::size_t size() const { return leases_.size(); }
 
   void renew(LeaseId id, std::uint64_t progress, double expires_s);
-  void put_due(LeaseId id, double due_s);  // of one that is not overdue
-  void shift(double late_s);               // all are due and expire so much later; O(n log n)
-  // Leases that were due before now are overdue; workers that were left out for long enough are waited for again.
+  void put_due(LeaseId id, double due_s);  // must not be overdue
+  void shift(double late_s);               // makes all leases due and expire later by this much; O(n log n)
+  // Leases that were due before now become overdue; workers that were left out long enough are included again.
   void move_to(double now_s);
-  // No step waits for leases of this worker until then.
+  // Leaves out this worker's leases until then.
   void leave_out(WorkerId worker, double until_s);
 
-  // Trajectories: of all leases by version; of those that a step waits for; of leases that are not overdue.
+  // Trajectories: of all leases by version; of those for which a step waits; of leases that are not overdue.
   const std::map<Version, std::uint64_t>& by_version() const { return by_version_; }
   const std::map<Version, std::uint64_t>& awaited() const { return awaited_; }
   std::uint64_t not_overdue() const { return not_overdue_; }
 
-  void check() const;  // ends the process where an index disagrees with the leases; O(n)
+  void check() const;  // ends the process if an index disagrees with the leases; O(n)
 
  private:
   struct LeftOut {
-    std::uint32_t overdue = 0;  // live leases
-    double until_s = 0;         // once there are none
+    std::uint32_t overdue = 0;  // number of live leases
+    double until_s = 0;         // when there are no overdue leases
   };
   void count_awaited(const LiveLease& lease, bool in);
 
   double now_s_ = 0;
   std::unordered_map<LeaseId, LiveLease> leases_;
-  std::set<std::pair<double, LeaseId>> by_expiry_, by_due_;  // the latter without overdue ones
+  std::set<std::pair<double, LeaseId>> by_expiry_, by_due_;  // by_due_: without overdue ones
   std::unordered_map<WorkerId, std::set<LeaseId>> held_;
   std::map<Version, std::uint64_t> by_version_, awaited_;
   std::uint64_t not_overdue_ = 0;
   std::unordered_map<WorkerId, LeftOut> left_out_;
-  std::set<std::pair<double, WorkerId>> again_;  // when workers without overdue leases are waited for again
+  std::set<std::pair<double, WorkerId>> again_;  // when workers without overdue leases are included again
 };
 
 }  // namespace echoline::replay_buffer

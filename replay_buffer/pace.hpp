@@ -1,4 +1,4 @@
-// How fast one worker is, from its own results.
+// Measures one worker's speed from its results.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -6,18 +6,18 @@
 
 namespace echoline::replay_buffer {
 
-// The leases of one grant come back together: they are one batch. The latest few batches count, the slowest of them for
-// times, so that one lucky batch does not shorten the next lease. A batch that ended without a result has taken its
-// time, but does not say how long the work takes.
+// The leases of one grant form a batch, whose results come together. The latest few batches count; the slowest
+// determines the times, so that one lucky batch does not shorten the next lease. A batch without a result counts with
+// its time, but gives no measure of the work.
 class WorkerPace {
  public:
-  // A result, accepted or late, for a lease granted then; `tokens` is its longest response, 0 when there was none.
+  // A result, accepted or late, for a lease granted then; `tokens`: its longest response, 0 if there was none.
   void handed_in(double granted_unix_s, double now_unix_s, std::uint64_t tokens);
 
   std::optional<double> batch_seconds() const;              // from grant to result
   std::uint64_t handed_in_of(double granted_unix_s) const;  // groups of that batch
-  std::optional<double> seconds_per_token() const;          // of the longest response, for all rows of a batch together
-  std::optional<double> groups_per_s() const;               // while it had work
+  std::optional<double> seconds_per_token() const;  // of the longest response, for all rows of a batch in parallel
+  std::optional<double> groups_per_s() const;       // while it had work
 
  private:
   struct Batch {

@@ -7,7 +7,7 @@ namespace echoline::replay_buffer {
 
 namespace {
 
-// Learner steps, the current one included, whose batches may hold work of a version, by what each bound says.
+// Learner steps, including the current one, whose batches may contain work of a version, by each bound.
 struct StepsAllowed {
   std::uint64_t by_budget, by_lookahead, by_run;
 };
@@ -52,7 +52,7 @@ void BoundSteps::note(Bound bound, std::uint64_t step) {
 }
 
 std::uint64_t stranded(const Pacing& pacing, std::uint64_t step, std::span<const VersionStock> stock) {
-  std::uint64_t batch = pacing.trajectories_per_step;  // what the step still takes
+  std::uint64_t batch = pacing.trajectories_per_step;  // remaining need of the step
   std::uint64_t remaining = 0, live = 0, lost = 0;     // of versions up to this one
   for (const VersionStock& entry : stock) {
     const std::uint64_t taken = std::min(batch, entry.waiting);
@@ -86,7 +86,7 @@ double lease_seconds(const LeaseLength& length, std::optional<double> seconds_pe
 
 double patience_seconds(const LeaseLength& length, std::optional<double> batch_seconds,
                         std::optional<double> median_batch_seconds, std::optional<double> fresh_s) {
-  constexpr double kLeast = 1;  // what a busy machine or a network may take beyond
+  constexpr double kLeast = 1;  // margin for a busy machine or network
   double patience = std::min(seconds(length.limits.first), seconds(length.limits.max));
   if (batch_seconds)
     patience = std::min(2.5 * *batch_seconds, seconds(length.limits.max));

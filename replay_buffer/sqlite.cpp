@@ -13,7 +13,7 @@ namespace {
 constexpr int kBusyTimeoutMs = 1000;
 constexpr std::string_view kOperation = "replay buffer";
 
-// A new file survives power loss only once its folder's entry is on disk.
+// A new file survives power loss only after its folder's entry is on disk.
 Status sync_folder(const std::filesystem::path& path) {
   const auto folder = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
   const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -53,20 +53,20 @@ Result<sqlite3_stmt*> Database::prepared(const char* sql) {
 Error Database::error(int rc) const {
   const char* why = handle_ ? sqlite3_errmsg(handle_.get()) : sqlite3_errstr(rc);
   int kind = rc & 0xff;
-  // A quota, and a sync that finds no room, are I/O errors to SQLite.
+  // SQLite reports an exhausted quota, or a sync without space, as an I/O error.
   if (kind == SQLITE_IOERR && os_code(errno) == Code::kExhausted) kind = SQLITE_FULL;
   switch (kind) {
     case SQLITE_CORRUPT:
     case SQLITE_NOTADB:
       return fail(Code::kCorrupt, kOperation,
-                  "{}: not a sound SQLite file ({}); move it and its -wal file away and resume from the last "
-                  "checkpoint: the rollouts in it are lost, the policy is not",
+                  "{}: not a valid SQLite file ({}); move it and its -wal file away and resume from the last "
+                  "checkpoint: its rollouts are lost, the policy is not",
                   path_.string(), why);
     case SQLITE_FULL:
       return fail(Code::kExhausted, kOperation, "{}: the disk is full", path_.string());
     case SQLITE_BUSY:
     case SQLITE_LOCKED:
-      return fail(Code::kUnavailable, kOperation, "{}: another process has it open; stop that learner first",
+      return fail(Code::kUnavailable, kOperation, "{}: another process has opened it; stop that learner first",
                   path_.string());
     default:
       return fail(Code::kIo, kOperation, "{}: {} (SQLite code {})", path_.string(), why, rc);

@@ -1,5 +1,5 @@
-// A thin, private wrapper of SQLite for this folder: bound parameters, Result errors, transactions that roll back.
-// Never include it in a public header.
+// A thin wrapper of SQLite, private to this folder: bound parameters, Result errors, transactions that roll back. Must
+// not be included in public headers.
 #pragma once
 #include <sqlite3.h>
 
@@ -51,15 +51,15 @@ class Database {
   Database(const Database&) = delete;
   Database& operator=(const Database&) = delete;
 
-  // Runs one statement without looking at rows. Arguments bind to ?1, ?2, ... `sql` must be a string literal: the
-  // prepared statement is kept under its address.
+  // Runs one statement and ignores rows. Arguments bind to ?1, ?2, ... `sql` must be a string literal, because prepared
+  // statements are cached by its address.
   template <class... Args>
   Status run(const char* sql, const Args&... args) {
     return each(
         sql, [](const Row&) {}, args...);
   }
 
-  // Calls on_row for every row.
+  // Calls on_row for each row.
   template <class F, class... Args>
   Status each(const char* sql, F&& on_row, const Args&... args) {
     ECHO_ASSIGN(sqlite3_stmt* const statement, prepared(sql));
@@ -67,13 +67,13 @@ class Database {
     int index = 0;
     (bind(statement, ++index, args), ...);
     int rc = SQLITE_ROW;
-    errno = 0;  // error() reads what a failed call leaves
+    errno = 0;  // error() reads errno after a failed call
     while ((rc = sqlite3_step(statement)) == SQLITE_ROW) on_row(Row(statement));
     if (rc != SQLITE_DONE) return error(rc);
     return ok();
   }
 
-  // First column of the first row as an integer; absent without a row or when it is NULL.
+  // First column of the first row as an integer; absent without a row or for NULL.
   template <class... Args>
   Result<std::optional<std::uint64_t>> one(const char* sql, const Args&... args) {
     std::optional<std::uint64_t> value;
@@ -89,7 +89,7 @@ class Database {
   // Rows changed by the last statement.
   std::uint64_t changes() const { return static_cast<std::uint64_t>(sqlite3_changes64(handle_.get())); }
   const std::filesystem::path& path() const { return path_; }
-  // What the code means for the user: kCorrupt, kExhausted (disk full), kUnavailable (in use) or kIo.
+  // Translates a result code: kCorrupt, kExhausted (disk full), kUnavailable (in use) or kIo.
   Error error(int rc) const;
 
  private:
@@ -123,10 +123,10 @@ class Database {
 
   std::filesystem::path path_;
   Handle handle_;
-  std::map<const char*, Statement> statements_;  // freed before the handle
+  std::map<const char*, Statement> statements_;  // destroyed before the handle
 };
 
-// BEGIN IMMEDIATE now; COMMIT when asked, ROLLBACK otherwise.
+// BEGIN IMMEDIATE in begin(); COMMIT on request, otherwise ROLLBACK.
 class Transaction {
  public:
   static Result<Transaction> begin(Database& database) {

@@ -6,7 +6,7 @@
 namespace echoline::replay_buffer {
 namespace {
 
-constexpr double kMemory = 0.7;  // weight of the steps before
+constexpr double kMemory = 0.7;  // weight of earlier steps
 
 }  // namespace
 

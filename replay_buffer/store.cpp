@@ -3,7 +3,7 @@
 namespace echoline::replay_buffer {
 namespace {
 
-constexpr std::uint64_t kCheckedBytesMax = 256ull << 20;  // larger files are not read through at open
+constexpr std::uint64_t kCheckedBytesMax = 256ull << 20;  // larger files are not checked completely at open
 constexpr std::string_view kOpen = "open replay buffer";
 
 // FORMAT.md describes the columns.
@@ -64,7 +64,7 @@ Status Store::create_or_check() {
     return transaction.commit();
   }
   if (application != kApplicationId)
-    return fail(Code::kInvalid, kOpen, "{}: an SQLite file of another program; give a path of its own", path);
+    return fail(Code::kInvalid, kOpen, "{}: an SQLite file of another program; choose another path", path);
   if (version != kSchemaVersion)
     return fail(Code::kInvalid, kOpen,
                 "{}: written with schema version {}, this release reads {}; finish the run with the release that "

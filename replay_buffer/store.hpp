@@ -1,4 +1,4 @@
-// The open file behind ReplayBuffer and JobLedger: schema, limits and the inserts both share. Private to this folder.
+// The open file behind ReplayBuffer and JobLedger: schema, limits and shared inserts. Private to this folder.
 #pragma once
 #include <functional>
 #include <memory>
@@ -18,19 +18,19 @@ class Store {
  public:
   static Result<std::unique_ptr<Store>> open(const std::filesystem::path& path, const BufferOptions& options);
 
-  // Inserts one checked trajectory inside the caller's transaction; true when stored, false for a duplicate.
-  // kInvalid when its place in the group is taken under another id, kExhausted at a limit.
+  // Inserts one checked trajectory inside the caller's transaction. True if stored, false for a duplicate. kInvalid if
+  // its place in the group is taken under another id, kExhausted at a limit.
   Result<bool> insert(const Trajectory& trajectory);
   // Adds `trajectories` to the reports' count of refusals for `reason`, inside the caller's transaction.
   Status count_rejected(std::string_view reason, std::uint64_t trajectories);
-  // Oldest version fresh enough for step t.
+  // Oldest version that is fresh enough at the step.
   std::uint64_t version_min(std::uint64_t step) const {
     return oldest_admissible(step, options.staleness_budget).value;
   }
-  // Ends the process when called from a second thread.
+  // Ends the process if called from a second thread.
   void check_thread();
 
-  // Makes `waiting` agree with the file: for all groups, or for this one. After a commit.
+  // Updates `waiting` from the file, for all groups or for one. Call after a commit.
   Status load_waiting();
   Status load_waiting(GroupId group);
 
@@ -40,7 +40,7 @@ class Store {
   WaitingGroups waiting{0};
   // Called after a commit that put a discarded group into the pool.
   std::function<void(GroupId)> on_discard = [](GroupId) {};
-  // What is stored. insert() moves it on, so whoever rolls inserts back puts the earlier value back.
+  // Totals of the stored data. insert() updates them, so a rollback must restore the earlier value.
   struct Totals {
     std::uint64_t rows = 0;
     std::uint64_t bytes = 0;  // bodies only

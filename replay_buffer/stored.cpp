@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kOpen = "read replay buffer";
 constexpr int kTries = 50;
-constexpr std::size_t kLogHeader = 32;  // of SQLite's write-ahead log; it has other salts each time the log begins anew
+constexpr std::size_t kLogHeader = 32;  // of SQLite's write-ahead log; its salts change each time the log restarts
 
 std::string log_header(const fs::path& log) {
   std::array<char, kLogHeader> bytes{};
@@ -26,8 +26,8 @@ std::string log_header(const fs::path& log) {
 
 fs::path log_of(const fs::path& file) { return file.string() + "-wal"; }
 
-// While the log does not begin anew, every page of the file that may have changed is in it: the file as it was copied,
-// pages torn or not, and the log after it are the state of the last whole transaction in the log.
+// While the log does not restart, it has every page of the file that may have changed. So the copied file, even with
+// torn pages, and the log copied after it are the state of the last complete transaction in the log.
 Result<bool> copied(const fs::path& file, const fs::path& to) {
   const auto copy = [](const fs::path& from, const fs::path& into) -> Status {
     std::error_code ec;
@@ -61,12 +61,12 @@ Status enough_room(const fs::path& file, const fs::path& scratch) {
 
 Result<std::unique_ptr<Stored>> Stored::open(const fs::path& file, const fs::path& scratch) {
   std::error_code ec;
-  if (!fs::is_regular_file(file, ec)) return fail(Code::kNotFound, kOpen, "{}: there is no such file", file.string());
+  if (!fs::is_regular_file(file, ec)) return fail(Code::kNotFound, kOpen, "{}: no such file", file.string());
   ECHO_TRY(enough_room(file, scratch));
   std::unique_ptr<Stored> stored(new Stored);
   std::string folder = (scratch / "echoline-replay-XXXXXX").string();
   if (::mkdtemp(folder.data()) == nullptr)
-    return fail(Code::kIo, kOpen, "{}: no folder can be made there", scratch.string());
+    return fail(Code::kIo, kOpen, "{}: no folder can be created there", scratch.string());
   stored->folder_ = folder;
   const fs::path copy = stored->folder_ / "replay.sqlite";
   bool whole = false;
@@ -75,7 +75,7 @@ Result<std::unique_ptr<Stored>> Stored::open(const fs::path& file, const fs::pat
   }
   if (!whole)
     return fail(Code::kUnavailable, kOpen,
-                "{}: its learner writes faster than it can be copied; try again, or wait for the run's end",
+                "{}: its learner writes faster than it can be copied; try again, or wait for the end of the run",
                 file.string());
   ECHO_ASSIGN(stored->database_, Database::open(copy));
   ECHO_ASSIGN(const auto application, stored->database_->one("PRAGMA application_id"));
@@ -85,7 +85,7 @@ Result<std::unique_ptr<Stored>> Stored::open(const fs::path& file, const fs::pat
   if (version != kSchemaVersion)
     return fail(Code::kInvalid, kOpen, "{}: written with schema version {}, this release reads {}", file.string(),
                 version.value_or(0), kSchemaVersion);
-  fs::remove_all(stored->folder_, ec);  // both files are open: nothing is left of them, however this process ends
+  fs::remove_all(stored->folder_, ec);  // both files are open, so nothing remains, however this process ends
   return stored;
 }
 

@@ -1,4 +1,4 @@
-// The groups that wait in the replay buffer to be trained on, and which of them a learner step takes. Without a
+// The groups that wait in the replay buffer for training, and the choice of a learner step's groups. Without a
 // database.
 #pragma once
 #include <cstdint>
@@ -14,27 +14,27 @@
 namespace echoline::replay_buffer {
 
 struct WaitingGroup {
-  Version version;            // the oldest in any token of any member
-  std::uint32_t members = 0;  // trajectories that are there
+  Version version;            // oldest version of any token
+  std::uint32_t members = 0;  // present trajectories
   bool scored = true;
   friend bool operator==(const WaitingGroup&, const WaitingGroup&) = default;
 };
 
-// One thread at a time. A change takes O(log n).
+// Use from one thread at a time. A change takes O(log n).
 class WaitingGroups {
  public:
   explicit WaitingGroups(std::uint32_t group_size) : group_size_(group_size) {}
 
-  void put(GroupId group, const WaitingGroup& waiting);  // new, or instead of what was known of it
-  void remove(GroupId group);                            // nothing where it does not wait
-  const WaitingGroup* find(GroupId group) const;         // null where it does not wait
+  void put(GroupId group, const WaitingGroup& waiting);  // adds or replaces
+  void remove(GroupId group);                            // no effect if it does not wait
+  const WaitingGroup* find(GroupId group) const;         // null if it does not wait
 
-  // Trajectories of versions from `oldest` on, those of incomplete groups included.
+  // Trajectories of versions from `oldest` on, including those of incomplete groups.
   std::uint64_t trajectories(Version oldest) const;
-  // Trajectories of whole groups by version, from `oldest` on.
+  // Trajectories of complete groups by version, from `oldest` on.
   std::map<Version, std::uint64_t> whole(Version oldest) const;
-  // The groups of the next batch: `count` that are whole and scored, oldest version first, then by id; absent where
-  // there are fewer.
+  // The groups of the next batch: `count` complete and scored ones, oldest version first, then by id; absent if there
+  // are fewer.
   std::optional<std::vector<GroupId>> batch(Version oldest, std::size_t count) const;
   // Groups of versions before `oldest`, by version, then by id.
   std::vector<GroupId> before(Version oldest) const;
@@ -42,7 +42,7 @@ class WaitingGroups {
 
  private:
   struct OfVersion {
-    std::set<GroupId> ready, others;  // whole and scored; not yet
+    std::set<GroupId> ready, others;  // complete and scored; the others
     std::uint64_t trajectories = 0, whole = 0;
   };
   bool is_whole(const WaitingGroup& group) const { return group.members == group_size_; }

@@ -276,7 +276,7 @@ TEST_F(RescoreVerb, SaysWhatIsWrong) {
   EXPECT_THAT(error_of({"rescore", run_, "--out", "/nowhere/x"}, 1), HasSubstr("/nowhere/x"));
   EXPECT_THAT(error_of({"rescore", "nowhere"}, 2), HasSubstr("nowhere"));
   std::filesystem::resize_file(run_ + "/replay.sqlite", 5000);
-  EXPECT_THAT(error_of({"rescore", run_}, 1), HasSubstr("not a sound SQLite file"));
+  EXPECT_THAT(error_of({"rescore", run_}, 1), HasSubstr("not a valid SQLite file"));
   std::filesystem::remove(run_ + "/replay.sqlite");
   EXPECT_THAT(error_of({"rescore", run_}, 1), HasSubstr("replay.sqlite"));
 }

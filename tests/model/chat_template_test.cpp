@@ -160,7 +160,7 @@ TEST(ChatTemplate, WhatIsNotKnownIsNamed) {
       {"{{ 1 < 2 < 3 }}", "comparisons in a row"},
       {"{{ 2 ** 3 }}", "'**' is not implemented"},
       {"{% set a, b = 1, 2 %}", "only {% set NAME = VALUE %}"},
-      {"{% set x = 1 %}{% set x.y = 2 %}", "'x' is no namespace"},
+      {"{% set x = 1 %}{% set x.y = 2 %}", "'x' is not a namespace"},
       {"{{ '\\ud800' }}", "malformed escape"},
       {"{{ $ }}", "unexpected character 0x24"},
   };

@@ -523,7 +523,7 @@ TEST_F(Ledger, WhoReturnsNothingIsNamed) {
   const auto idle = ledger_->newly_idle();
   ASSERT_EQ(idle.size(), 1u);
   EXPECT_EQ(idle[0].worker, kAda);
-  EXPECT_EQ(idle[0].reason, "it took 5 batches of work and returned nothing of them in time");
+  EXPECT_EQ(idle[0].reason, "it took 5 batches of work and returned none of them in time");
   EXPECT_TRUE(ledger_->newly_idle().empty());
   for (int i = 0; i < 6; ++i) {  // one of five comes to nothing
     lapse(kBob);
