@@ -1,4 +1,4 @@
-// A bounded queue between threads: producers that find it full wait or are refused, consumers wait with a deadline.
+// A bounded queue between threads. If it is full, producers wait or are refused; consumers wait with a deadline.
 #pragma once
 #include <chrono>
 #include <condition_variable>
@@ -11,13 +11,13 @@
 
 namespace echoline {
 
-// All methods are thread-safe. After close() nothing is accepted and pop() drains what is left.
+// Thread-safe. After close(), pushes fail and pop() returns the remaining items.
 template <class T>
 class BoundedQueue {
  public:
   explicit BoundedQueue(std::size_t items_max) : items_max_(items_max) {}
 
-  // False when the queue is full or closed; the item is then dropped.
+  // False if the queue is full or closed; the item is then dropped.
   bool try_push(T item) {
     {
       const std::lock_guard lock(mutex_);
@@ -28,7 +28,7 @@ class BoundedQueue {
     return true;
   }
 
-  // The oldest item; nothing when none came within `wait` or the queue is closed and empty.
+  // The oldest item; nothing if none came within `wait`, or if the queue is closed and empty.
   std::optional<T> pop(Duration wait) {
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, wait, [&] { return closed_ || !items_.empty(); });

@@ -12,22 +12,22 @@
 
 namespace echoline {
 
-// How a process ended: exactly one of the two.
+// How a process ended: exactly one of the two is set.
 struct ProcessEnd {
   std::optional<int> status, signal;
 };
 
-// One thread. The child leads a process group of its own, so that Ctrl-C reaches only its parent, which decides; it
-// gets SIGTERM when the parent dies.
+// Use from one thread. The child leads its own process group, so that Ctrl-C reaches only its parent. It gets SIGTERM
+// when the parent dies.
 class ChildProcess {
  public:
-  // stdin of the child is /dev/null, and so is its stdout unless it shares this program's.
+  // The child's stdin is /dev/null, and so is its stdout unless it shares this program's.
   static Result<ChildProcess> start(const std::vector<std::string>& argv, bool shares_stdout = false);
   ChildProcess(ChildProcess&& other) noexcept;
   ChildProcess& operator=(ChildProcess&&) = delete;
-  ~ChildProcess();  // kills a child that still runs
+  ~ChildProcess();  // kills a running child
 
-  // Waits up to `wait` for output; hands out whole lines. Returns how it ended, once it has and its output is drained.
+  // Waits up to `wait` for output and passes complete lines on. Returns how the child ended, after all its output.
   std::optional<ProcessEnd> pump(Duration wait, const std::function<void(const std::string&)>& line);
   void signal(int number);
 

@@ -1,4 +1,4 @@
-// Time comes in through arguments: cores take a TimePoint, drivers own a Clock.
+// Clocks. Cores receive a TimePoint as an argument; drivers own a Clock.
 #pragma once
 #include <chrono>
 
@@ -35,7 +35,7 @@ class SystemClock final : public Clock {
   }
 };
 
-// A clock the owner moves by hand; for tests and simulations.
+// A clock that its owner advances, for tests and simulations.
 class ManualClock final : public Clock {
  public:
   TimePoint now() const override { return now_; }

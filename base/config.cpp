@@ -11,11 +11,11 @@ namespace echoline {
 
 using Kind = ConfigNode::Kind;
 
-// A mapping as its reader sees it, and everything asked of it, in the order of asking.
+// A mapping as seen by its reader, and everything that was read from it, in order.
 struct ConfigSectionState {
-  // For the reference and the resolved form; a file of data has neither, and very many keys.
+  // For the reference and the resolved form. Data files have neither, because they have very many keys.
   struct Told {
-    std::optional<ConfigNode> value;  // as resolved: what was read, or the default
+    std::optional<ConfigNode> value;  // the value that was read, or the default
     ConfigDoc doc;
     std::string type, range, fallback;
     std::string least, most;
@@ -25,24 +25,24 @@ struct ConfigSectionState {
   struct Asked {
     std::string key;
     std::vector<std::unique_ptr<ConfigSectionState>> sections;
-    bool list = false;  // `sections` are the elements of a list, not one nested mapping
+    bool list = false;  // `sections` are the elements of a list; false: one nested mapping
     std::unique_ptr<Told> told = {};
   };
 
   ConfigState* file;
-  const ConfigNode* node;  // null when the section is absent
+  const ConfigNode* node;  // null if the section is absent
   ConfigPlace place;
   std::string path;
   std::vector<Asked> asked;
 
-  std::vector<std::string> tested;  // keys whose presence means something to the caller
+  std::vector<std::string> tested;  // keys whose presence has a meaning for the caller
 
-  // The dotted path of a key; of the section itself for "".
+  // The dotted path of a key; for "", of the section.
   std::string full(std::string_view key) const {
     return path.empty() || key.empty() ? path + std::string(key) : path + "." + std::string(key);
   }
 
-  // The value of a key, or null when it has none.
+  // The value of a key; null if it has none.
   const ConfigNode* find(std::string_view key) const {
     const ConfigNode* value = node ? node->find(key) : nullptr;
     return value && value->kind != Kind::kNull ? value : nullptr;
@@ -63,11 +63,11 @@ struct ConfigSectionState {
 
 struct ConfigState {
   std::string name;
-  std::filesystem::path folder;  // of the file that was loaded; empty for a text
+  std::filesystem::path folder;  // of the loaded file; empty for a text
   bool blank = false;
-  bool data = false;  // nobody asks for its keys, or for what it resolved to
+  bool data = false;  // keys() and resolved() are not available
   ConfigNode root;
-  std::vector<std::string> set_keys;  // of the --set overrides; source n of a place is set_keys[n - 1]
+  std::vector<std::string> set_keys;  // of the --set overrides; source n of a position is set_keys[n - 1]
   std::vector<ConfigProblem> problems;
   std::unique_ptr<ConfigSectionState> root_section;
 
@@ -109,7 +109,7 @@ Error expected(std::string_view what, const ConfigNode& node) {
   return Error{Code::kInvalid, "", fmt::format("expected {}, found {}", what, found(node))};
 }
 
-// --- exact text of values, which parses back to the same value ---
+// --- exact texts of values, which parse to the same value ---
 
 struct ExactUnit {
   std::uint64_t factor;
@@ -157,8 +157,6 @@ std::string exact(BitRate v) {
   return fmt::format("{} bit/s", v.bits_per_s);
 }
 
-// --- one value from one node ---
-
 Status convert(const ConfigNode& node, bool& value) {
   if (node.kind != Kind::kScalar || node.quoted || (node.text != "true" && node.text != "false"))
     return expected("true or false", node);
@@ -183,7 +181,7 @@ Status convert(const ConfigNode& node, double& value) {
 
 template <class T>
 Status convert_units(const ConfigNode& node, T& value, Result<T> (*parse)(std::string_view)) {
-  // A collection goes to the parser as well, so that the message names the units.
+  // A collection is also passed to the parser, so that the message names the units.
   const std::string text = node.kind == Kind::kScalar ? node.text : found(node);
   ECHO_ASSIGN(value, parse(text));
   return ok();
@@ -263,7 +261,7 @@ std::string type_name() {
   return "";
 }
 
-// What the bounds of a number come to: those of its type where nothing narrower was said.
+// The bounds of a number, limited to those of its type.
 template <class T>
 Limits<T> within_type(Limits<T> limits) {
   if constexpr (std::is_integral_v<T>) {
@@ -273,7 +271,7 @@ Limits<T> within_type(Limits<T> limits) {
   return limits;
 }
 
-// What is wrong with the text of a number: the range is told along with the form.
+// The message about an invalid number, including the range.
 template <class T>
 std::string not_a_number(const ConfigNode& node, const Limits<T>& limits, const std::string& why) {
   const Limits<T> all = within_type(limits);
@@ -283,12 +281,12 @@ std::string not_a_number(const ConfigNode& node, const Limits<T>& limits, const 
   return expected("a " + type_name<T>() + (all.min && all.max ? " from " : ", ") + range, node).detail;
 }
 
-// An absolute path; a relative one refers to where the value stands.
+// An absolute path; a relative one refers to the folder of its value.
 std::filesystem::path placed(const std::filesystem::path& path, const std::filesystem::path& folder) {
   return path.empty() ? path : std::filesystem::absolute(folder / path).lexically_normal();
 }
 
-// The mapping that reads of a nested section go to; a section that is not a mapping is a problem, then absent.
+// The mapping of a nested section. A section that is not a mapping is a problem and then counts as absent.
 std::unique_ptr<ConfigSectionState> nested(ConfigState& file, const ConfigNode* node, const ConfigPlace& fallback,
                                            std::string path) {
   if (node && node->kind != Kind::kMapping) {
@@ -319,7 +317,7 @@ ConfigNode resolve(const ConfigSectionState& section) {
   const auto& tested = section.tested;
   for (const auto& asked : section.asked) {
     ConfigNode value;
-    // Writing the default of a key whose absence meant something would change what the file says.
+    // Writing the default of a key whose absence has a meaning would change the file's meaning.
     if (!section.find(asked.key) && std::find(tested.begin(), tested.end(), asked.key) != tested.end()) continue;
     if (asked.list) {
       value.kind = Kind::kSequence;
@@ -337,7 +335,7 @@ ConfigNode resolve(const ConfigSectionState& section) {
   return out;
 }
 
-// The keys of a section stand together, before the sections in it.
+// The keys of a section, before its sections.
 void collect_keys(const ConfigSectionState& section, std::vector<ConfigKey>& keys) {
   std::vector<const ConfigSectionState::Asked*> order;
   for (const auto& asked : section.asked) order.push_back(&asked);
@@ -356,8 +354,6 @@ void collect_keys(const ConfigSectionState& section, std::vector<ConfigKey>& key
 }
 
 }  // namespace
-
-// --- ConfigSection ---
 
 const std::string& ConfigSection::path() const { return state_->path; }
 bool ConfigSection::has(std::string_view key) const {
@@ -457,7 +453,7 @@ template <class T>
 bool ConfigSection::read_text(std::string_view key, T& value, Absent absent, const ConfigDoc& doc) {
   bool good = false;
   if (absent == Absent::kDefault && !state_->file->data) {
-    std::string text = to_json(resolved_node(value));  // which is YAML as well
+    std::string text = to_json(resolved_node(value));  // which is valid YAML
     if constexpr (kIsText<T>) {
       const bool plain = std::all_of(text.begin() + 1, text.end() - 1, [](char c) {
         return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '/';
@@ -553,8 +549,6 @@ ECHOLINE_TEXT(std::vector<std::int64_t>)
 ECHOLINE_TEXT(std::vector<double>)
 #undef ECHOLINE_NUMBER
 #undef ECHOLINE_TEXT
-
-// --- ConfigFile ---
 
 ConfigFile::ConfigFile(std::unique_ptr<ConfigState> state) : state_(std::move(state)) {}
 ConfigFile::ConfigFile(ConfigFile&&) noexcept = default;

@@ -1,4 +1,4 @@
-// Run files: YAML read with positions, so that every mistake is reported at once as `file:line:col: message`.
+// Reads run files: YAML with positions, so that every mistake is reported as `file:line:col: message`, all at once.
 //
 //   ECHO_ASSIGN(ConfigFile file, ConfigFile::load("run.yaml"));
 //   ECHO_TRY(file.set("learner.steps", "50"));                       // --set learner.steps=50
@@ -8,13 +8,13 @@
 //   if (budget < kappa) learner.error("staleness", "expected at least publish_every");
 //   ECHO_TRY(file.finish());                                         // every problem, or none
 //
-// The reader is the documentation as well: run over ConfigFile::blank(), it leaves behind every key with its type,
-// range, default and meaning (base/config_reference.hpp makes pages of them).
+// The reader is also the documentation: run on ConfigFile::blank(), it records every key with its type, range, default
+// and meaning (base/config_reference.hpp turns them into pages).
 //
-// Reads never fail on the spot: they note the problem, leave the value as it was, and finish() reports them all.
-// A key that nobody asked for is an error too, so each key must be read, even where another key makes it idle.
-// Not accepted: aliases and anchors, more than 1 MiB, 64 levels or 100,000 values. JSON files are YAML as well.
-// Not thread-safe; sections must not outlive their file.
+// Reads never fail at once: they record the problem and leave the value unchanged; finish() reports all problems. A key
+// that was never read is an error too, so every key must be read, even if another key makes it irrelevant. Not
+// accepted: aliases and anchors, more than 1 MiB, 64 levels or 100,000 values. JSON files are YAML too. Not
+// thread-safe; sections must not outlive their file.
 #pragma once
 #include <concepts>
 #include <cstdint>
@@ -33,28 +33,28 @@
 
 namespace echoline {
 
-// Inclusive bounds of a value; an absent bound does not limit.
+// Inclusive bounds of a value; an absent bound is no limit.
 template <class T>
 struct Limits {
   std::optional<T> min = std::nullopt;
   std::optional<T> max = std::nullopt;
 };
 
-// Values with an order, to which Limits apply. Integers accept digits and '_' (1_000_000); a Duration, Bytes or
-// BitRate must carry its unit (base/units.hpp), a plain number must not.
+// Ordered values, to which Limits apply. Integers accept digits and '_' (1_000_000). A Duration, Bytes or BitRate must
+// have a unit (base/units.hpp); a plain number must not.
 template <class T>
 concept ConfigNumber = std::same_as<T, int> || std::same_as<T, std::int64_t> || std::same_as<T, std::uint32_t> ||
     std::same_as<T, std::uint64_t> || std::same_as<T, double> || std::same_as<T, Duration> || std::same_as<T, Bytes> ||
     std::same_as<T, BitRate>;
-// Values without bounds. Booleans are `true` and `false` only. A relative path refers to the folder of the file that
-// names it, a relative one of a --set or a default to the working directory; what is read is absolute.
+// Values without bounds. Booleans are `true` and `false` only. A relative path is relative to the folder of its file;
+// from --set or as a default, to the working directory. The resulting paths are absolute.
 template <class T>
 concept ConfigText = std::same_as<T, bool> || std::same_as<T, std::string> || std::same_as<T, std::filesystem::path> ||
     std::same_as<T, std::vector<std::string>> || std::same_as<T, std::vector<std::int64_t>> ||
     std::same_as<T, std::vector<double>>;
 
-// What a key means, for the reference: text that lives as long as the program. `fallback` says what an absent key means
-// where that is not simply the default value.
+// The meaning of a key for the reference, as text with static lifetime. `fallback` describes an absent key if that is
+// not simply the default value.
 struct ConfigDoc {
   ConfigDoc() = default;
   ConfigDoc(const char* meaning_text, const char* fallback_text = "")
@@ -62,41 +62,41 @@ struct ConfigDoc {
   std::string_view meaning, fallback;
 };
 
-// A key or section as its reader declares it.
+// A key or section as declared by its reader.
 struct ConfigKey {
   std::string path;      // dotted: "learner.warm_start.batch", "offers[].price"
   std::string type;      // "whole number", "duration", ..., "section" or "list" of sections
-  std::string range;     // "1 to 64", "at least 0", "star, chains"; empty when any value will do
-  std::string fallback;  // the default, as YAML or in words; empty when there is none
+  std::string range;     // "1 to 64", "at least 0", "star, chains"; empty: any value
+  std::string fallback;  // the default, as YAML or in words; empty if there is none
   std::string meaning;
-  std::string when;  // the value of another key with which alone it is read: "adapter: gsm8k"
+  std::string when;  // the value of another key that this one requires: "adapter: gsm8k"
   bool required = false;
   bool fallback_is_value = false;
-  bool presence = false;             // that the section is there means something in itself
-  std::string least, most;           // the ends of a number's range; empty where there is none
+  bool presence = false;             // the presence of the section has a meaning
+  std::string least, most;           // bounds of a number; empty if there are none
   std::vector<std::string> choices;  // the names of a choice
 };
 
-struct ConfigNode;          // a value of the parsed file
-struct ConfigState;         // a file: its parsed tree and the errors so far
-struct ConfigSectionState;  // a mapping of it, and which of its keys were asked for
+struct ConfigNode;          // a value in the parsed file
+struct ConfigState;         // a file: its parsed tree and its problems
+struct ConfigSectionState;  // a mapping, and which of its keys were read
 
-// One mapping of the file. A section that is absent reads as an empty one: defaults stay, required keys are errors.
+// One mapping of the file. An absent section reads as an empty one: defaults stay, required keys are errors.
 class ConfigSection {
  public:
-  // Dotted place in the file: "" for the root, "fleet.offers[2]" for an element of a list.
+  // Dotted path in the file: "" for the root, "fleet.offers[2]" for an element of a list.
   const std::string& path() const;
-  // True when the key has a value; asking does not count as reading it. Where it has none, resolved() leaves it out.
+  // Whether the key has a value. Does not count as reading it. If it has none, resolved() omits it.
   bool has(std::string_view key) const;
-  // The keys of this mapping, in file order, for mappings whose keys are names the user chose.
+  // The keys of this mapping, in file order, for mappings with user-defined names.
   std::vector<std::string> keys() const;
 
-  // A nested mapping; an error when the key holds something else.
+  // A nested mapping; an error if the key has another value.
   ConfigSection section(std::string_view key, ConfigDoc doc = {});
-  // The mappings of a list; empty when the key is absent.
+  // The mappings of a list; empty if the key is absent.
   std::vector<ConfigSection> sections(std::string_view key, ConfigDoc doc = {});
 
-  // Optional keys: `value` comes in as the default and stays it when the key is absent or wrong.
+  // Optional keys: `value` holds the default, and keeps it if the key is absent or invalid.
   template <ConfigNumber T>
   void read(std::string_view key, T& value, std::type_identity_t<Limits<T>> limits, ConfigDoc doc = {}) {
     read_number(key, value, limits, Absent::kDefault, doc);
@@ -109,7 +109,7 @@ class ConfigSection {
   void read(std::string_view key, T& value, ConfigDoc doc = {}) {
     read_text(key, value, Absent::kDefault, doc);
   }
-  // `value` is set only when the key is present and not null.
+  // Sets `value` only if the key is present and not null.
   template <ConfigNumber T>
   void read(std::string_view key, std::optional<T>& value, std::type_identity_t<Limits<T>> limits, ConfigDoc doc = {}) {
     T given = value.value_or(T{});
@@ -125,7 +125,7 @@ class ConfigSection {
     if (read_text(key, given, value ? Absent::kDefault : Absent::kNothing, doc)) value = std::move(given);
   }
 
-  // A number, or the word `auto`, which is the default: `value` is set only where there is a number.
+  // A number or the word `auto`, which is the default. Sets `value` only for a number.
   template <ConfigNumber T>
   void read_or_auto(std::string_view key, std::optional<T>& value, std::type_identity_t<Limits<T>> limits,
                     ConfigDoc doc = {}) {
@@ -133,7 +133,7 @@ class ConfigSection {
     if (read_number(key, given, limits, Absent::kAuto, doc)) value = given;
   }
 
-  // Keys that must be there; a required string or path must not be empty either.
+  // Required keys; a required string or path must not be empty.
   template <ConfigNumber T>
   void require(std::string_view key, T& value, std::type_identity_t<Limits<T>> limits, ConfigDoc doc = {}) {
     read_number(key, value, limits, Absent::kError, doc);
@@ -154,7 +154,7 @@ class ConfigSection {
                    ConfigDoc doc = {}) {
     choose(key, value, choices, Absent::kDefault, doc);
   }
-  // The same where the value is the name itself.
+  // As above, for values that are the names themselves.
   void read_choice(std::string_view key, std::string& value, const std::vector<std::string>& names,
                    ConfigDoc doc = {}) {
     if (const auto chosen = choose_index(key, names, value, Absent::kDefault, doc)) value = names[*chosen];
@@ -166,24 +166,23 @@ class ConfigSection {
     choose(key, value, choices, Absent::kError, doc);
   }
 
-  // A subtree as JSON text for whoever understands it, such as an adapter's own configuration; "{}" when absent.
-  // Plain scalars become JSON numbers, booleans and null as YAML's core schema has them, quoted ones strings.
+  // A subtree as JSON text, such as an adapter's own configuration; "{}" if absent. Plain scalars become JSON numbers,
+  // booleans and null by YAML's core schema; quoted ones become strings.
   std::string json(std::string_view key, ConfigDoc doc = {});
-  // This section as it was read, defaults included, as JSON text that reads back to the same values.
+  // This section as it was read, including defaults, as JSON text that gives the same values when read.
   std::string resolved_json() const;
 
-  // Notes a problem that only the caller can see, where the key's value is (or the section, when the key is absent or
-  // "").
+  // Records a problem found by the caller, at the key's value (or at the section, if the key is absent or "").
   void error(std::string_view key, std::string_view message);
 
  private:
   friend class ConfigFile;
   explicit ConfigSection(ConfigSectionState& state) : state_(&state) {}
 
-  // The meaning of an absent key. kAuto: the same as the value `auto`.
+  // The treatment of an absent key. kAuto: like the value `auto`.
   enum class Absent { kDefault, kNothing, kError, kAuto };
 
-  // True when the key is present and right, so that `value` was set.
+  // Returns whether the key is present and valid, so that `value` was set.
   template <class T>
   bool read_number(std::string_view key, T& value, const Limits<T>& limits, Absent absent, const ConfigDoc& doc);
   template <class T>
@@ -201,7 +200,7 @@ class ConfigSection {
   }
   std::optional<std::size_t> choose_index(std::string_view key, const std::vector<std::string>& names,
                                           const std::string& current, Absent absent, const ConfigDoc& doc);
-  // Counts as asking for the key; its value, or null when it has none. A missing required key is noted.
+  // Counts as reading the key. Returns its value, or null. A missing required key is a problem.
   const ConfigNode* wanted(std::string_view key, Absent absent, const ConfigDoc& doc, std::string type,
                            std::string range);
 
@@ -210,37 +209,37 @@ class ConfigSection {
 
 class ConfigFile {
  public:
-  // kNotFound, kIo or kExhausted when the file cannot be read; kInvalid when it is not YAML with a mapping at its
-  // root (what can only be found by reading keys, and duplicate keys, wait for finish()).
+  // kNotFound, kIo or kExhausted if the file cannot be read; kInvalid if it is not YAML with a mapping as its root.
+  // finish() reports duplicate keys, and everything that only reading the keys can find.
   static Result<ConfigFile> load(const std::filesystem::path& path);
-  // `name` stands for the file in messages.
+  // Messages name the text `name`.
   static Result<ConfigFile> parse(std::string_view text, std::string name);
-  // The same for data, such as offers, which may be larger: at most 128 MiB and 5,000,000 values. Strict JSON is a
-  // third faster than YAML. Their keys() and resolved() are not kept.
+  // As parse(), for larger data such as offers: at most 128 MiB and 5,000,000 values. Strict JSON is a third faster
+  // than YAML. keys() and resolved() are not available.
   static Result<ConfigFile> parse_json(std::string_view text, std::string name);
   static Result<ConfigFile> parse_yaml_data(std::string_view text, std::string name);
-  // A file that has nothing in it and in which every list has one element, for a reader to be documented.
+  // An empty file in which every list has one element, for documenting a reader.
   static ConfigFile blank();
   ConfigFile(ConfigFile&&) noexcept;
   ConfigFile& operator=(ConfigFile&&) noexcept;
   ~ConfigFile();
 
   ConfigSection root();
-  // Overrides or adds one key before anything is read; problems with it are reported as `--set a.b: ...`. The text is
-  // taken as it stands; lists and mappings are written in brackets: [a, b], {a: 1}.
+  // Overrides or adds one key; call before any read. Problems with it are reported as `--set a.b: ...`. The text is
+  // taken literally; lists and mappings are written in brackets: [a, b], {a: 1}.
   Status set(std::string_view dotted_key, std::string_view text);
-  // Takes a key of the root out of the file, before anything is read: a file with that key alone, whose places are
-  // still those of the whole; empty where there is none.
+  // Removes a key from the root; call before any read. Returns a file with that key alone and its original positions;
+  // empty if the key is absent.
   ConfigFile split(std::string_view key);
-  // As YAML, as it was parsed and set, whether it was read or not.
+  // The file as YAML, as parsed and set, whether or not it was read.
   std::string text() const;
 
-  // kInvalid with every problem so far, one per line in file order; call it after all reads.
+  // kInvalid with every problem so far, one per line in file order. Call it after all reads.
   Status finish();
-  // The configuration as it was read, defaults included, as YAML that reads back to the same values.
+  // The configuration as it was read, including defaults, as YAML that gives the same values when read.
   std::string resolved() const;
-  // Every section and key that was asked for, in the order of asking; a section comes before what is in it, first its
-  // keys, then further sections.
+  // Every section and key that was read, in reading order. A section comes before its content: first its keys, then its
+  // sections.
   std::vector<ConfigKey> keys() const;
 
  private:

@@ -1,4 +1,4 @@
-// JSON into the tree of a run file: for data that is larger than run files are, in one pass and without YAML.
+// Parses JSON into the tree of a run file, in one pass and without YAML, for data larger than run files.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -17,7 +17,7 @@ struct Unusable {
   std::string message;
 };
 
-// Reads text that is known to be JSON.
+// Parses text that is known to be valid JSON.
 class Builder {
  public:
   Builder(std::string_view text, std::uint32_t source, std::vector<ConfigProblem>& problems)
@@ -112,9 +112,9 @@ bool parse_json(std::string_view text, std::uint32_t source, ConfigNode& root, s
       place.column = std::max(1, static_cast<int>(before.size() - (before.rfind('\n') + 1)));
       why = error.what();  // "[json.exception...] parse error at line 1, column 2: what was expected"
       if (const auto colon = why.find(": "); colon != std::string::npos) why.erase(0, colon + 2);
-      if (why.size() > kReasonMax) why = printable(why, kReasonMax);  // it quotes what it has read
+      if (why.size() > kReasonMax) why = printable(why, kReasonMax);  // it quotes the input
     } catch (const nlohmann::json::exception&) {
-      why = "expected JSON, found a number that is too large for any computer";
+      why = "expected JSON, found a number out of range";
     }
     problems.push_back({place, why});
     return false;

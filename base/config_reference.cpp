@@ -22,7 +22,7 @@ std::string default_text(const ConfigKey& key) {
   return key.fallback_is_value ? code(key.fallback) : key.fallback;
 }
 
-// "whole number, 1 to 64; default: ..." in brackets behind a meaning.
+// "whole number, 1 to 64; default: ...", which follows a meaning in brackets.
 std::string facts(const ConfigKey& key) {
   std::string text = key.type == "choice" ? "one of " + key.range : key.type;
   if (key.type != "choice" && !key.range.empty()) text += ", " + key.range;
@@ -31,7 +31,7 @@ std::string facts(const ConfigKey& key) {
   return text;
 }
 
-// Lines of at most 120 columns, each beginning with `indent`.
+// Wraps text to at most 120 columns, with `indent` on each line.
 std::string wrapped(const std::string& indent, const std::string& text) {
   std::string out, line = indent;
   for (std::size_t at = 0; at < text.size();) {
@@ -84,7 +84,7 @@ namespace {
 
 using Schema = nlohmann::ordered_json;
 
-// The text of a quantity; what numbers before the unit may be, only the reader checks.
+// The schema of a quantity's text; only the reader checks the number.
 Schema quantity(const char* units) {
   return {{"type", "string"}, {"pattern", fmt::format("^\\s*-?[0-9._]+\\s*({})\\s*$", units)}};
 }
@@ -107,10 +107,10 @@ Schema schema_of_type(const ConfigKey& key, std::string_view type) {
   if (type == "duration") return quantity("ns|us|ms|s|min|h");
   if (type == "size") return quantity("[kMGT]?B|[KMGT]iB");
   if (type == "rate") return quantity("[kMG]?bit/s");
-  return {{"type", {"string", "number", "boolean"}}};  // YAML's plain scalars are texts to the reader
+  return {{"type", {"string", "number", "boolean"}}};  // the reader takes YAML's plain scalars as texts
 }
 
-// A key without a value keeps its default.
+// Allows null, because a key without a value keeps its default.
 void allow_null(Schema& schema) {
   if (schema.contains("enum"))
     schema["enum"].push_back(nullptr);
@@ -126,7 +126,7 @@ Schema empty_section() {
   return {{"type", "object"}, {"properties", Schema::object()}, {"additionalProperties", false}};
 }
 
-// The schema of the section that a dotted path names, made where it is not there yet. `root` is a section.
+// The schema of the section at a dotted path, created if necessary. `root` is a section.
 Schema& section_at(Schema& root, std::string_view path) {
   Schema* at = &root;
   while (!path.empty()) {
@@ -151,7 +151,7 @@ std::string reference_schema(std::span<const ConfigKey> keys) {
   const auto put = [](Schema& top, std::string_view path, const ConfigKey& key) {
     const std::size_t dot = path.rfind('.');
     const std::string_view section = dot == std::string_view::npos ? "" : path.substr(0, dot);
-    const std::string name(path.substr(dot + 1));  // all of it where there is no dot: npos + 1 is 0
+    const std::string name(path.substr(dot + 1));  // the whole path if it has no dot: npos + 1 is 0
     if (is_section(key)) {
       section_at(top, std::string(path) + (key.type == "list" ? "[]" : ""));
       section_at(top, section)["properties"][name]["description"] = key.meaning;
@@ -167,10 +167,10 @@ std::string reference_schema(std::span<const ConfigKey> keys) {
       allow_null(schema);
     parent["properties"][name] = std::move(schema);
   };
-  // What a section has besides, with a value of one of its keys. Keys of one condition stand together.
+  // Additional keys of a section, given a value of another key. Keys with the same condition are grouped.
   struct Conditional {
     std::string section, when;
-    Schema then{{"properties", Schema::object()}};  // without `additionalProperties`: other keys are not said again
+    Schema then{{"properties", Schema::object()}};  // without `additionalProperties`: other keys are not repeated
   };
   std::vector<Conditional> conditionals;
   for (const ConfigKey& key : keys) {
@@ -197,7 +197,7 @@ std::string reference_schema(std::span<const ConfigKey> keys) {
 
 std::string reference_yaml(std::span<const ConfigKey> keys) {
   std::string out;
-  std::string off;  // the section that is commented out as a whole
+  std::string off;  // the section that is commented out completely
   std::string in_list;
   for (const ConfigKey& key : keys) {
     const auto depth = static_cast<std::size_t>(std::count(key.path.begin(), key.path.end(), '.'));
@@ -205,7 +205,7 @@ std::string reference_yaml(std::span<const ConfigKey> keys) {
     const std::string name = key.path.substr(key.path.rfind('.') + 1);
     if (!off.empty() && !key.path.starts_with(off)) off.clear();
     if (is_section(key)) {
-      // A list may be empty, and what its elements require is asked for where there is one.
+      // A list may be empty; keys that its elements require are required only in an element.
       if (key.presence || !key.when.empty() || key.type == "list") off = key.path + (key.type == "list" ? "[]." : ".");
       out += "\n" + wrapped(indent + "# ", (key.when.empty() ? "" : "With `" + key.when + "`. ") + key.meaning);
       out += indent + (off.empty() ? "" : "#") + name + ":\n";

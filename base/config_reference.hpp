@@ -1,4 +1,4 @@
-// The reference of a file that ConfigFile reads, made from what its reader declares (ConfigFile::keys()).
+// Formats the reference of a file that ConfigFile reads, from its reader's declarations (ConfigFile::keys()).
 #pragma once
 #include <span>
 #include <string>
@@ -9,13 +9,13 @@ namespace echoline {
 
 // One heading and one table per section.
 std::string reference_markdown(std::span<const ConfigKey> keys);
-// As a JSON Schema (draft 2020-12) of the file, with which an editor completes and checks keys while one writes. Keys
-// that are read only with a certain value of another key are under `if` and `then`. It checks form, ranges and names;
-// what must hold between keys only the reader knows.
+// A JSON Schema (draft 2020-12) of the file, for completion and checks in an editor. Keys that are read only with a
+// certain value of another key are under `if` and `then`. It checks form, ranges and names; only the reader checks
+// relations between keys.
 std::string reference_schema(std::span<const ConfigKey> keys);
-// An object: schema_version, and the keys with everything that is known of them.
+// An object with schema_version and all properties of the keys.
 std::string reference_json(std::span<const ConfigKey> keys);
-// A file to fill in: every key with its meaning, those with a default commented out.
+// A file to fill in: every key with its meaning; keys with a default are commented out.
 std::string reference_yaml(std::span<const ConfigKey> keys);
 
 }  // namespace echoline

@@ -14,20 +14,20 @@ namespace {
 
 using Kind = ConfigNode::Kind;
 
-// Ends the parse: the document cannot be used.
+// Ends the parse, because the document is unusable.
 struct Unusable {
   ConfigPlace place;
   std::string message;
 };
 
-// What a plain scalar says by which it has no value.
+// Whether a plain scalar means that there is no value.
 bool is_null(std::string_view text) {
   for (const char* null : {"", "~", "null", "Null", "NULL"})
     if (text == null) return true;
   return false;
 }
 
-// Builds the tree from libyaml's events, so that every limit holds before memory is spent.
+// Builds the tree from libyaml's events, so that every limit applies before memory is allocated.
 class Builder {
  public:
   Builder(std::string_view text, std::uint32_t source, std::vector<ConfigProblem>& problems, std::size_t values_max)
@@ -42,7 +42,7 @@ class Builder {
   Builder(const Builder&) = delete;
   Builder& operator=(const Builder&) = delete;
 
-  // The document's one value; `root` stays as it is where there is none.
+  // Reads the document's value; leaves `root` unchanged if there is none.
   void read(ConfigNode& root) {
     std::size_t documents = 0;
     for (yaml_event_type_t type = next(); type != YAML_STREAM_END_EVENT; type = next()) {
@@ -68,7 +68,7 @@ class Builder {
     return event_.type;
   }
 
-  // Of the current event, to its end.
+  // The value that begins with the current event.
   ConfigNode value(std::size_t depth) {
     ConfigNode node;
     node.place = place(event_.start_mark);
@@ -104,7 +104,7 @@ class Builder {
         }
         drop_duplicates(node, problems_);
         break;
-      default:  // an alias: nothing else can stand for a value
+      default:  // an alias: no other event can begin a value
         throw Unusable{node.place, "aliases ('*name') are not supported; write the value out"};
     }
     return node;
@@ -130,7 +130,7 @@ class Builder {
   yaml_event_t event_{};
 };
 
-// Length of the UTF-8 character at the start of `text`, or 0 when there is no valid one.
+// Length of the UTF-8 character at the start of `text`; 0 if it is invalid.
 std::size_t utf8_length(std::string_view text) {
   const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
   const unsigned lead = byte(0);
@@ -146,7 +146,7 @@ std::size_t utf8_length(std::string_view text) {
   return lead < 0xc2 || lead > 0xf4 || code < kLeast[length] || code > 0x10ffff || surrogate ? 0 : length;
 }
 
-// A run file is UTF-8 text, so that what is read can be written back and turned into JSON unchanged.
+// Requires UTF-8 text, so that it can be written and converted to JSON unchanged.
 void check_text(std::string_view text, std::uint32_t source) {
   ConfigPlace place{source, 1, 1};
   for (std::size_t i = 0; i < text.size();) {
@@ -155,7 +155,7 @@ void check_text(std::string_view text, std::uint32_t source) {
     if (length == 0 || byte == 0x7f || (byte < 0x20 && byte != '\n' && byte != '\t' && byte != '\r'))
       throw Unusable{place, fmt::format("expected UTF-8 text, found the byte 0x{:02x}", byte)};
     const std::string_view c = text.substr(i, length);
-    // YAML does not know these either: C1 controls but NEL, and what is no character.
+    // YAML excludes these too: C1 controls except NEL, and non-characters.
     if ((byte == 0xc2 && c[1] < '\xa0' && c[1] != '\x85') || c == "\xef\xbf\xbe" || c == "\xef\xbf\xbf")
       throw Unusable{place, "expected UTF-8 text, found a control character"};
     i += length;
@@ -170,7 +170,7 @@ class Writer {
   Writer() {
     ECHO_CHECK(yaml_emitter_initialize(&emitter_) == 1, "out of memory");
     yaml_emitter_set_unicode(&emitter_, 1);
-    yaml_emitter_set_width(&emitter_, -1);  // no line is broken
+    yaml_emitter_set_width(&emitter_, -1);  // no line is folded
     yaml_emitter_set_output(
         &emitter_,
         [](void* out, unsigned char* bytes, std::size_t size) {

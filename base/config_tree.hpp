@@ -1,4 +1,4 @@
-// The parsed form of a run file, and YAML in and out of it. Private to base/: libyaml stops in config_tree.cpp.
+// The parsed form of a run file; reads and writes YAML. Private to base/; only config_tree.cpp uses libyaml.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -13,11 +13,11 @@ namespace echoline {
 inline constexpr std::size_t kConfigBytesMax = 1 << 20;
 inline constexpr std::size_t kConfigDepthMax = 64;
 inline constexpr std::size_t kConfigValuesMax = 100'000;
-// Of a file of data: a hundred thousand offers.
+// For data files: a hundred thousand offers.
 inline constexpr std::size_t kDataBytesMax = 128 << 20;
 inline constexpr std::size_t kDataValuesMax = 5'000'000;
 
-// Where a value stands. Line and column count from 1; source 0 is the file, n the n-th --set.
+// The position of a value. Line and column count from 1; source 0 is the file, n the n-th --set.
 struct ConfigPlace {
   std::uint32_t source = 0;
   int line = 1;
@@ -30,9 +30,9 @@ struct ConfigNode {
   Kind kind = Kind::kNull;
   ConfigPlace place;
   std::string text;               // of a scalar
-  bool quoted = false;            // a scalar in quotes or a block scalar is always text
-  bool is_text = false;           // what was read from a scalar was text, whatever it looks like
-  std::vector<std::string> keys;  // of a mapping, in file order and unique; places and children go with them
+  bool quoted = false;            // a quoted or block scalar is always text
+  bool is_text = false;           // the value read from a plain scalar was text
+  std::vector<std::string> keys;  // of a mapping, in file order and unique; key_places and children correspond
   std::vector<ConfigPlace> key_places;
   std::vector<ConfigNode> children;  // the values of a mapping, or the items of a sequence
 
@@ -45,29 +45,28 @@ struct ConfigProblem {
   std::string message;
 };
 
-// Of keys that a mapping has more than once the first stays; the others are problems.
+// Keeps the first of several equal keys in a mapping; the others become problems.
 void drop_duplicates(ConfigNode& mapping, std::vector<ConfigProblem>& problems);
 
-// Parses one YAML document. `problems` receives what is wrong: duplicate keys (the first one stays) and, when the
-// text cannot be used at all, one last problem with the return value false. `data`: it may be larger than run files
-// are.
+// Parses one YAML document. Adds problems: duplicate keys (the first one stays). If the text is unusable, adds a last
+// problem and returns false. `data`: allows the size of data files.
 bool parse_yaml(std::string_view text, std::uint32_t source, ConfigNode& root, std::vector<ConfigProblem>& problems,
                 bool data = false);
 
-// The same for strict JSON, which is not limited to the size of a run file.
+// As parse_yaml() with `data`, for strict JSON.
 bool parse_json(std::string_view text, std::uint32_t source, ConfigNode& root, std::vector<ConfigProblem>& problems);
 
-// The value of a --set: a list or mapping in brackets and a text in quotes are YAML, anything else is taken as it
-// stands, so that "::" is an address and not a mapping.
+// Parses the value of a --set. Lists and mappings in brackets and quoted texts are YAML. All other text is taken
+// literally, so that "::" is an address and not a mapping.
 bool parse_set_value(std::string_view text, std::uint32_t source, ConfigNode& root,
                      std::vector<ConfigProblem>& problems);
 
 std::string to_yaml(const ConfigNode& node);
 
-// JSON text of a subtree; plain scalars have the types of YAML's core schema.
+// A subtree as JSON text; plain scalars have the types of YAML's core schema.
 std::string to_json(const ConfigNode& node);
 
-// Whole and decimal numbers as a run file writes them; false when the text is not exactly one that fits.
+// Parses a number in the form of run files; false if the text is not exactly a number that fits.
 bool parse_whole(std::string_view text, std::int64_t& value);
 bool parse_whole(std::string_view text, std::uint64_t& value);
 bool parse_decimal(std::string_view text, double& value);

@@ -1,4 +1,4 @@
-// Files: whole-file reads, crash-safe whole-file writes, and the descriptor behind both.
+// Files: reading whole files, crash-safe writing of whole files, and an owned descriptor.
 #pragma once
 #include <filesystem>
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace echoline {
 
-// An open file of the operating system, closed with the object; negative: none.
+// An open file descriptor, closed with the object; negative: none.
 class Descriptor {
  public:
   explicit Descriptor(int fd) : fd_(fd) {}
@@ -21,17 +21,17 @@ class Descriptor {
   int fd_;
 };
 
-// The error errno stands for right now, about `path`: kNotFound when it does not exist, else kIo.
+// The error for the current errno about `path`: kNotFound if it does not exist, else kIo.
 Error os_error(std::string_view operation, const std::filesystem::path& path);
 
 // Reads a file of at most `bytes_max`; kNotFound, kIo or kExhausted with the path in the message.
 Result<std::string> read_file(const std::filesystem::path& path, std::uint64_t bytes_max = 1ull << 30);
 
-// Replaces `path` atomically: temporary file in the same folder, fsync, rename, fsync of the folder.
-// After a crash at any point the old or the new content is there, never a mixture.
+// Replaces `path` atomically: temporary file in the same folder, fsync, rename, fsync of the folder. After a crash at
+// any point the file has the old or the new content.
 Status write_file_atomic(const std::filesystem::path& path, std::string_view content);
 
-// Creates a folder and its parents; no error when it exists.
+// Creates a folder and its parents; no error if it exists.
 Status make_folders(const std::filesystem::path& path);
 
 }  // namespace echoline

@@ -32,7 +32,7 @@ std::size_t take(char* data, std::size_t size, std::size_t count, void* exchange
   return size * count;
 }
 
-// "name=value; name=value" of what the server has set, newest last; its lines are those of Netscape's cookie files.
+// "name=value; name=value" of the server's cookies, newest last, from lines in the format of Netscape's cookie files.
 std::string cookies_of(CURL* handle) {
   constexpr std::size_t kBytesMax = 16u << 10;
   curl_slist* list = nullptr;
@@ -109,7 +109,7 @@ std::uint64_t HttpClient::send(const HttpRequest& request) {
     curl_easy_setopt(handle, CURLOPT_COOKIEFILE, "");
     if (!request.cookies->empty()) curl_easy_setopt(handle, CURLOPT_COOKIE, request.cookies->c_str());
   }
-  if (!exchange->body.empty() || request.method == "POST") {  // a length of 0 is said, too
+  if (!exchange->body.empty() || request.method == "POST") {  // also states a length of 0
     curl_easy_setopt(handle, CURLOPT_POSTFIELDS, exchange->body.c_str());
     curl_easy_setopt(handle, CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(exchange->body.size()));
   }
@@ -172,7 +172,7 @@ std::vector<HttpAnswer> HttpClient::arrived() {
 
 HttpAnswer HttpClient::ask(const HttpRequest& request) {
   send(request);
-  while (true) {  // the time-out ends it
+  while (true) {  // the time-out ends the loop
     std::vector<HttpAnswer> answers = poll(std::chrono::milliseconds(100));
     if (!answers.empty()) return std::move(answers.front());
   }

@@ -1,4 +1,4 @@
-// HTTP without waiting, over libcurl: for services that machines are rented from, and for inference servers.
+// Asynchronous HTTP over libcurl, for rental services and inference servers.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -16,28 +16,28 @@ struct HttpRequest {
   std::string method;  // "GET"
   std::string url;
   std::string body;    // JSON; "" for none
-  Duration timeout{};  // 0: the client's
-  std::optional<std::string> cookies =
-      {};  // "name=value; name=value", kept up with by the answer; absent: none are taken
+  Duration timeout{};  // 0: the client's default
+  // "name=value; name=value", updated by the answer. Absent: cookies are ignored.
+  std::optional<std::string> cookies = {};
 };
 
 struct HttpAnswer {
   std::uint64_t request = 0;
-  int status = 0;          // 0: no answer came
-  std::string body;        // of any type: a proxy in between answers in its own words
-  std::string trouble;     // why no answer came
-  bool sent = false;       // the request may have arrived; false: certainly not
-  std::string cookies;     // of a request that had some, or none so far, and takes them
-  Duration retry_after{};  // that the other side wants to be left alone for; 0: it does not say
+  int status = 0;          // 0: no answer
+  std::string body;        // of any type: a proxy may answer in its own words
+  std::string trouble;     // why there is no answer
+  bool sent = false;       // the request may have arrived; false: it certainly has not
+  std::string cookies;     // updated cookies, if the request had `cookies`
+  Duration retry_after{};  // pause requested by the server; 0: none
 };
 
 struct HttpLimits {
   std::size_t answer_max = 16u << 20;
-  bool proxies = true;  // of the environment are used
+  bool proxies = true;  // use the environment's proxies
 };
 
-// Requests carry the key in a header (none where it is empty), and nothing else ever shows it. Redirects are not
-// followed, so it goes to no other host. Use from one thread.
+// Sends the key in a header (none if it is empty) and shows it nowhere else. Redirects are not followed, so the key
+// goes to no other host. Use from one thread.
 class HttpClient {
  public:
   HttpClient(std::string key, Duration timeout, HttpLimits limits = {});
@@ -45,11 +45,11 @@ class HttpClient {
   HttpClient(const HttpClient&) = delete;
   HttpClient& operator=(const HttpClient&) = delete;
   std::uint64_t send(const HttpRequest& request);
-  // What was answered, or failed, since the last call; where that is nothing, waits about so long for it.
+  // Requests answered or failed since the last call; if there are none, waits about this long for one.
   std::vector<HttpAnswer> poll(Duration wait = {});
-  // Nothing comes of it; the other side sees the connection end.
+  // Cancels a request; the server sees the connection close.
   void cancel(std::uint64_t request);
-  // Waits for the answer, or the time-out. Nothing else may be under way.
+  // Waits for the answer or the time-out. No other request may be in flight.
   HttpAnswer ask(const HttpRequest& request);
 
  private:
@@ -58,7 +58,7 @@ class HttpClient {
   std::unique_ptr<Impl> impl_;
 };
 
-// A service's address, to which paths that begin with '/' are appended.
+// A service's base URL, to which paths that begin with '/' are appended.
 std::string service_url(std::string_view url);
 
 // `text` as part of a URL's query.

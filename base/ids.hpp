@@ -1,4 +1,4 @@
-// Strong identifiers. A version, a worker and a lease never mix.
+// Strongly typed identifiers, so that a version, a worker and a lease cannot be confused.
 #pragma once
 #include <fmt/format.h>
 
@@ -17,7 +17,7 @@ struct Id {
 
 // Learner step at which a policy was published; 0 is the policy before the first step.
 using Version = Id<struct VersionTag>;
-// A worker of this run; assigned by the learner, never reused. 0 is the learner itself.
+// A worker of this run, assigned by the learner and never reused. 0 is the learner itself.
 using WorkerId = Id<struct WorkerTag>;
 inline constexpr WorkerId kLearnerId{0};
 // A worker's time-limited right to a group.

@@ -45,7 +45,7 @@ std::shared_ptr<spdlog::logger>& logger() {
 
 void configure(Level level, std::string_view role) { logger() = make(level, role); }
 
-// The last gate: whatever a line is made of, it is one line, and text.
+// Ensures that every entry is one printable line.
 void write(Level level, std::string_view line) {
   constexpr std::size_t kLineBytesMax = 64 * 1024;
   if (line.size() <= kLineBytesMax && is_printable(line))

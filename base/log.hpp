@@ -1,4 +1,4 @@
-// Logging to stderr: one line per event, level and role first. Data never goes here.
+// Logging to stderr: one line per event, level and role first. Program output never goes here.
 #pragma once
 #include <fmt/format.h>
 
@@ -9,7 +9,7 @@ namespace echoline::log {
 
 enum class Level { kDebug, kInfo, kWarn, kError, kOff };
 
-// Sets the least level shown and the role shown in each line ("learner", "worker 3"). Call before threads start.
+// Sets the minimum level, and the role in each line ("learner", "worker 3"). Call before threads start.
 void configure(Level level, std::string_view role);
 void write(Level level, std::string_view line);
 bool enabled(Level level);

@@ -1,11 +1,11 @@
-// Kinds of errors of the operating system.
+// Maps errors of the operating system.
 #pragma once
 #include "base/result.hpp"
 
 namespace echoline {
 
-// Of an errno: kNotFound when something does not exist, kExhausted when the disk, a quota or the largest size of a file
-// is used up, else kIo.
+// The code of an errno: kNotFound if something does not exist, kExhausted if the disk, a quota or the maximum file size
+// is reached, else kIo.
 Code os_code(int error);
 
 }  // namespace echoline

@@ -1,4 +1,4 @@
-// The visitor of a std::variant, made of one function for each alternative: std::visit(Overloaded{[](A) {}, [](B) {}},
+// Makes a visitor of a std::variant from one function per alternative: std::visit(Overloaded{[](A) {}, [](B) {}},
 // variant).
 #pragma once
 
@@ -10,6 +10,6 @@ struct Overloaded : Functions... {
 };
 
 template <class... Functions>
-Overloaded(Functions...) -> Overloaded<Functions...>;  // clang deduces no aggregates before version 17
+Overloaded(Functions...) -> Overloaded<Functions...>;  // clang before version 17 cannot deduce aggregates
 
 }  // namespace echoline

@@ -1,4 +1,4 @@
-// Sharing work between threads.
+// Distributes work over threads.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -18,13 +18,13 @@
 
 namespace echoline {
 
-// As many as the machine has processors, where `threads` is 0.
+// The number of processors if `threads` is 0.
 inline unsigned thread_count(unsigned threads) {
   return threads != 0 ? threads : std::max(1u, std::thread::hardware_concurrency());
 }
 
-// Calls work(thread's own index, item) for every item below `count`, on up to `threads` threads.
-// An exception in any of them is thrown again here.
+// Calls work(thread index, item) for every item below `count`, on up to `threads` threads. Rethrows an exception of any
+// of them.
 template <class F>
 void for_each_parallel(std::size_t count, unsigned threads, F&& work) {
   threads = static_cast<unsigned>(std::clamp<std::size_t>(threads, 1, std::max<std::size_t>(count, 1)));
@@ -47,11 +47,12 @@ void for_each_parallel(std::size_t count, unsigned threads, F&& work) {
     if (failure) std::rethrow_exception(failure);
 }
 
-// Tasks that threads do, in any order, while their owner goes on. One thread owns this and is one of the threads: it
-// does a task itself when too many wait, and in finish(). With one thread, add() has done the task when it returns.
+// Runs tasks on threads, in any order, while their owner continues. One thread owns the object and counts as one of the
+// threads: it runs tasks itself when too many wait, and in finish(). With one thread, add() runs the task before it
+// returns.
 class Tasks {
  public:
-  using Task = std::function<Status(unsigned self)>;  // `self` < threads(): a number of the thread's own
+  using Task = std::function<Status(unsigned self)>;  // `self` < threads(): the thread's index
 
   explicit Tasks(unsigned threads) : threads_(std::clamp(threads, 1u, 256u)), waiting_max_(2 * threads_) {}
   ~Tasks() {
@@ -66,7 +67,7 @@ class Tasks {
   Tasks& operator=(const Tasks&) = delete;
 
   unsigned threads() const { return threads_; }
-  // The first error of any task that was added, after which no more are done; kExhausted for a lack of memory.
+  // Returns the first error of any task, after which no more are run; kExhausted if memory runs out.
   Status add(Task task) {
     std::unique_lock lock(mutex_);
     if (threads_ == 1) {
@@ -82,7 +83,7 @@ class Tasks {
     changed_.notify_one();
     return ok();
   }
-  // Waits until all are done. The first error.
+  // Waits for all tasks. Returns the first error.
   Status finish() {
     std::unique_lock lock(mutex_);
     while (!waiting_.empty()) do_one(0, lock);
@@ -121,13 +122,13 @@ class Tasks {
 
   const unsigned threads_;
   const std::size_t waiting_max_;
-  std::mutex mutex_;  // guards all below
+  std::mutex mutex_;  // guards the members below
   std::condition_variable changed_, done_;
   std::deque<Task> waiting_;
   std::size_t idle_ = 0, under_way_ = 0;
   bool ended_ = false;
   std::optional<Error> failed_;
-  std::vector<std::jthread> helpers_;  // last: they use all of the above
+  std::vector<std::jthread> helpers_;  // last, so that the threads end before the members they use
 };
 
 }  // namespace echoline

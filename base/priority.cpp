@@ -9,7 +9,7 @@
 namespace echoline {
 namespace {
 
-// As sched_setattr(2) has it; <linux/sched/types.h> does not go with <sched.h>.
+// The struct of sched_setattr(2); <linux/sched/types.h> conflicts with <sched.h>.
 struct Attributes {
   std::uint32_t size = sizeof(Attributes);
   std::uint32_t policy = 0;
@@ -20,14 +20,14 @@ struct Attributes {
 };
 static_assert(sizeof(Attributes) == 48);
 
-constexpr std::uint64_t kShortTurnNanoseconds = 100'000;  // Linux takes no less
+constexpr std::uint64_t kShortTurnNanoseconds = 100'000;  // the minimum that Linux accepts
 
 }  // namespace
 
 void take_short_turns() {
   Attributes attributes;
   if (::syscall(SYS_sched_getattr, 0, &attributes, sizeof attributes, 0U) != 0) return;
-  if (attributes.policy != SCHED_OTHER) return;  // somebody has decided otherwise
+  if (attributes.policy != SCHED_OTHER) return;  // another policy was set on purpose
   attributes.runtime = kShortTurnNanoseconds;
   (void)::syscall(SYS_sched_setattr, 0, &attributes, 0U);
 }

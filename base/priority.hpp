@@ -1,12 +1,12 @@
-// How soon a thread runs when it has something to do, on a machine with more busy threads than processors.
+// Thread scheduling, for machines with more busy threads than processors.
 #pragma once
 
 namespace echoline {
 
-// For a thread that does little at a time while others wait for it: a loop that forwards, a writer to disk. The calling
-// thread asks for turns of 0.1 ms; Linux runs a thread with shorter turns sooner and leaves its share of the processors
-// as it is. Needs no privilege. Linux 6.12 and newer heed it; older ones prefer a thread that has slept anyway. Threads
-// that it starts do the same.
+// For a thread that does little work at a time while others wait for it, such as a forwarding loop or a disk writer.
+// The calling thread requests time slices of 0.1 ms; Linux schedules threads with shorter slices sooner, without
+// changing their share of the processors. Needs no privilege. Effective since Linux 6.12; older versions prefer threads
+// that have slept anyway. Inherited by threads that it starts.
 void take_short_turns();
 
 }  // namespace echoline

@@ -1,4 +1,4 @@
-// The memory of this process, as the system and the allocator count it.
+// This process's memory, by the system and by the allocator.
 #pragma once
 #include <optional>
 
@@ -7,12 +7,12 @@
 namespace echoline {
 
 struct ProcessMemory {
-  Bytes resident;             // right now
-  Bytes resident_max;         // the most so far
-  std::optional<Bytes> heap;  // in use by malloc() and new; absent where the C library does not say
+  Bytes resident;             // now
+  Bytes resident_max;         // the highest so far
+  std::optional<Bytes> heap;  // in use by malloc() and new; absent if the C library does not report it
 };
 
-// Thread-safe. Takes microseconds, or milliseconds where the heap has many free pieces; zero where the system says
+// Thread-safe. Takes microseconds, or milliseconds if the heap has many free pieces. Zero if the system reports
 // nothing.
 ProcessMemory process_memory();
 

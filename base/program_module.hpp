@@ -1,4 +1,4 @@
-// Parts of the program that are shared objects, opened when they are first needed.
+// Parts of the program that are shared objects and are loaded on first use.
 #pragma once
 #include <filesystem>
 #include <optional>
@@ -7,13 +7,14 @@
 
 namespace echoline {
 
-inline constexpr std::string_view kTorchModule = "torch";  // what needs libtorch: the built-in trainer and engine
+// The parts that need libtorch: the built-in trainer and engine.
+inline constexpr std::string_view kTorchModule = "torch";
 
-// Where the module `name` of the program at `program` can be, in search order: beside a program in its build folder or
-// on a host that it was copied to, in lib/echoline of an installed program, in lib of a bundle.
+// Where the module `name` of the program at `program` may be, in search order: beside the program (in a build folder,
+// or on a host to which it was copied), in lib/echoline of an installed program, in lib of a bundle.
 std::vector<std::filesystem::path> module_places(const std::filesystem::path& program, std::string_view name);
 
-// The first place that holds a file.
+// The first of these files that exists.
 std::optional<std::filesystem::path> find_module(const std::filesystem::path& program, std::string_view name);
 
 }  // namespace echoline

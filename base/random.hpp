@@ -1,4 +1,4 @@
-// Seeded random streams that give the same numbers on every machine and with every standard library.
+// Seeded random streams with the same numbers on every machine and standard library.
 #pragma once
 #include <cstdint>
 
@@ -16,7 +16,7 @@ class Random {
  public:
   explicit Random(std::uint64_t seed, std::uint64_t stream = 0) : state_(mix64(seed) ^ mix64(~stream)) {}
   std::uint64_t next() { return mix64(state_ += 0x9e3779b97f4a7c15ull); }
-  // Uniform in [0, bound), bound > 0, without modulo bias worth noticing (Lemire's multiply-shift).
+  // Uniform in [0, bound), bound > 0, with negligible bias (Lemire's multiply-shift).
   std::uint64_t below(std::uint64_t bound) {
     __extension__ using Wide = unsigned __int128;
     return static_cast<std::uint64_t>((static_cast<Wide>(next()) * bound) >> 64);

@@ -11,7 +11,7 @@
 
 namespace echoline {
 
-// What kind of thing went wrong. The program's exit code follows from it (exit_code()).
+// The kind of failure, which determines the program's exit code (exit_code()).
 enum class Code {
   kInvalid,      // the user's input or configuration is wrong                     -> exit 2
   kInfeasible,   // a plan that no choice can satisfy                              -> exit 3
@@ -28,8 +28,8 @@ enum class Code {
 std::string_view to_string(Code code);
 int exit_code(Code code);
 
-// A failure: its kind, the operation that failed, and a detail that says what was expected, what was found,
-// where, and what to do.
+// A failure: its kind, the operation that failed, and a detail that says what was expected, what was found, where, and
+// what to do.
 struct Error {
   Code code = Code::kInternal;
   std::string operation;
@@ -45,10 +45,10 @@ Error fail(Code code, std::string_view operation, fmt::format_string<Args...> fo
   return Error{code, std::string(operation), fmt::format(format, std::forward<Args>(args)...)};
 }
 
-// The same error as the user's mistake: a file that a run file or command line names and that is not there is one.
+// The same error as a mistake of the user, for a missing file that a run file or command line names.
 Error as_mistake(Error error);
 
-// Ends the process with a message: assertions are for bugs only and stay on in release.
+// Ends the process with a message. Assertions are for bugs only and are active in releases.
 [[noreturn]] void assertion_failed(const char* expression, const char* file, int line, const std::string& why);
 
 template <class T>
@@ -106,7 +106,7 @@ inline Status ok() { return {}; }
 
 }  // namespace echoline
 
-// Stops the process when a condition that only a bug can break does not hold.
+// Ends the process if a condition that only a bug can break is false.
 #define ECHO_CHECK(condition, ...)                                                                                 \
   do {                                                                                                             \
     if (!(condition)) ::echoline::assertion_failed(#condition, __FILE__, __LINE__, ::fmt::format("" __VA_ARGS__)); \

@@ -1,4 +1,4 @@
-// Keys of services, from where their owners keep them.
+// Reads keys of services.
 #pragma once
 #include <filesystem>
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace echoline {
 
-// A secret of one plain word: that of an environment variable, else the first line of `file`; empty where neither is
-// given. kInvalid: others than its owner can read the file, or it holds no such word; errors of read_file().
+// A secret of one plain word: from an environment variable, else the first line of `file`; empty if neither is given.
+// kInvalid: other users can read the file, or it holds no such word. Errors of read_file().
 Result<std::string> read_secret(const char* variable, const std::filesystem::path& file);
 
 }  // namespace echoline

@@ -36,7 +36,7 @@ std::size_t edits(const std::string& a, const std::string& b) {
 std::optional<std::string> suggest(std::string_view word, std::span<const std::string> candidates) {
   if (word.empty() || word.size() > kWordCharsMax) return std::nullopt;
   const std::string typed = lower(word);
-  // One edit in three characters is still a typing mistake; more is another word.
+  // More than one edit per three characters is taken for another word.
   std::size_t fewest = std::max<std::size_t>(1, word.size() / 3) + 1;
   std::optional<std::string> nearest;
   for (const std::string& candidate : candidates) {

@@ -7,11 +7,11 @@
 
 namespace echoline {
 
-// The candidate with the fewest edits (insert, delete, replace, swap two neighbours; upper and lower case are
-// alike), or nothing when none is near enough to be what was meant. The first of equals wins.
+// The candidate with the fewest edits (insert, delete, replace, swap two neighbours; ignoring case), or nothing if none
+// is near enough. The first of equals wins.
 std::optional<std::string> suggest(std::string_view word, std::span<const std::string> candidates);
 
-// "; did you mean 'staleness'?", or "" when there is no suggestion: ready to end a message with.
+// "; did you mean 'staleness'?", or "" if there is no suggestion; for the end of a message.
 std::string did_you_mean(std::string_view word, std::span<const std::string> candidates);
 
 }  // namespace echoline

@@ -13,7 +13,7 @@ struct Character {
   std::size_t bytes = 0;  // 0: not UTF-8
 };
 
-// The shortest form only, no surrogates, nothing beyond U+10FFFF.
+// Accepts only the shortest form, no surrogates, and nothing beyond U+10FFFF.
 Character first_of(std::string_view text) {
   const auto at = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   if (at(0) < 0x80) return {at(0), 1};

@@ -15,7 +15,7 @@ using nlohmann::json;
 constexpr std::string_view kOperation = "ask server";
 constexpr std::size_t kAnswerMax = 16u << 20;
 constexpr std::size_t kExcerpt = 300;
-constexpr int kTriesUnheard = 3;  // of an address that has never answered
+constexpr int kTriesUnheard = 3;  // for an address that has never answered
 constexpr Duration kForever = std::chrono::hours(24);
 
 template <class... Args>
@@ -36,8 +36,8 @@ const json& at(const json& value, const char* key) {
 
 std::string word(const json& value) { return value.is_string() ? value.get<std::string>() : std::string(); }
 
-// What a server says of an error: {"error": {"message", "code", "type", "param"}}, or {"message"}, {"detail"},
-// {"error": text}.
+// A server's error message: {"error": {"message", "code", "type", "param"}}, {"message"}, {"detail"} or {"error":
+// text}.
 struct Complaint {
   std::string message, code, type, param;
 };
@@ -85,10 +85,10 @@ Result<TextAnswer> parse_text_answer(std::string_view body, bool chat) {
   const json& choice = choices.front();
   const json& text = chat ? at(at(choice, "message"), "content") : at(choice, "text");
   const std::string why = word(at(choice, "finish_reason"));
-  // A server that ends or loses a request in the middle says no reason, or one of these.
+  // A server that aborts or loses a request gives no reason, or one of these.
   if (why.empty() || why == "abort" || why == "error")
     return odd("half an answer: finish_reason is {}", excerpt(at(choice, "finish_reason")));
-  // Null: it refuses, or has thought up to the limit.
+  // Null: the model refuses, or has used the limit for thinking.
   if (!text.is_string() && !(chat && text.is_null() && at(choice, "message").is_object()))
     return odd("expected the text of an answer, found {}", excerpt(choice));
   TextAnswer answer{word(text), why != "length", {}};
@@ -109,7 +109,7 @@ TextTrouble text_trouble(const TextServerOptions& options, const HttpAnswer& ans
   const Complaint said = complaint(answer.body);
   const int status = answer.status;
   if (status == 429 && (said.code == "insufficient_quota" || said.type == "insufficient_quota"))
-    return trouble(Kind::kServer, Code::kExhausted, "the account has nothing left: {}", said.message);
+    return trouble(Kind::kServer, Code::kExhausted, "the account has no credit left: {}", said.message);
   if (status == 408 || status == 409 || status == 425 || status == 429 ||
       (status >= 500 && status != 501 && status != 505))
     return trouble(Kind::kAgain, Code::kUnavailable, "HTTP {}: {}", status, said.message);
@@ -118,11 +118,11 @@ TextTrouble text_trouble(const TextServerOptions& options, const HttpAnswer& ans
                    options.key.empty() ? "to answer without a key" : "the key", said.message);
   if (status == 404)
     return trouble(Kind::kServer, Code::kNotFound,
-                   "no model '{}' is there, or nothing at this address; {}/models lists what is: {}",
+                   "the server has no model '{}', or does not exist at this address; {}/models lists its models: {}",
                    printable(options.model), options.url, said.message);
   if (status >= 300 && status < 400)
     return trouble(Kind::kServer, Code::kInvalid,
-                   "the server sends elsewhere (HTTP {}), which is not followed: name that address", status);
+                   "the server redirects (HTTP {}), which is not followed: set the new address", status);
   const bool of_question = status == 400 || status == 413 || status == 422;
   TextTrouble refused =
       trouble(of_question ? Kind::kQuestion : Kind::kServer, Code::kInvalid, "HTTP {}: {}", status, said.message);
@@ -140,7 +140,7 @@ Result<TextServer> TextServer::make(TextServerOptions options, const Clock& cloc
     return fail(Code::kInvalid, kOperation, "{}: which model? {}/models lists them", options.url, options.url);
   if (options.at_once < 1 || options.tries_max < 1 || options.timeout <= Duration{} ||
       options.retry_first <= Duration{})
-    return fail(Code::kInvalid, kOperation, "requests at once, tries and times have to be above 0");
+    return fail(Code::kInvalid, kOperation, "requests at once, tries and times must be above 0");
   return TextServer(std::move(options), clock);
 }
 
@@ -151,7 +151,7 @@ TextServer::TextServer(TextServerOptions options, const Clock& clock)
 
 Status TextServer::submit(TextQuestion question) {
   if (inside() >= kInsideMax)
-    return fail(Code::kExhausted, kOperation, "{} questions are inside: wait for answers first", kInsideMax);
+    return fail(Code::kExhausted, kOperation, "{} questions are in progress: wait for answers first", kInsideMax);
   waiting_.push_back({std::move(question)});
   return ok();
 }
@@ -160,7 +160,7 @@ std::vector<TextServer::Ended> TextServer::poll(Duration wait) {
   const TimePoint now = clock_->now();
   send_due(now);
   if (done_.empty()) {
-    for (const Asked& asked : waiting_)  // somebody may be due earlier than anything is heard
+    for (const Asked& asked : waiting_)  // a waiting question may be due before the next answer
       if (sent_.size() < options_.at_once)
         wait = std::min(wait, std::max({asked.not_before - now, quiet_until_ - now, Duration{}}));
     for (const HttpAnswer& answer : http_->poll(wait)) hear(answer, clock_->now());
@@ -246,7 +246,7 @@ void TextServer::again(Asked asked, const HttpAnswer& heard, TextTrouble trouble
   Duration pause = options_.retry_first;
   for (int i = 1; i < asked.tries && pause < options_.retry_max; ++i) pause *= 2;
   pause = std::min(pause, options_.retry_max);
-  // Up to a quarter more, or all that failed together would come back together.
+  // Adds up to a quarter, so that questions that failed together are not retried together.
   const std::uint64_t draw = mix64(asked.question.id * 64 + static_cast<std::uint64_t>(asked.tries)) % 1024;
   asked.not_before = now + pause + pause * static_cast<Duration::rep>(draw) / 4096;
   if (heard.retry_after > Duration{})

@@ -1,5 +1,5 @@
-// Texts from a server that speaks OpenAI's interface, chat completions or completions: vLLM, SGLang, llama.cpp, Ollama,
-// or a service. Many questions at a time, patiently. Reference: platform.openai.com/docs/api-reference.
+// A client of a text server with OpenAI's interface, chat completions or completions: vLLM, SGLang, llama.cpp, Ollama,
+// or a service. Sends many questions concurrently, with retries. Reference: platform.openai.com/docs/api-reference.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -18,23 +18,23 @@
 namespace echoline {
 
 struct TextServerOptions {
-  std::string url;           // up to what stands before /chat/completions: "http://127.0.0.1:8000/v1"
-  std::string model;         // as the server calls it
-  std::string key;           // empty: none is sent
-  bool chat = true;          // messages to /chat/completions; otherwise a text to /completions
-  std::size_t at_once = 16;  // requests under way
-  Duration timeout = std::chrono::minutes(10);     // of one request
-  int tries_max = 8;                               // of one question
-  Duration retry_first = std::chrono::seconds(1);  // doubled from one attempt to the next
+  std::string url;                                 // without /chat/completions: "http://127.0.0.1:8000/v1"
+  std::string model;                               // the model's name on the server
+  std::string key;                                 // empty: no key is sent
+  bool chat = true;                                // messages to /chat/completions; false: a text to /completions
+  std::size_t at_once = 16;                        // requests in flight
+  Duration timeout = std::chrono::minutes(10);     // per request
+  int tries_max = 8;                               // per question
+  Duration retry_first = std::chrono::seconds(1);  // doubles with each attempt
   Duration retry_max = std::chrono::minutes(1);
 };
 
 struct TextQuestion {
   std::uint64_t id = 0;
   std::vector<ChatMessage> messages;  // with `chat`
-  std::string prompt;                 // otherwise: the text to continue
-  std::string
-      template_options_json;  // with `chat`: chat_template_kwargs, as vLLM and SGLang take them; empty: not sent
+  std::string prompt;                 // without `chat`: the text to continue
+  // With `chat`: chat_template_kwargs of vLLM and SGLang; empty: not sent.
+  std::string template_options_json;
   std::int64_t tokens_max = 64;
   double temperature = 1, top_p = 1;
   std::optional<std::uint64_t> seed;
@@ -42,55 +42,55 @@ struct TextQuestion {
 
 struct TextAnswer {
   std::string text;
-  bool finished = false;               // by itself, not by the limit
-  std::optional<std::int64_t> tokens;  // as the server counts them
+  bool finished = false;               // ended by itself, not by the limit
+  std::optional<std::int64_t> tokens;  // by the server's count
 };
 
-// What is wrong with an answer: whether it concerns this question only, and whether asking again may help.
+// An error in an answer: whether it concerns only this question, and whether a retry may help.
 struct TextTrouble {
   enum class Kind { kAgain, kQuestion, kServer };
   Kind kind = Kind::kAgain;
   Error error;
-  bool says_completion_tokens = false;  // the server wants max_completion_tokens instead of max_tokens
+  bool says_completion_tokens = false;  // the server requires max_completion_tokens instead of max_tokens
 };
 
-// Pure. The body that asks, and what an answer says: an answer, or what is wrong.
+// Pure functions: the body of a request, and the answer or error in a response.
 std::string text_request(const TextServerOptions& options, const TextQuestion& question, bool completion_tokens);
 Result<TextAnswer> parse_text_answer(std::string_view body, bool chat);                // of status 200; kCorrupt
-TextTrouble text_trouble(const TextServerOptions& options, const HttpAnswer& answer);  // of any other, or none
+TextTrouble text_trouble(const TextServerOptions& options, const HttpAnswer& answer);  // any other status, or no answer
 
-// What is temporary (no connection, 408, 409, 425, 429, 5xx, a body that is no answer, half an answer) is asked again,
-// later every time and not before the server has said so (Retry-After). What concerns all questions (a key that is
-// refused, an unknown model, a redirect) is the answer to all, from then on. From one thread.
+// Retries temporary errors (no connection, 408, 409, 425, 429, 5xx, an invalid or incomplete answer) with growing
+// pauses, and not before the server's Retry-After. An error that concerns all questions (a refused key, an unknown
+// model, a redirect) is the answer to all from then on. Use from one thread.
 class TextServer {
  public:
   static constexpr std::size_t kInsideMax = 65'536;
 
   struct Ended {
     std::uint64_t id = 0;
-    // kInvalid: the server refuses the question, or the key; kNotFound: the model; kUnavailable, kCorrupt: after all
-    // tries; kExhausted: the account has no money left.
+    // kInvalid: the server refuses the question or the key; kNotFound: unknown model; kUnavailable, kCorrupt: all tries
+    // failed; kExhausted: the account has no credit.
     Result<TextAnswer> answer;
-    bool single = false;  // the error is this question's alone
+    bool single = false;  // the error concerns only this question
   };
 
-  // kInvalid: no url or model, or a limit that is none.
+  // kInvalid: no url or model, or an invalid limit.
   static Result<TextServer> make(TextServerOptions options, const Clock& clock);
-  // kExhausted: kInsideMax are inside. Ids are the asker's own, none twice at a time.
+  // kExhausted if kInsideMax questions are in progress. The caller chooses ids, unique among those in progress.
   Status submit(TextQuestion question);
-  // What has ended; where nothing has, waits about so long for it.
+  // The questions that ended; if there are none, waits about this long for one.
   std::vector<Ended> poll(Duration wait);
-  // Nothing comes of it any more.
+  // Drops a question.
   void cancel(std::uint64_t id);
   std::size_t inside() const { return waiting_.size() + sent_.size(); }
-  // One question, nothing else inside: waits for its answer.
+  // Asks a single question, without others in progress, and waits for the answer.
   Result<TextAnswer> ask(const TextQuestion& question);
 
  private:
   struct Asked {
     TextQuestion question;
     int tries = 0;
-    bool completion_tokens = false;  // as it was sent
+    bool completion_tokens = false;  // the parameter that was sent
     TimePoint not_before{};
   };
   TextServer(TextServerOptions options, const Clock& clock);
@@ -101,11 +101,11 @@ class TextServer {
   TextServerOptions options_;
   const Clock* clock_;
   std::unique_ptr<HttpClient> http_;
-  std::deque<Asked> waiting_;            // some until later
-  std::map<std::uint64_t, Asked> sent_;  // by request
+  std::deque<Asked> waiting_;            // including delayed retries
+  std::map<std::uint64_t, Asked> sent_;  // by request id
   std::vector<Ended> done_;
-  std::optional<Error> broken_;  // the answer to everything
-  TimePoint quiet_until_{};      // the server wants to hear nothing before
+  std::optional<Error> broken_;  // the answer to every question
+  TimePoint quiet_until_{};      // the server asked for no requests before
   bool completion_tokens_ = false, heard_ = false;
 };
 

@@ -1,4 +1,4 @@
-// A limit on how often something may happen: so many at once, and so many a second in the long run. Pure.
+// A rate limit: a number at once, and a number per second in the long run. Pure.
 #pragma once
 #include <algorithm>
 
@@ -14,7 +14,7 @@ struct Allowance {
 class TokenBucket {
  public:
   explicit TokenBucket(const Allowance& allowance) : allowance_(allowance), tokens_(allowance.burst) {}
-  // Takes `weight`, or nothing; what weighs more than the burst is not to be had.
+  // Takes `weight`, or nothing. A weight above the burst is never granted.
   bool take(TimePoint now, double weight = 1) {
     tokens_ = std::min(allowance_.burst, tokens_ + allowance_.per_s * std::max(0.0, seconds(now - at_)));
     at_ = std::max(at_, now);

@@ -1,4 +1,4 @@
-// What a policy is told by its task: a text, or messages of a conversation.
+// The text that a task gives to the policy, or messages of a conversation.
 #pragma once
 #include <string>
 #include <string_view>
@@ -14,11 +14,11 @@ struct ChatMessage {
 };
 
 struct Told {
-  std::string text;                   // where there are messages, what they say, one after the other
-  std::vector<ChatMessage> messages;  // none: the text is all of it, and a user's where there are roles
+  std::string text;                   // with messages: their contents, one after the other
+  std::vector<ChatMessage> messages;  // empty: `text` is everything, as a user's message where roles exist
 
   Told() = default;
-  Told(std::string what) : text(std::move(what)) {}  // NOLINT: most tasks speak in texts, and need not know of this
+  Told(std::string what) : text(std::move(what)) {}  // NOLINT: most tasks use plain texts
   Told(std::string_view what) : text(what) {}        // NOLINT
   Told(const char* what) : text(what) {}             // NOLINT
   explicit Told(std::vector<ChatMessage> what) : messages(std::move(what)) {

@@ -27,9 +27,8 @@ struct Choice {
   Bytes chunk;  // used for the prediction
   Duration predicted{};
   Duration lower_bound{};  // no schedule is faster
-  std::vector<Candidate>
-      // All considered policies, the soonest first; on equal times, trees first.
-      candidates;
+  // All considered policies, the soonest first; on equal times, trees first.
+  std::vector<Candidate> candidates;
 };
 
 // Another policy replaces trees only below this fraction of their time, because trees can be repaired without moving

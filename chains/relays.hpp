@@ -25,9 +25,8 @@ struct RelayPlan {
   std::vector<bool> late;          // by worker (trees.hpp)
   std::vector<BitRate> rates;      // by worker: receiving rate
   std::vector<BitRate> by_region;  // receiving rate of the workers in time
-  std::vector<std::vector<double>>
-      // [from][to] by region: bit/s over this link, to relays and other workers, all stripes together.
-      crossing;
+  // [from][to] by region: bit/s over this link, to relays and other workers, all stripes together.
+  std::vector<std::vector<double>> crossing;
 };
 
 struct RelayTrees {

@@ -52,9 +52,8 @@ struct BlockModel {
   bool is_float = false;     // sign and magnitude; false: two's complement
   std::uint32_t ranges = 1;  // the first `dense` ranges are coded element by element, the others by gaps
   std::uint32_t dense = 0;
-  std::uint8_t bound[kRangesMax] =
-      // Range r holds the classes from bound[r - 1] up to below bound[r]; the last bound is 32.
-      {};
+  // Range r holds the classes from bound[r - 1] up to below bound[r]; the last bound is 32.
+  std::uint8_t bound[kRangesMax] = {};
   std::uint8_t range_of[kClasses] = {};
   // For dense ranges: the number of low bits below a small symbol's step, and which symbols the table contains.
   std::uint8_t low_bits[kRangesMax] = {};

@@ -18,9 +18,8 @@ struct Question {
 };
 struct Questions {
   std::function<std::optional<Question>()> next;  // nothing: none now; if also none is in progress, there are no more
-  std::function<bool(std::span<const Token> response)>
-      // May be empty; called after every token: true ends the response (a stop string).
-      ends;
+  // May be empty; called after every token: true ends the response (a stop string).
+  std::function<bool(std::span<const Token> response)> ends;
   // Called once per question, in the order in which they end. A failed question fails alone. An error ends all.
   std::function<Status(std::uint64_t id, Result<Generation>)> hear;
   std::string device = "cpu";

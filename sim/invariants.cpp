@@ -84,8 +84,9 @@ void Invariants::on_chunk_of_learner(std::size_t worker, const Frame& frame) {
   Child& child = children_[worker];
   const Truth::Publication* p = fleet_.truth().find(frame.chunk.publication);
   ChunkSet& has = child.has[frame.chunk.publication];
+  // Versions up to the child's position count as held, except those that came through help: parents learn of these
+  // separately.
   const bool passed = p && child.position && p->key.version <= *child.position &&
-                      // of which the learner tells parents separately
                       !(child.helped_to && p->key.version <= *child.helped_to);
   if (has.contains(frame.chunk.index) || passed) counts_.learner_wasted_bytes += bytes;
   has.insert(frame.chunk.index);

@@ -140,7 +140,7 @@ TEST_F(TextServerTest, WhatConcernsAllEndsAll) {
                   R"({"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}})"});
   EXPECT_THAT(refused(), HasSubstr("nothing left: You exceeded"));
   server_->fault({"status", 1, 301});
-  EXPECT_THAT(refused(), HasSubstr("sends elsewhere"));
+  EXPECT_THAT(refused(), HasSubstr("redirects"));
   server_->fault({"status", 1, 404, 0, R"({"object": "error", "message": "The model does not exist.", "code": 404})"});
   EXPECT_THAT(refused(), HasSubstr("The model does not exist.")) << "as vLLM has it";
   server_->fault({"status", 1, 404, 0, R"({"detail": "Not Found"})"});

@@ -8,9 +8,8 @@ namespace echoline::data_plane::nemo_gym {
 namespace {
 
 constexpr std::size_t kAnswerBytesMax = 4u << 20;
-constexpr Duration kSlice =
-    // How often the thread looks for new requests while it waits for answers.
-    std::chrono::milliseconds(5);
+// How often the thread looks for new requests while it waits for answers.
+constexpr Duration kSlice = std::chrono::milliseconds(5);
 
 bool temporary(int status) { return status == 408 || status == 409 || status == 425 || status == 429 || status >= 500; }
 

@@ -10,9 +10,8 @@ namespace {
 
 constexpr Duration kFirstPause = std::chrono::milliseconds(100), kPauseMax = std::chrono::seconds(30);
 constexpr Duration kSlice = std::chrono::milliseconds(100);  // how often a wait checks `stopping_`
-constexpr std::uint32_t kPatience =
-    // Consecutive failed starts after which calls fail instead of waiting for the next start.
-    4;
+// Consecutive failed starts after which calls fail instead of waiting for the next start.
+constexpr std::uint32_t kPatience = 4;
 constexpr std::size_t kClosedMax = 65'536;
 
 }  // namespace
