@@ -1,4 +1,4 @@
-// echoline adapter: the tasks themselves, without a run.
+// echoline adapter: looks at tasks and tries them without a run.
 #include "cli/adapter_verbs.hpp"
 #include "cli/verbs.hpp"
 

@@ -1,4 +1,4 @@
-// echoline adapter bench: what grading costs, beside what the cheapest grader costs in the same process.
+// echoline adapter bench: measures how long a task takes to grade responses, and compares it with the cheapest grader.
 #include <nlohmann/json.hpp>
 
 #include "cli/adapter_verbs.hpp"
@@ -23,7 +23,7 @@ struct Arguments {
   bool as_json = false;
 };
 
-// The responses of problems: right where that is known, and not.
+// Two responses for each problem: the demonstration or the reference, and one that is probably wrong.
 std::vector<Question> questions_of(const data_plane::Adapter& adapter, std::size_t problems, std::size_t& failed) {
   std::vector<Question> questions;
   for (std::uint64_t i = 0; i < problems; ++i) {
@@ -38,7 +38,7 @@ std::vector<Question> questions_of(const data_plane::Adapter& adapter, std::size
   return questions;
 }
 
-// What the seam itself costs, and the smallest of graders: text beside text.
+// The smallest grader: it compares two texts. Its time is the cost of the adapter interface itself.
 struct Exact final : data_plane::Adapter {
   std::string_view name() const override { return "exact"; }
   Result<data_plane::Problem> problem(std::uint64_t) const override { return data_plane::Problem(); }
@@ -67,7 +67,7 @@ Result<json> bench(const Arguments& a, const TaskChoice& choice) {
   const auto questions = questions_of(**made, a.problems, failed);
   if (questions.empty()) return fail(Code::kUnavailable, "", "none of {} problems could be had", failed);
   const Duration time = from_seconds(a.time_s);
-  (void)data_plane::measure_speed(**made, questions, a.batch, time / 20, clock);  // warm
+  (void)data_plane::measure_speed(**made, questions, a.batch, time / 20, clock);  // warm-up
   const Speed task = data_plane::measure_speed(**made, questions, a.batch, time * 3 / 4, clock);
   const Exact exact;
   (void)data_plane::measure_speed(exact, questions, a.batch, time / 40, clock);

@@ -1,5 +1,5 @@
-// echoline adapter check: what is wrong with a task, before a run finds it. A process of its own tries it, so that a
-// task that crashes or hangs is told of like any other.
+// echoline adapter check: finds the mistakes of a task before a run does. A child process tries the task, so that this
+// process can report a task that crashes or hangs.
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -39,7 +39,7 @@ void put(int to, const std::string& line) {
   for (std::size_t at = 0; at < line.size();) {
     const ssize_t written = ::write(to, line.data() + at, line.size() - at);
     if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) ::_exit(1);  // nobody listens any more
+    if (written <= 0) ::_exit(1);  // the parent has closed the pipe
     at += static_cast<std::size_t>(written);
   }
 }
@@ -51,7 +51,7 @@ json as_json(const Finding& f) {
   return finding;
 }
 
-// The process that tries it. Says on `to` what it is about to do, and in the end what it has found.
+// The child process. Before each step it writes to `to` what it is about to try; at the end, its findings.
 [[noreturn]] void try_it(const Arguments& a, const TaskChoice& choice, int to) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   log::configure(log::Level::kOff, "check");
@@ -87,7 +87,7 @@ std::string how_it_ended(int status) {
   return fmt::format("it ended this program with status {}", WEXITSTATUS(status));
 }
 
-// What the other process said: {facts, findings, further}.
+// Returns the child's report: {facts, findings, further}.
 Result<json> listen(pid_t child, int from, Duration patience) {
   std::string received;
   json doing = {{"doing", "starting"}, {"problem", ""}, {"response", ""}};
@@ -206,7 +206,7 @@ void print_findings(const json& said, bool wrong) {
   }
 }
 
-// A program that is often near its deadline is ended by a busy machine.
+// Notes a program that needs more than half of its deadline here: a busy machine would end it.
 void compare_with_deadline(const TaskChoice& choice, json& said) {
   const json options = json::parse(choice.task.options_json, nullptr, false);
   const json& facts = said.at("facts");

@@ -1,4 +1,4 @@
-// echoline adapter list: which tasks are built in, and what the options of one are.
+// echoline adapter list: shows the built-in tasks, or the options of one.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 

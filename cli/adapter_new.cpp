@@ -1,4 +1,4 @@
-// echoline adapter new: a task of the user's own to begin with, and a run file for it.
+// echoline adapter new: writes a first version of the user's own task and a run file for it.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -25,7 +25,7 @@ struct Arguments {
   bool python = false, c = false, turns = false, as_json = false;
 };
 
-// {name} stands for the task's name in all of them.
+// {name} is replaced by the task's name in all of these texts.
 constexpr std::string_view kPython =
     R"("""{name}: a task for echoline. Try it with: echoline adapter check {name}.yaml"""
 import echoline_task as task
@@ -93,7 +93,7 @@ constexpr std::string_view kCOptions =
     R"(    library: {name}.so           # it travels to the workers, machines of the same kind
     settings: {largest: 99}      # what open_task() is given)";
 
-// What is said of the example where it lies in echoline's sources, and here.
+// Parts of the example that differ between echoline's sources and the user's folder.
 const std::vector<std::pair<std::string, std::string>> kExampleHere = {
     {"-I clients/c -o libsums.so examples/sums_task.c", "-o {name}.so {name}.c"},
     {"library: libsums.so", "library: {name}.so"},
@@ -142,7 +142,7 @@ bool usable(const std::string& name) {
          name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_-") == std::string::npos;
 }
 
-// Never over a file that is there.
+// Creates a file; fails when it exists.
 Status write_new(const NewFile& file) {
   const int fd = ::open(file.path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
   if (fd < 0)

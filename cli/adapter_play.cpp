@@ -1,4 +1,4 @@
-// echoline adapter play: a person, or a file, takes the policy's place at a task.
+// echoline adapter play: a person or a file answers a task in the policy's place.
 #include <unistd.h>
 
 #include <cstdio>
@@ -30,12 +30,12 @@ struct Arguments {
   bool held_out = false, reveal = false, as_json = false;
 };
 
-// What is said goes to stdout, or beside the JSON.
+// The output: stdout, or stderr when the JSON goes to stdout.
 class Table {
  public:
   explicit Table(bool as_json) : to_(as_json ? stderr : stdout), asks_(::isatty(STDIN_FILENO) == 1) {}
 
-  // Line by line: what a terminal would obey stands escaped.
+  // Control characters in a line are escaped, so that the terminal does not obey them.
   void show(std::string_view text) const {
     while (!text.empty()) {
       const std::size_t end = std::min(text.find('\n'), text.size());
@@ -45,7 +45,7 @@ class Table {
       text.remove_prefix(std::min(end + 1, text.size()));
     }
   }
-  // What the policy is told: in a chat who says what, else the text.
+  // Prints the prompt: in a chat one message after another with its role, otherwise the text.
   void tell(const Told& told, bool chat) const {
     if (told.messages.empty() && chat) head("user");
     if (told.messages.empty() || !chat) return show(told.text);
@@ -60,7 +60,7 @@ class Table {
     std::fflush(to_);
   }
 
-  // The next response; absent at the end of the input. kInvalid where it is too long.
+  // The next response; absent at the end of the input. kInvalid when it is too long.
   Result<std::optional<std::string>> response(const std::string& ends) const {
     if (asks_)
       say("{}", ends == "line"    ? "> "
@@ -91,7 +91,7 @@ class Table {
     if (text.ends_with('\n')) text.pop_back();
     return std::optional(std::move(text));
   }
-  // A file's responses belong into what is read afterwards.
+  // Whether responses are printed too: those from a file would be missing from the transcript otherwise.
   bool echoes() const { return !asks_; }
 
  private:

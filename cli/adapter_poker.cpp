@@ -1,4 +1,4 @@
-// echoline adapter poker: matches between the built-in players, and with players and dealers elsewhere over the ACPC
+// echoline adapter poker: plays matches between built-in players, and with remote players and dealers over the ACPC
 // protocol.
 #include <nlohmann/json.hpp>
 
@@ -34,7 +34,6 @@ struct Table {
 
 void print(const json& object) { fmt::print("{}\n", object.dump(2)); }
 
-// echoline adapter poker match
 struct MatchArguments {
   Table table;
   std::string first, second;
@@ -63,7 +62,6 @@ Status run_match_verb(const MatchArguments& a) {
   return ok();
 }
 
-// echoline adapter poker serve
 struct ServeArguments {
   Table table;
   std::string player, bind = "127.0.0.1", patience = "1 min";
@@ -104,7 +102,6 @@ Status serve(const ServeArguments& a) {
   return ok();
 }
 
-// echoline adapter poker join
 struct JoinArguments {
   Table table;
   std::string dealer, player = "tight", patience = "10 min";

@@ -1,4 +1,4 @@
-// The verbs below `echoline adapter`. Private to cli/.
+// The subcommands of `echoline adapter`. Private to cli/.
 #pragma once
 #include "cli/verb.hpp"
 

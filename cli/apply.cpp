@@ -1,4 +1,4 @@
-// echoline apply: starts a run by a plan that was made, looked at and kept.
+// echoline apply: starts a run by a plan that was written and checked before.
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
@@ -22,7 +22,7 @@ struct Arguments {
   bool check = false, json = false;
 };
 
-// Where the plan is from: the run file and what was set beside it.
+// Reads from the plan which run file and which --set values it was made with.
 Result<UpArguments> run_of(const nlohmann::json& document, const std::string& file) {
   const auto wrong = [&](std::string_view what) {
     return fail(Code::kInvalid, "read plan", "{}: {}; write it with `echoline plan RUN.yaml -o {}`", file, what, file);
@@ -58,7 +58,7 @@ int run(const Arguments& a) {
   if (!model) return refuse(model.error());
   auto market = learner::run_market(*config, *model, planned->request);
   if (!market) return refuse(market.error());
-  // A plan that was read back does not know the pacing of work.
+  // staleness_worst is not stored in a plan file, so it is computed again.
   planned->request.staleness_worst = learner::plan_request(*config, *model, 0).staleness_worst;
   auto renewed = provisioner::renew_plan(*planned, market->offers, a.price_tolerance);
   if (!renewed) return refuse(renewed.error());
@@ -75,7 +75,7 @@ int run(const Arguments& a) {
       fmt::print("{}", renewed->plan.to_table({}, screen_columns()));
     return 0;
   }
-  up->plan = std::filesystem::absolute(a.plan).string() + ".applied";  // at today's prices
+  up->plan = std::filesystem::absolute(a.plan).string() + ".applied";  // with today's prices
   if (const Status written = write_file_atomic(up->plan, today.dump(2) + "\n"); !written)
     return refuse(written.error());
   up->json = a.json;

@@ -1,5 +1,5 @@
-// The parts of the program that need libtorch. with_torch.cpp opens the module that has it (torch_module.hpp) at the
-// first call; without_torch.cpp takes its place with ECHOLINE_TORCH=OFF. Private to cli/.
+// The parts of the program that need libtorch. with_torch.cpp loads the module that contains them (torch_module.hpp) at
+// the first call. A build with ECHOLINE_TORCH=OFF uses without_torch.cpp instead. Private to cli/.
 #pragma once
 #include <filesystem>
 #include <optional>
@@ -16,15 +16,15 @@ namespace echoline::cli {
 
 using BuiltInEngine = decltype(worker::EngineOptions::builtin);
 
-// These two are empty with ECHOLINE_TORCH=OFF. The trainer's functions open the module when they first need it, and
-// fail with kInvalid if it is missing or cannot be opened; built_in_engine() opens it at once.
+// Both are empty with ECHOLINE_TORCH=OFF. The trainer's functions load the module at their first call and fail with
+// kInvalid if that fails; built_in_engine() loads it at once.
 learner::BuiltIn built_in_trainer();
 Result<BuiltInEngine> built_in_engine();
 
-// Opens the module and returns its file; nothing with ECHOLINE_TORCH=OFF.
+// Loads the module and returns its file; absent with ECHOLINE_TORCH=OFF.
 Result<std::optional<std::filesystem::path>> open_built_in();
 
-// These three load the model of a folder, onto "cpu", "cuda" or "cuda:N". kInvalid without libtorch.
+// These three load the model of a folder onto "cpu", "cuda" or "cuda:N". kInvalid without libtorch.
 Result<model::Generation> ask(const std::filesystem::path& folder, const std::string& device,
                               const std::vector<model::Token>& prompt, const model::Sampling& sampling);
 Status ask_all(const std::filesystem::path& folder, const model::Questions& questions);
@@ -32,7 +32,7 @@ Result<std::vector<float>> score(const std::filesystem::path& folder, const std:
                                  const std::vector<model::Token>& prompt, const std::vector<model::Token>& continuation,
                                  double temperature);
 
-// What `doctor` says of it.
+// The check that `doctor` prints.
 learner::Check check_torch();
 
 }  // namespace echoline::cli

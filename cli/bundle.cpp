@@ -1,4 +1,4 @@
-// echoline bundle: this program with every library it needs in one archive, for machines on which nothing is installed.
+// echoline bundle: packs this program and all its libraries into one archive, for machines without any of them.
 #include "overlay/uv/bundle.hpp"
 
 #include <link.h>
@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 constexpr std::string_view kOperation = "make bundle";
 constexpr const char* kName = "echoline-worker";
 constexpr const char* kModule = "echoline_torch.so";
-// The host's own libraries are not looked at: those in the bundle belong together, C library and loader included.
+// The libraries of the host are not used: C library, loader and all others come from the bundle.
 constexpr std::string_view kLauncher =
     "#!/bin/sh\n"
     "here=$(dirname \"$(readlink -f \"$0\")\")/../lib\n"
@@ -43,7 +43,7 @@ std::vector<fs::path> loaded_libraries() {
 Status run_tar(const fs::path& staging, const fs::path& out) {
   std::vector<std::string> argv{"/usr/bin/env", "tar",       "--create",  "--dereference",  "--sort=name",
                                 "--mtime=@0",   "--owner=0", "--group=0", "--numeric-owner"};
-  // By its name; zstd on all processors.
+  // tar chooses the compression by the file's name; for .zst, zstd uses all processors.
   argv.push_back(out.extension() == ".zst"  ? "--use-compress-program=zstd -T0 -9"
                  : out.extension() == ".gz" ? "--use-compress-program=gzip -9"
                                             : "--auto-compress");
@@ -58,7 +58,8 @@ Status run_tar(const fs::path& staging, const fs::path& out) {
               last.empty() ? "it said nothing" : last);
 }
 
-// The bundle's program is started once, with its module: nothing that a loader misses is found out on a rented machine.
+// Starts the bundle's program once with its module, so that a missing library is found here and not on a rented
+// machine.
 Status try_it(const fs::path& lib, const std::string& loader, bool with_engine) {
   std::vector<std::string> argv{(lib / loader).string(), "--library-path", lib.string()};
   if (with_engine) argv.insert(argv.end(), {"--preload", (lib / kModule).string()});
@@ -88,14 +89,13 @@ Result<std::string> make(const fs::path& out, bool with_engine) {
     if (ec) return fail(Code::kIo, kOperation, "cannot create {}: {}", lib.string(), ec.message());
     std::string loader;
     const fs::path program = own_program();
-    const fs::path unpacked = program.parent_path().parent_path() / "lib/echoline";  // where this is a bundle itself
+    const fs::path unpacked = program.parent_path().parent_path() / "lib/echoline";  // if this is a bundle
     fs::create_symlink(fs::is_regular_file(unpacked, ec) ? unpacked : program, lib / "echoline", ec);
     std::vector<fs::path> files = loaded_libraries(), roots;
     files.push_back(fs::canonical(lib / "echoline", ec));
     roots.push_back(files.back());
     if (module) roots.push_back(*module);
-    // Debian's libtorch names OpenCV and FFmpeg and uses nothing of them; these bring Qt and GDAL along: 250 libraries
-    // in all.
+    // Debian's libtorch names OpenCV and FFmpeg and uses neither. They bring Qt and GDAL along: 250 libraries in all.
     ECHO_ASSIGN(const std::set<fs::path> left_out, unneeded(files, roots));
     std::set<std::string> names;
     for (const fs::path& path : left_out) names.insert(path.filename());
@@ -149,7 +149,7 @@ void add_bundle(Verb& app, int& exit) {
   verb->callback([out, without_engine, &exit] {
     const auto digest = make(*out, !*without_engine);
     exit = digest ? 0 : complain("bundle", digest.error());
-    if (digest) fmt::print("{}  {}\n", *digest, *out);  // as sha256sum --check reads it
+    if (digest) fmt::print("{}  {}\n", *digest, *out);  // the format of sha256sum --check
   });
 }
 

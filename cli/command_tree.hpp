@@ -1,5 +1,5 @@
-// The program's verbs and options as data, from the CLI11 tree that parses them: what completion and man pages are
-// made of.
+// The program's verbs and options as data, read from the CLI11 tree that parses them. Completion scripts and man pages
+// are made from it.
 #pragma once
 #include <string>
 #include <vector>
@@ -9,28 +9,28 @@ namespace echoline::cli {
 class Verb;
 
 struct Option {
-  std::vector<std::string> names;  // "-o", "--output"; of a positional one, its name
+  std::vector<std::string> names;  // "-o", "--output"; for a positional one, its name
   std::string meaning, fallback;
   bool positional = false, takes_value = false, required = false;
 };
 
 struct Command {
-  std::string path;  // "delta diff"; empty for the program itself
+  std::string path;  // "delta diff"; empty for the program
   std::string meaning, footer;
   std::vector<Option> options;
-  std::vector<std::string> verbs;  // names of its own subcommands
+  std::vector<std::string> verbs;  // names of its direct subcommands
 };
 
-// The program first, then every verb, a verb before what is below it.
+// The program first, then all verbs, each before its subcommands.
 std::vector<Command> command_tree(const Verb& program);
 
 std::string bash_completion(const std::vector<Command>& commands, const std::vector<std::string>& run_file_keys);
 std::string zsh_completion(const std::vector<Command>& commands, const std::vector<std::string>& run_file_keys);
 std::string fish_completion(const std::vector<Command>& commands, const std::vector<std::string>& run_file_keys);
 
-// "echoline-delta-diff": the page of a command.
+// The name of a command's page, such as "echoline-delta-diff".
 std::string man_name(const Command& command);
-// Its page, in the man macros.
+// The page, written with the man macros.
 std::string man_page(const Command& command, const std::vector<Command>& all, const std::string& version);
 
 }  // namespace echoline::cli

@@ -15,7 +15,8 @@
 namespace echoline::cli {
 
 std::filesystem::path own_program() {
-  const char* bundled = std::getenv("ECHOLINE_PROGRAM");  // by its launcher: the process itself is the loader's
+  // Set by the launcher of a bundle; there, /proc/self/exe is the loader.
+  const char* bundled = std::getenv("ECHOLINE_PROGRAM");
   return bundled ? std::filesystem::path(bundled) : std::filesystem::read_symlink("/proc/self/exe");
 }
 
@@ -44,7 +45,7 @@ void print_json_error(const Error& error) {
   }
   nlohmann::json object = {{"schema_version", 2}, {"error", {{"code", to_string(error.code)}, {"problems", problems}}}};
   if (error.code == Code::kInfeasible) object["feasible"] = false;
-  // A path that is no UTF-8 may stand in a message.
+  // The message may contain a path that is not UTF-8.
   fmt::print("{}\n", object.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 

@@ -1,4 +1,4 @@
-// echoline completion: scripts with which bash, zsh and fish complete verbs, options and the keys of run files.
+// echoline completion: prints scripts with which bash, zsh and fish complete verbs, options and keys of run files.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace echoline::cli {
 namespace {
 
-// Text in single quotes, which all three shells take as it stands but for the quote itself.
+// Text in single quotes. All three shells take it literally except for the quote itself, which becomes `quote`.
 std::string quoted(const std::string& text, const char* quote) {
   std::string out = "'";
   for (const char c : text) out += c == '\'' ? std::string(quote) : std::string(1, c == '\n' ? ' ' : c);
@@ -31,7 +31,7 @@ bool takes_a_run(const Command& command) {
                      [](const Option& o) { return o.positional && o.names.front() == "run"; });
 }
 
-// The options of all verbs that are followed by a value; '--set' is told apart.
+// The options of all verbs that take a value, except --set.
 std::vector<std::string> names_with_values(const std::vector<Command>& commands) {
   std::vector<std::string> names;
   for (const Command& command : commands)
@@ -40,7 +40,8 @@ std::vector<std::string> names_with_values(const std::vector<Command>& commands)
   return names;
 }
 
-// Lines "PATH WORD" of every verb, as a shell pattern list: " up|delta diff".
+// A shell pattern that matches "PATH WORD" of every verb: " up
+// delta diff".
 std::string paths(const std::vector<Command>& commands) {
   std::string out;
   for (const Command& command : commands) {

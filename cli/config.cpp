@@ -1,4 +1,4 @@
-// echoline config: what a run file may say, from the reader itself.
+// echoline config: describes the keys of run files, as the reader knows them.
 #include <cstdio>
 
 #include "base/config_reference.hpp"
@@ -44,11 +44,11 @@ void reference(const Arguments& a) {
     fmt::print("{}{}", kPage, reference_markdown(keys));
 }
 
-// Of run files and of what a simulated run has beside; `sweep` is read by its own verb.
+// Covers run files and the keys of simulated runs. The section `sweep` is left out: its own verb reads it.
 void schema() {
   std::vector<ConfigKey> keys = learner::run_file_keys();
   for (ConfigKey& key : keys)
-    if (key.path == "task.adapter") key.required = false;  // a run of several tasks has `tasks` instead
+    if (key.path == "task.adapter") key.required = false;  // a run with several tasks has `tasks` instead
   for (ConfigKey& key : study::simulation_keys()) keys.push_back(std::move(key));
   ConfigKey sweep;
   sweep.path = "sweep";

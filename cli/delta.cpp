@@ -1,4 +1,4 @@
-// echoline delta: patches between checkpoints on disk.
+// echoline delta: makes and applies patches between checkpoints on disk.
 #include "cli/delta.hpp"
 
 #include "cli/output.hpp"
@@ -47,7 +47,7 @@ Result<delta::MappedFile> open_patch(const std::string& path) {
   return file;
 }
 
-// Not bounded: nothing is allocated for what a patch only says.
+// The size is not limited: inspect() allocates nothing by the sizes that a patch states.
 Result<delta::PatchInfo> inspect_patch(const delta::MappedFile& file, const std::string& path) {
   auto info = delta::inspect(file.bytes(), {.state_bytes_max = UINT64_MAX});
   if (!info)

@@ -1,4 +1,4 @@
-// What the verbs of `echoline delta` share. Private to cli/.
+// Functions that the subcommands of `echoline delta` share. Private to cli/.
 #pragma once
 #include <fmt/format.h>
 
@@ -20,7 +20,6 @@
 
 namespace echoline::cli {
 
-// One verb each, below `group`.
 void add_delta_diff(Verb* group, int& exit);
 void add_delta_apply(Verb* group, int& exit);
 void add_delta_verify(Verb* group, int& exit);
@@ -41,7 +40,7 @@ class Stopwatch {
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
-// A ratio; 0 of nothing.
+// amount / of; 0 when `of` is 0.
 inline double per(double amount, double of) { return of > 0 ? amount / of : 0; }
 inline double per(std::uint64_t amount, std::uint64_t of) {
   return per(static_cast<double>(amount), static_cast<double>(of));
@@ -56,19 +55,19 @@ inline nlohmann::json digest_json(const std::optional<delta::Digest>& digest) {
   return digest ? nlohmann::json(digest->hex()) : nlohmann::json(nullptr);
 }
 
-// The same error, with the file it is about first and what to do last.
+// The same error with the file first and `advice` last.
 Error about(Error error, const std::string& file, std::string_view advice = "");
 Status check_stop(const std::atomic<bool>& stop);
 Result<delta::MappedFile> open_patch(const std::string& path);
 Result<delta::PatchInfo> inspect_patch(const delta::MappedFile& file, const std::string& path);
-// Says on stderr when it found an interrupted application and completed it.
+// Says on stderr when it completed an interrupted `apply --in-place`.
 Result<delta::SettledCheckpoint> open_checkpoint(const std::string& path, const DeltaCommon& common);
 void say_completed(const std::string& path);
-// A patch must not take the place of what it is made from.
+// Fails when the output is one of the inputs.
 Status check_output(const std::string& output, const std::vector<std::string>& inputs);
 
-// Runs `work` with a bar and prints its report, as JSON or with `print`; `exit_of` says what it means for the exit
-// code.
+// Runs `work` with a progress bar and prints its report as JSON or with `print`. `exit_of` turns the report into the
+// exit code.
 template <class Arguments, class Work, class Print, class ExitOf>
 int report(std::string_view verb, const Arguments& a, Work&& work, Print&& print, ExitOf&& exit_of) {
   ProgressBar bar;

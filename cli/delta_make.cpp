@@ -1,4 +1,5 @@
-// echoline delta diff | fold: making patches.
+// echoline delta diff
+// fold: makes patches.
 #include <optional>
 
 #include "cli/delta.hpp"
@@ -17,7 +18,7 @@ using nlohmann::json;
 
 struct DiffArguments {
   DeltaCommon common;
-  std::string prev, cur, output;  // prev is empty when only one checkpoint was named
+  std::string prev, cur, output;  // prev is empty when only one checkpoint is named
   bool snapshot = false;
 };
 
@@ -64,7 +65,7 @@ Result<DiffReport> diff(const DiffArguments& a, ProgressBar& bar) {
   report.stats = *stats;
   report.encode_seconds = encoding.seconds();
 
-  // Proven before it gets its name: the patch as it lies on disk is applied, to nowhere.
+  // The patch is proven before it gets its name: it is read back and applied without writing the result.
   ECHO_ASSIGN(const MappedFile patch, MappedFile::open(file.temporary()));
   const delta::DecodeOptions decode{
       .state_bytes_max = UINT64_MAX, .threads = a.common.threads, .progress = bar.callback()};

@@ -1,4 +1,6 @@
-// echoline delta apply | verify | inspect: using patches.
+// echoline delta apply
+// verify
+// inspect: uses patches.
 #include <optional>
 
 #include "cli/delta.hpp"
@@ -19,7 +21,7 @@ using nlohmann::json;
 
 struct ApplyArguments {
   DeltaCommon common;
-  std::string prev, patch, output;  // prev is empty when only a patch was named
+  std::string prev, patch, output;  // prev is empty when only a patch is named
   bool in_place = false;
 };
 
@@ -32,7 +34,8 @@ struct ApplyReport {
 
 Error explain(Error error, const ApplyArguments& a, const PatchInfo& info) {
   if (error.code == Code::kStale) {
-    const bool is_result = error.detail.find(info.result.hex()) != std::string::npos;  // the error names what it found
+    // the error contains the digest found
+    const bool is_result = error.detail.find(info.result.hex()) != std::string::npos;
     return about(std::move(error), a.prev,
                  is_result ? ". It is the result already"
                            : ". It needs the patches in between, or another checkpoint to start from");

@@ -47,7 +47,7 @@ Check check_disk() {
   return {"disk", gb < 1 ? Verdict::kWarning : Verdict::kOk, fmt::format("{:.1f} GB free for ./runs", gb)};
 }
 
-// A ledger on this disk: create, write durably, read back.
+// Creates a ledger on this disk, writes it durably and reads it back.
 Check check_database() {
   std::string folder = (std::filesystem::temp_directory_path() / "echoline-doctor-XXXXXX").string();
   if (::mkdtemp(folder.data()) == nullptr) return {"database", Verdict::kFailed, "no temporary folder can be made"};
@@ -70,14 +70,14 @@ Check check_network() {
   return {"network", Verdict::kOk, "listening works on " + overlay::to_text((*node)->endpoint())};
 }
 
-// Only tasks that run programs need it, so its absence is no failure here.
+// Only a warning: few tasks need a sandbox, namely those that run programs.
 Check check_sandbox() {
   const auto pool = sandbox::Pool::start();
   if (!pool) return {"sandbox", Verdict::kWarning, "no task that runs programs: " + pool.error().detail};
   return {"sandbox", Verdict::kOk, "programs that nobody trusts can be locked up"};
 }
 
-// What `plan` and `up` check as well, and the file itself.
+// The checks of `plan` and `up`, and the reading of the file.
 std::vector<Check> check_run(const Arguments& a) {
   const auto read = [&]() -> Result<learner::RunConfig> {
     ECHO_ASSIGN(const auto overrides, parse_overrides(a.overrides));

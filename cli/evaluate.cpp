@@ -1,4 +1,4 @@
-// echoline evaluate: what a policy, or a model behind a server, makes of a task's held-out problems.
+// echoline evaluate: scores a task's held-out problems with a policy or with a model behind a server.
 #include <cstdio>
 #include <deque>
 #include <map>
@@ -33,11 +33,11 @@ struct Arguments {
   bool as_json = false;
 };
 
-// What is evaluated, on what.
+// The model to evaluate and the task.
 struct Subject {
   learner::RunConfig config;
-  std::string name;              // for people
-  std::filesystem::path policy;  // a Hugging Face directory; empty: a server
+  std::string name;              // printed in the report
+  std::filesystem::path policy;  // a Hugging Face directory; empty for a server
   std::optional<model::Phrasing> phrasing;
   std::unique_ptr<data_plane::Adapter> adapter;
   std::vector<schema::Problem> problems;
@@ -90,8 +90,8 @@ Result<Subject> subject(const Arguments& a) {
   }
   if (!a.api.empty() && !server)
     return fail(Code::kInvalid, "evaluate", "--api says how a server is asked: it needs --url");
-  if (!server || (a.api.empty() ? !s.config.prompts.chat
-                                : a.api == "completions")) {  // in the tokens and the template of the model
+  // Without a chat interface, prompts are built here from the model's tokenizer and chat template.
+  if (!server || (a.api.empty() ? !s.config.prompts.chat : a.api == "completions")) {
     std::optional<std::filesystem::path> folder = s.config.model.path;
     if (!s.policy.empty()) folder = s.policy;
     auto files = folder ? model::ModelFiles::read(*folder) : model::ModelFiles::of_preset(*s.config.model.preset);
@@ -117,7 +117,7 @@ Status ask_policy(const Subject& s, const Arguments& a, const learner::HeldOutQu
   };
   const std::uint64_t total = std::uint64_t{s.problems.size()} * q.samples;
   std::map<std::uint64_t, Asked> asked;
-  std::deque<std::uint64_t> again;  // their next turns
+  std::deque<std::uint64_t> again;  // problems that wait for their next turn
   std::uint64_t next = 0;
   const auto room = [&](const Asked& one) {
     const std::int64_t left = q.tokens_max - std::ssize(one.tokens) + static_cast<std::int64_t>(one.prompt);
@@ -168,7 +168,7 @@ Status ask_policy(const Subject& s, const Arguments& a, const learner::HeldOutQu
       return fail(Code::kCancelled, "evaluate", "stopped after {} of {} answers", held_out.answers(), total);
     if (!generation) {
       if (generation.error().code != Code::kInvalid) return std::move(generation).error();
-      refused(id, generation.error());  // too long for it
+      refused(id, generation.error());  // longer than the model allows
       return ok();
     }
     ECHO_ASSIGN(const auto told,

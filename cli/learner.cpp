@@ -70,8 +70,8 @@ Result<overlay::Endpoint> parse_endpoint(std::string_view option, const std::str
   return overlay::Endpoint{std::move(host), static_cast<std::uint16_t>(port)};
 }
 
-// From the command line, a file, or the environment, in this order; removed from the environment, which every process
-// started from here would inherit.
+// The token from the command line, a file or the environment, in this order. The variable is removed from the
+// environment, so that child processes do not inherit it.
 Result<overlay::trust::Secret> find_token(const WorkerArguments& a) {
   std::string text = a.token;
   if (text.empty() && !a.token_file.empty()) {
@@ -169,7 +169,7 @@ int run_worker_verb(const WorkerArguments& a) {
   log::configure(log::Level::kInfo, "worker " + a.name);
   const auto instance = provisioner::own_instance();
   const int exit = work(a, stop);
-  if (stop || !instance) return exit;  // a worker that is stopped from outside is ended from there
+  if (stop || !instance) return exit;  // the sender of the signal ends the instance
   if (const Status ended = instance->end(); ended)
     log::info("this instance ({}) is ended, so that it costs nothing more", instance->id);
   else

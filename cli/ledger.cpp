@@ -1,5 +1,5 @@
-// echoline ledger: what a run has rented, what that costs, and what the machines were worth. echoline down: no more of
-// it.
+// echoline ledger: shows the machines a run has rented, their cost and their performance. echoline down: ends the run
+// and releases them.
 #include "provisioner/ledger.hpp"
 
 #include <fcntl.h>
@@ -73,7 +73,7 @@ std::string when(double unix_s) {
 
 std::string or_dash(const std::string& text) { return text.empty() ? "-" : text; }
 
-using Charged = std::map<std::int64_t, provisioner::LedgerCharge>;  // of all days, by row
+using Charged = std::map<std::int64_t, provisioner::LedgerCharge>;  // of all days, by row id
 
 Result<Charged> charged_of(const Ledger& ledger) {
   ECHO_ASSIGN(const auto days, ledger.charges());
@@ -88,8 +88,8 @@ Result<Charged> charged_of(const Ledger& ledger) {
   return charged;
 }
 
-// Reads what providers say that they charged for this run's instances, and what is left on the accounts, into the
-// ledger.
+// Stores in the ledger what providers say they have charged for this run's instances, and the credit left on the
+// accounts.
 Status read_charges(Opened& o) {
   const auto options = o.config ? learner::provider_options(*o.config) : provisioner::ProviderOptions{};
   const Status booked = provisioner::book_bills(o.ledger, options, SystemClock().unix_seconds());
@@ -169,7 +169,7 @@ Status costs(const Arguments& a) {
     rent += row.usd_rent(now);
     traffic += row.usd_traffic();
   }
-  double theirs = 0, ours = 0, until = 0;  // of what they have charged for
+  double theirs = 0, ours = 0, until = 0;  // of the instances with charges
   for (const LedgerRow& row : rows) {
     const auto it = charged.find(row.id);
     if (it == charged.end()) continue;
@@ -200,7 +200,8 @@ Status costs(const Arguments& a) {
   }
   fmt::print("{:>4}  {:<16}  {:<19}  {:>9}  {:>8}  {:>10}\n", "row", "offer", "from (UTC)", "hours", "$/h", "$");
   for (const LedgerRow& row : rows) {
-    if (row.state == provisioner::InstanceState::kFailed && !row.running_unix_s) continue;  // never ran: costs nothing
+    // never ran, so it cost nothing
+    if (row.state == provisioner::InstanceState::kFailed && !row.running_unix_s) continue;
     const double end = row.ended_unix_s.value_or(now);
     for (std::size_t i = 0; i < row.prices.size(); ++i) {
       const double from = row.prices[i].from_unix_s;
@@ -266,10 +267,10 @@ Status hosts(const Arguments& a) {
   return ok();
 }
 
-// Asks the run's learner to end, which returns its fleet in good order, and waits until it has.
+// Asks the run's learner to end and waits up to two minutes. The learner returns its fleet before it ends.
 Status end_learner(const std::filesystem::path& folder) {
   const Descriptor lock(::open((folder / "lock").c_str(), O_RDWR | O_CLOEXEC));
-  if (lock.get() < 0 || ::flock(lock.get(), LOCK_EX | LOCK_NB) == 0) return ok();  // nobody holds it
+  if (lock.get() < 0 || ::flock(lock.get(), LOCK_EX | LOCK_NB) == 0) return ok();  // no learner runs
   ECHO_ASSIGN(const json status, learner::read_json_object(folder / "status.json"));
   const json pid = status.value("pid", json());
   if (!pid.is_number_integer() || pid.get<int>() <= 1)

@@ -18,12 +18,11 @@ using nlohmann::json;
 constexpr Duration kLineEvery = std::chrono::seconds(30);
 constexpr std::size_t kPrintedKept = 200;
 
-// --- text that fits ---
-
-// At most `columns` characters, the cut marked; what a terminal would obey is not passed on.
+// At most `columns` characters; "..." marks a cut. Control characters are replaced by '?'.
 std::string fitted(std::string_view text, std::size_t columns) {
   std::string out;
-  std::size_t used = 0, mark = 0;  // bytes of `out` that leave room for the dots
+  // mark: the bytes of `out` after which the dots still fit.
+  std::size_t used = 0, mark = 0;
   for (const char c : text) {
     const auto byte = static_cast<unsigned char>(c);
     if ((byte & 0xc0) != 0x80) {
@@ -46,7 +45,7 @@ std::string padded(std::string text, std::size_t columns) {
   return used < columns ? std::move(text) + std::string(columns - used, ' ') : text;
 }
 
-// Parts beside each other as long as they fit, two spaces apart.
+// Puts the parts into lines, two spaces apart, as many to a line as fit.
 void pack(const std::vector<std::string>& parts, std::size_t columns, std::vector<std::string>& lines) {
   std::string line;
   for (const std::string& part : parts) {
@@ -63,10 +62,8 @@ std::string bar(double fraction, int cells) {
          std::string(static_cast<std::size_t>(cells - full), '.') + "]";
 }
 
-// --- workers ---
-
 template <class T>
-T field(const json& object, const char* key, T fallback) {  // null, absent and wrong are all `fallback`
+T field(const json& object, const char* key, T fallback) {  // `fallback` if it is null, absent or of another type
   const auto it = object.find(key);
   if (it == object.end()) return fallback;
   if constexpr (std::is_same_v<T, std::string>) return it->is_string() ? it->get<T>() : fallback;
@@ -82,7 +79,7 @@ std::string bytes(const json& worker, const char* key) {
 struct Row {
   std::uint64_t id = 0;
   std::string offer, version, rollouts, in, forwarded, note;
-  int weight = 0;  // how much it matters; below 0: gone
+  int weight = 0;  // importance; below 0 for a lost worker
 };
 
 Row row_of(const json& w, double published, double publish_every) {
@@ -135,14 +132,14 @@ void add_workers(const json& status, Screen screen, std::vector<std::string>& li
     for (const json& w : *workers)
       if (w.is_object()) rows.push_back(row_of(w, published, every));
   const std::string topology = field(status, "topology", std::string());
-  const std::size_t around = lines.size() + 1 + (topology.empty() ? 0 : 1);  // what is not a line of a worker
+  const std::size_t around = lines.size() + 1 + (topology.empty() ? 0 : 1);  // lines that do not show a worker
   if (rows.empty() || around + 1 > screen.rows) return;
 
   std::size_t room = screen.rows - around;
   const bool all = rows.size() <= room;
   if (!all) {
     std::stable_sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return a.weight > b.weight; });
-    --room;  // for the count
+    --room;  // for the line that counts the rest
   }
   const std::size_t shown = std::min(room, rows.size());
   std::size_t offer_width = 5;
@@ -205,26 +202,25 @@ std::string status_line(const json& s) {
                      field(s, "t_b_seconds", 0.0), field(s, "usd", 0.0), field(s, "phase", std::string()));
 }
 
-// --- LiveTable ---
-
 LiveTable::LiveTable(std::FILE* out) : out_(out) {}
 
 void LiveTable::write(const std::string& text) {
-  std::fwrite(text.data(), 1, text.size(), out_);  // nobody may be looking any more
+  std::fwrite(text.data(), 1, text.size(), out_);  // errors are ignored: see the class
   std::fflush(out_);
 }
 
-// Puts `printed` where the table was and the table below it, in one piece so that nothing flickers.
+// Puts `printed` where the table was and the table below it. One write, so that the screen does not flicker.
 void LiveTable::redraw(const std::string& printed) {
   const std::optional<Screen> now = screen_of(out_);
   if (!now) return write(printed);
   std::vector<std::string> lines;
-  // The cursor stands below the table, and where there is room the last messages stay above it.
+  // One row for the cursor below the table. On a screen with enough rows, three more for the last messages above it.
   const std::size_t around = now->rows >= 16 ? 4 : 1;
   if (status_.is_object()) lines = status_lines(status_, {now->columns, now->rows - around});
-  std::string text = "\x1b[?7l";  // no line may become two
+  std::string text = "\x1b[?7l";  // switches line wrapping off: a wrapped line would count as two
   if (drawn_ > 0 && now != screen_) {
-    // The terminal may have wrapped or cut what stood there: begin anew, with what was printed last.
+    // After a change of size, the terminal may have wrapped or cut the old text. Clear the screen and print the last
+    // lines again.
     text += "\x1b[H\x1b[2J";
     const std::size_t room = now->rows > lines.size() + 1 ? now->rows - lines.size() - 1 : 0;
     const std::size_t kept = std::min(room, printed_.size());

@@ -1,4 +1,4 @@
-// echoline: post-train a language model on one learner and a rented rollout fleet.
+// echoline: post-trains a language model with one learner and a rented rollout fleet. The program's entry point.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -67,7 +67,7 @@ int main(int argc, char** argv) {
   try {
     if (const int refused = app.parse(argc, argv); refused != 0) exit = refused;
   } catch (const std::exception& error) {
-    // fmt::print gives up like this where stdout does. Anything else is a bug: expected failures are values.
+    // fmt::print throws when stdout cannot be written to. Any other exception is a bug: expected failures are values.
     const auto* system = dynamic_cast<const std::system_error*>(&error);
     if (system != nullptr && std::ferror(stdout) != 0)
       errno = system->code().value();

@@ -1,4 +1,4 @@
-// echoline man: manual pages, one for the program and one for each verb.
+// echoline man: prints manual pages, one for the program and one for each verb.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace echoline::cli {
 namespace {
 
-// Text that the macros leave alone.
+// Escapes the characters that man macros interpret.
 std::string plain(const std::string& text) {
   std::string out;
   bool at_start = true;

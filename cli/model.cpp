@@ -1,4 +1,5 @@
-// echoline model init | info: make a model directory, or say what one holds and needs. model_use.cpp has the rest.
+// echoline model init
+// info: makes a model directory, or shows what one contains and how much memory it needs.
 #include <array>
 #include <bit>
 #include <cstdio>
@@ -33,7 +34,7 @@ struct InfoArguments {
   std::int64_t microbatch_tokens = 8192, tokens = 1024;
 };
 
-// What a learner step takes with these settings, part by part.
+// Prints the memory that a learner step needs with these settings, part by part.
 int train_info(const InfoArguments& a, const model::ModelConfig& config) {
   const model::TrainingMemory m = model::training_memory(
       config,
@@ -59,9 +60,11 @@ int train_info(const InfoArguments& a, const model::ModelConfig& config) {
   return 0;
 }
 
-// |w| below which 5, 50 and 95 of 100 values lie, of some 2^24 of them in a large model.
+// The
+// w
+// below which 5, 50 and 95 % of the values lie; a sample of about 2^24 values in a large model.
 std::array<float, 3> magnitudes(const delta::StateView& state) {
-  std::vector<std::uint64_t> counts(1u << 15);  // by exponent and seven bits, and so in order
+  std::vector<std::uint64_t> counts(1u << 15);  // by the bits of exponent and upper mantissa, so in order of |w|
   std::uint64_t bytes = 0, all = 0;
   for (const delta::TensorView& t : state) bytes += t.bytes.size();
   const std::size_t every = bytes / (1u << 25) + 1;
@@ -92,7 +95,7 @@ int info(const InfoArguments& a) {
     if (!preset) return complain("model info", preset.error());
     config = *preset;
   } else {
-    if (a.train) {  // for which the shape is enough
+    if (a.train) {  // train_info() needs only the shape
       const auto shape = model::ModelConfig::from_file(std::filesystem::path(a.folder) / "config.json");
       return shape ? train_info(a, *shape) : complain("model info", shape.error());
     }

@@ -1,4 +1,5 @@
-// echoline model export | generate: the model a run made, in a folder of its own, and what it says.
+// echoline model export
+// generate: copies the model of a run into a folder, or lets a model continue a text.
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
@@ -20,7 +21,7 @@ struct ExportArguments {
   bool json = false;
 };
 
-// RUN or RUN@STEP; a run whose own name holds an @ wins.
+// `run` is RUN or RUN@STEP. A run whose name contains an @ is found first.
 Result<learner::StoredPolicy> policy_of(const std::string& run) {
   const auto whole = find_run(run);
   if (whole) return learner::find_policy(*whole / "checkpoints");
@@ -103,7 +104,8 @@ Result<Said> said_by(const GenerateArguments& a) {
 }
 
 std::string dumped(const ordered_json& value, int indent) {
-  return value.dump(indent, ' ', false, ordered_json::error_handler_t::replace);  // a token may be half a character
+  // a token may be part of a UTF-8 character
+  return value.dump(indent, ' ', false, ordered_json::error_handler_t::replace);
 }
 
 int generate(const GenerateArguments& a) {

@@ -1,4 +1,4 @@
-// The subverbs of `echoline model` that use a model; model.cpp has the others. Private to cli/.
+// Subcommands of `echoline model` that run a model; model.cpp has the others. Private to cli/.
 #pragma once
 #include "cli/verb.hpp"
 

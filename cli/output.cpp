@@ -19,7 +19,7 @@ void say_text(std::string_view text) {
 void open_standard_files() {
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (::fcntl(fd, F_GETFD) != -1 || errno != EBADF) continue;
-    // The lowest number that is free is this one. Writing to what is open for reading only fails, as it should.
+    // open() returns the lowest free number, which is `fd`. A write to it fails, because it is open only for reading.
     if (::open("/dev/null", O_RDONLY) != fd) ::_exit(1);
   }
 }

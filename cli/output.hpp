@@ -1,5 +1,5 @@
-// What the program says: data on stdout, where a failure to write is an error of the whole program, and everything else
-// on stderr, where it is not.
+// Output of the program. Data goes to stdout, and a failed write there is an error of the program. Everything else goes
+// to stderr, where failed writes are ignored.
 #pragma once
 #include <fmt/format.h>
 
@@ -9,26 +9,26 @@
 
 namespace echoline::cli {
 
-// To stderr. Nobody may be reading there any more; the work goes on.
+// Writes to stderr; errors are ignored.
 void say_text(std::string_view text);
 template <class... Args>
 void say(fmt::format_string<Args...> format, Args&&... args) {
   say_text(fmt::format(format, std::forward<Args>(args)...));
 }
 
-// Makes sure that files 0 to 2 are there, so that no other file can take the place of a closed one.
+// Opens /dev/null for each of the descriptors 0 to 2 that is closed, so that no other file gets its number.
 void open_standard_files();
-// Writes out what stdout still holds. `exit` when all of it has arrived, else 1, and the reason on stderr; a reader
-// that has gone away is no news.
+// Flushes stdout. Returns `exit` when everything was written, otherwise 1, with the reason on stderr. A reader that has
+// closed the pipe is no error and no reason is printed.
 int flush_output(int exit);
 
-// Lines of at most `columns` characters where the words allow it, the first indented by `first`, the others by `rest`;
-// ends with a newline.
+// Wraps text to lines of at most `columns` characters, unless a word is longer. The first is indented by `first`, the
+// others by `rest`; ends with a newline.
 std::string wrapped(std::string_view text, std::size_t first, std::size_t rest, std::size_t columns);
 
-// A word as a shell reads it back, in quotes where it needs them.
+// Quotes a word for a shell if it needs quotes.
 std::string shell_word(std::string_view word);
-// "echoline VERB CONFIG --set a=b --resume": the command that goes on with a run.
+// The command that resumes a run: "echoline VERB CONFIG --set a=b --resume".
 std::string resume_command(std::string_view config, const std::vector<std::string>& overrides);
 
 }  // namespace echoline::cli

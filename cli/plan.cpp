@@ -1,4 +1,4 @@
-// echoline plan: prices a fleet before a cent is spent.
+// echoline plan: computes and prices a fleet before anything is rented.
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
@@ -21,7 +21,7 @@ struct Arguments {
   bool json = false, sensitivity = false, dot = false;
 };
 
-// What other settings would come to. For a plan that there is none of: its request and offers are put together again.
+// How other settings would change the plan. When no plan exists, the request and the offers are put together here.
 Result<std::vector<provisioner::Variation>> variations(const learner::RunConfig& config,
                                                        const learner::Preflight& checked) {
   if (checked.plan) return provisioner::vary_plan(checked.plan->plan.request, checked.plan->offers);
@@ -53,7 +53,7 @@ int run(const Arguments& a) {
   const provisioner::Plan& plan = checked.plan->plan;
 
   nlohmann::json document = plan.to_json();
-  // What `apply` starts again.
+  // `apply` starts the run from this.
   document["run"] = {{"file", std::filesystem::absolute(a.config).string()}, {"set", texts}};
   if (!a.output.empty())
     if (const Status written = write_file_atomic(a.output, document.dump(2) + "\n"); !written)

@@ -17,7 +17,7 @@ struct Series {
   std::string name;
   const char* colour;
   std::map<double, double> points;  // x -> y
-  bool dots = false;                // single measurements, not joined by a line
+  bool dots = false;                // single measurements, without a line between them
 };
 
 struct Panel {
@@ -25,7 +25,7 @@ struct Panel {
   std::vector<Series> series;
 };
 
-// The least of 1, 2, 5 times a power of ten that is not below `value`.
+// The smallest of 1, 2 or 5 times a power of ten that is at least `value`.
 double round_up(double value) {
   if (!(value > 0)) return 1;
   const double power = std::pow(10, std::floor(std::log10(value)));

@@ -1,4 +1,4 @@
-// A run as a picture: an SVG with one panel per question a reader asks first.
+// Draws a run as an SVG file with one panel per measure.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>
@@ -6,7 +6,8 @@
 
 namespace echoline::cli {
 
-// From the rows of metrics.jsonl: reward, what a step's time went to, T_b against its lower bound, staleness; by step.
+// `metrics` are the rows of metrics.jsonl. Panels by learner step: reward, time of a step, T_b with its lower bound,
+// staleness.
 std::string run_svg(const std::string& title, const std::vector<nlohmann::json>& metrics);
 
 }  // namespace echoline::cli

@@ -1,4 +1,4 @@
-// A bar on stderr for work that takes a while; nothing at all where stderr is no terminal.
+// A progress bar on stderr; draws nothing when stderr is not a terminal.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace echoline::cli {
 
-// Any thread may call any member. The bar is gone when clear() returns or the object goes away.
+// Members may be called from any thread. The bar disappears with clear() or the object.
 class ProgressBar {
  public:
   ProgressBar();
@@ -16,10 +16,10 @@ class ProgressBar {
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
 
-  // What is being done from now on.
+  // Names the work that begins.
   void begin(std::string label);
   void show(std::uint64_t done, std::uint64_t total);  // in bytes
-  // show() as a function; valid while this object lives.
+  // show() as a function; valid while this object exists.
   std::function<void(std::uint64_t, std::uint64_t)> callback();
   void clear();
 

@@ -1,4 +1,4 @@
-// echoline publish: hands the policies that a trainer of the user's own saves to its run.
+// echoline publish: hands policies that the user's own trainer has saved to the learner of its run.
 #include <httplib.h>
 #include <sys/socket.h>
 
@@ -23,12 +23,12 @@ using nlohmann::json;
 namespace fs = std::filesystem;
 
 constexpr auto kLook = std::chrono::milliseconds(500);
-// Nothing of a checkpoint has changed for so long: whoever saves it is done.
+// A checkpoint is complete when none of its files has changed for this long.
 constexpr Duration kSettled = std::chrono::seconds(2);
 
 struct Arguments {
   std::string run, policy, watch;
-  std::size_t version = 0;  // 0 is the one that a run begins with
+  std::size_t version = 0;  // 0: the policy the run starts with
 };
 
 class Run {
@@ -84,14 +84,14 @@ class Run {
   std::unique_ptr<httplib::Client> client_;
 };
 
-// The number that ends a name, as of step_12, checkpoint-12, global_step12.
+// The number at the end of a name, such as step_12, checkpoint-12, global_step12.
 std::optional<std::uint64_t> number_of(const std::string& name) {
   const std::size_t digits = name.size() - std::min(name.size(), name.find_last_not_of("0123456789") + 1);
   if (digits == 0 || digits > 12) return std::nullopt;
   return std::stoull(name.substr(name.size() - digits));
 }
 
-// A Hugging Face folder in it, or the checkpoint itself.
+// The Hugging Face folder in a checkpoint, or the checkpoint itself.
 fs::path weights_of(const fs::path& checkpoint) {
   for (const char* below : {"", "hf", "huggingface", "model", "weights"})
     for (const char* file : {"model.safetensors", delta::kCheckpointIndexName})
@@ -99,7 +99,7 @@ fs::path weights_of(const fs::path& checkpoint) {
   return checkpoint;
 }
 
-// When anything below it was last written; nothing while files come and go.
+// The time of the last write to the folder or anything in it; absent while files come and go.
 std::optional<fs::file_time_type> last_write(const fs::path& folder) {
   std::error_code error;
   fs::file_time_type newest = fs::last_write_time(folder, error);
@@ -108,7 +108,7 @@ std::optional<fs::file_time_type> last_write(const fs::path& folder) {
   return error ? std::nullopt : std::optional(newest);
 }
 
-// Whoever watches may have come before the learner.
+// Waits for the learner, which may start after this program.
 std::optional<Run> wait_for_learner(const Arguments& a, const std::atomic<bool>& stop) {
   for (bool told = false; !stop; std::this_thread::sleep_for(kLook)) {
     const auto folder = find_run(a.run);
@@ -123,7 +123,7 @@ int watch(const Arguments& a) {
   const std::atomic<bool>& stop = stop_on_signals();
   std::optional<Run> run = wait_for_learner(a, stop);
   if (!run) return 0;
-  std::map<std::uint64_t, std::string> told;  // what was said of a version
+  std::map<std::uint64_t, std::string> told;  // the last message about each version
   for (bool first = true; !stop; first = false) {
     const auto status = run->status();
     if (!status) {

@@ -1,4 +1,4 @@
-// echoline rescore: grades the rollouts that a run has stored once more, by its own task or another one.
+// echoline rescore: grades stored rollouts of a run again, with its own task or another one.
 #include "learner/rescore.hpp"
 
 #include <atomic>
@@ -33,10 +33,10 @@ struct Arguments {
   bool as_json = false;
 };
 
-// Who grades, and what it needs.
+// The adapters that grade, and what they need.
 struct Graders {
   learner::RunConfig run;
-  std::string name;  // for people
+  std::string name;  // printed in the report
   std::unique_ptr<data_plane::Adapter> task, own;
   std::once_flag read;
   std::optional<Result<model::Phrasing>> phrasing;
@@ -72,7 +72,7 @@ Status choose(const Arguments& a, const std::filesystem::path& run, Graders& g) 
     task.options_json = a.options.empty() ? "{}" : a.options;
     g.name = fmt::format("{} with {}", task.adapter, task.options_json);
   }
-  // Problems may be the run's: then the task needs no files of its own.
+  // The task may lack files of its own: the problems are then those of the run.
   auto with_problems = made(task, g.run.run.seed);
   if (with_problems)
     g.task = *std::move(with_problems);
@@ -132,7 +132,7 @@ json row_of(const StoredTrajectory& s, const Result<Rescored>& again, std::optio
   return row;
 }
 
-// Grades windows of rollouts, many at a time, and tells of them in their order.
+// Grades rollouts in windows, many at a time, and reports them in the order in which they were stored.
 class Rescoring {
  public:
   Rescoring(const Arguments& a, Graders& g) : a_(a) {

@@ -16,8 +16,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kReading = "read library";
 
-// Its sections that matter here. Everything is empty for a file that is no ELF file of 64 bits or has no table of
-// sections.
+// The sections of a library that are needed here. All are empty unless it is a 64-bit ELF file with a section table.
 class SharedFile {
  public:
   explicit SharedFile(std::span<const std::byte> bytes) : bytes_(bytes) {
@@ -51,7 +50,7 @@ class SharedFile {
     return entry.d_tag == DT_NEEDED ? name(dynamic_, entry.d_un.d_val) : "";
   }
 
-  // Calls visit(name, whether it is defined here).
+  // Calls visit(name, defined) for every symbol; `defined`: in this file.
   template <class Visit>
   void symbols(Visit&& visit) const {
     for (std::uint64_t i = 1; (i + 1) * sizeof(Elf64_Sym) <= symbols_.size; ++i) {
@@ -62,7 +61,7 @@ class SharedFile {
     }
   }
 
-  // Calls visit(name) for every library of which it wants versions: the loader insists on these.
+  // Calls visit(name) for every library of which the file requires versions: the loader insists on these.
   template <class Visit>
   void versioned(Visit&& visit) const {
     for (std::uint64_t offset = 0; offset < versions_.size;) {

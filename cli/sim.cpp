@@ -1,4 +1,4 @@
-// echoline sim: fleets that no one can rent, simulated with the cores that run in production.
+// echoline sim: simulates fleets with the same protocol and fleet code as a real run.
 #include <chrono>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -107,7 +107,7 @@ int run(const Arguments& a) {
   return 0;
 }
 
-// echoline sim market: what rents the fleet, in markets that cheat.
+// echoline sim market: simulates renting the fleet in markets that cheat.
 namespace market {
 
 struct Arguments {

@@ -60,7 +60,7 @@ int run(const Arguments& a) {
     auto found = like_run(*folder);
     if (!found) return refuse(found.error());
     like = std::move(*found);
-    // A length that the user states holds for every step.
+    // A step time from the user replaces the step times of the run.
     if (std::ranges::any_of(*overrides, [](const auto& set) { return set.first == "simulation.step_time"; }))
       std::erase_if(like->world, [](const auto& set) { return set.first == "simulation.step_seconds"; });
     overrides->insert(overrides->begin(), like->world.begin(), like->world.end());

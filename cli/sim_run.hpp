@@ -1,4 +1,4 @@
-// echoline sim run: a whole training run, simulated.
+// echoline sim run: simulates a whole training run.
 #pragma once
 #include "cli/verb.hpp"
 

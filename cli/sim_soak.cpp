@@ -54,7 +54,7 @@ nlohmann::json to_json(const sim::SoakSummary& s, const sim::SoakOptions& option
           {"trace_hash", fmt::format("{:016x}", s.combined_hash)}};
 }
 
-// One seed, told line by line on stdout; the cores' own log goes to stderr.
+// Runs one seed and prints every event to stdout; the cores' own log goes to stderr.
 int trace(const Arguments& a) {
   log::configure(log::Level::kDebug, "sim");
   const sim::SoakResult r = sim::soak(a.soak.first, [](const std::string& line) { fmt::print("{}\n", line); });

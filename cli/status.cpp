@@ -1,4 +1,4 @@
-// echoline status, echoline report: how a run stands, and what it did.
+// echoline status: shows the state of a run. echoline report: shows its results and cost.
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
@@ -59,7 +59,7 @@ Status write_plot(const std::filesystem::path& folder, const std::string& file) 
   return write_file_atomic(file, run_svg(folder.filename().string(), metrics));
 }
 
-// Also while it runs: what is not there yet is left out.
+// Works while the run goes on: parts that do not exist yet are left out.
 Result<std::filesystem::path> write_page(const std::filesystem::path& folder, const std::string& file) {
   RunFiles run;
   run.name = std::filesystem::absolute(folder).lexically_normal().filename().string();

@@ -1,4 +1,4 @@
-// echoline sweep: runs that differ in some keys, side by side.
+// echoline sweep: runs a file with several values of some keys and compares the results.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -30,7 +30,7 @@ struct Arguments {
   bool real = false, simulated = false, json = false;
 };
 
-// A line at the bottom of a terminal that says how the sweep stands, below lines that stay.
+// The sweep's state on the last line of the terminal, below the lines that stay.
 class Progress {
  public:
   void line(const std::string& text) {
@@ -91,7 +91,7 @@ int sweep(const Arguments& a, const std::string& version) {
   options.state = [&](const std::string& text) { progress.state(text); };
   say("{} cells, {} seeds each; {}\n", planned->cells.size(), planned->seeds, planned->out.string());
   const SystemClock clock;
-  // Long sweeps can be looked at while they go on; reading all reports must not take more than a little of the time.
+  // Results so far are written while the sweep goes on. Reading all reports may take at most a twentieth of the time.
   TimePoint due{};
   options.some = [&](const SweepOutcomes& known) {
     const TimePoint begun = clock.now();

@@ -22,7 +22,8 @@ Result<std::uint64_t> number(const std::string& text, const char* name) {
   return std::strtoull(text.c_str(), nullptr, 10);
 }
 
-// A program's absolute path: the system's, which workers have and a sandbox can read, before others in PATH.
+// The absolute path of a program. /usr/bin and /bin come before PATH: workers have their programs, and a sandbox can
+// read them.
 Result<fs::path> program(const std::string& word) {
   if (word.find('/') != std::string::npos) return fs::absolute(word).lexically_normal();
   const char* path = std::getenv("PATH");
@@ -39,7 +40,7 @@ bool of_system(const fs::path& path) {
                              [&](const char* folder) { return path.string().starts_with(folder); });
 }
 
-// `[INTERPRETER [ARGUMENT...]] SCRIPT`, or a program that is no script, as options of the adapter `process`.
+// `words` are `[INTERPRETER [ARGUMENT...]] SCRIPT`, or a program. Adds them to the options of the adapter `process`.
 Status add_command(const std::vector<std::string>& words, json& options) {
   if (options.contains("command") || options.contains("script"))
     return fail(Code::kInvalid, "", "--options has a command or script already: leave one of them out");

@@ -1,5 +1,5 @@
-// Which task a verb below `echoline adapter` is about: that of a run file or run, a built-in adapter with options, or a
-// program. Private to cli/.
+// Finds the task that a subcommand of `echoline adapter` is about. The user names a run file or run, a built-in adapter
+// with options, or a program. Private to cli/.
 #pragma once
 #include <optional>
 #include <string>
@@ -12,9 +12,9 @@
 
 namespace echoline::cli {
 
-// What the user says.
+// The arguments of the command line that name the task.
 struct TaskWords {
-  std::string task;                  // a run file, the folder of a run, or an adapter's name
+  std::string task;                  // behind --, for the adapter `process`
   std::vector<std::string> command;  // behind --: of the adapter `process`
   std::string options;
   std::vector<std::string> overrides;
@@ -23,18 +23,18 @@ struct TaskWords {
   void add_options(Verb& verb);
 };
 
-// What is meant.
+// The task found.
 struct TaskChoice {
   data_plane::TaskSettings task;
-  model::PromptStyle prompts;  // of an adapter named alone: nothing around its problems
+  model::PromptStyle prompts;  // an adapter named alone has an empty one
   std::uint64_t seed = 1;
-  std::string label;  // for people: "process (tasks/sums.py)"
+  std::string label;  // printed to the user: "process (tasks/sums.py)"
 };
 
-// kInvalid with all that is wrong, `file:line:col: ` before what is wrong in a run file.
+// kInvalid lists everything that is wrong; mistakes in a run file start with `file:line:col: `.
 Result<TaskChoice> choose_task(const TaskWords& words);
 
-// For --help: the three ways to name one.
+// Examples for --help: three ways to name a task.
 std::string task_examples(std::string_view verb);
 
 }  // namespace echoline::cli

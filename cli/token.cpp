@@ -1,4 +1,4 @@
-// echoline token: lets one machine join a run.
+// echoline token: issues a token with which one machine joins a run.
 #include "overlay/trust/token.hpp"
 
 #include <cstdio>
@@ -17,7 +17,7 @@ struct TokenArguments {
 Result<overlay::trust::Secret> issue(const TokenArguments& a) {
   ECHO_ASSIGN(const std::filesystem::path folder, find_run(a.run));
   ECHO_ASSIGN(const Duration lifetime, parse_duration(a.lifetime));
-  // The run's name is the last part of its folder's; the authority checks that its key is of that run.
+  // The run's name is the last part of its folder's path; open() checks that the authority's key belongs to that run.
   ECHO_ASSIGN(const auto authority,
               overlay::trust::Authority::open(folder / "overlay", std::filesystem::canonical(folder).filename()));
   return overlay::trust::issue_token(authority, a.instance, overlay::trust::random_nonce(),

@@ -1,4 +1,4 @@
-// What the program takes from its module for libtorch: a table of functions behind one C symbol. Private to cli/.
+// The table of functions that the program loads from its libtorch module, behind one C symbol. Private to cli/.
 #pragma once
 #include <filesystem>
 #include <memory>
@@ -13,8 +13,8 @@
 
 namespace echoline::cli {
 
-// The module is linked without the program's libraries and uses the classes and functions of the program that opens it,
-// so both have to be of one build.
+// The module is linked without the program's libraries. It uses the classes and functions of the program that loads it,
+// so both must come from one build.
 struct TorchModule {
   const char* version;
   learner::BuiltIn (*built_in)();

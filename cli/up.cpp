@@ -1,4 +1,4 @@
-// echoline up: starts the learner of a run, shows its progress, ends with the report.
+// echoline up: starts the learner of a run, shows its progress and ends with the report.
 #include "cli/up.hpp"
 
 #include <sys/stat.h>
@@ -31,7 +31,7 @@ std::string next_command(const std::filesystem::path& folder, const std::string&
                          const std::vector<std::string>& overrides, const std::string& again) {
   const std::string resume = resume_command(config, overrides);
   if (learner::find_policy(folder / "checkpoints")) return "go on with: " + resume;
-  // The last word is --resume.
+  // The last word of `resume` is --resume.
   return "it has no checkpoint to go on from; start it again with: " +
          (again.empty() ? resume.substr(0, resume.rfind(' ')) : again);
 }
@@ -44,12 +44,12 @@ int run_up(const UpArguments& a) {
   const auto config = learner::load_run_config(a.config, *overrides);
   if (!config) return refuse(config.error());
 
-  // The learner checks and plans; what it prints first is the plan that it rents by.
+  // The learner checks the run and plans. It first prints the plan that it rents by.
   std::vector<std::string> argv{own_program().string(), "learner", a.config};
   for (const std::string& text : a.overrides) argv.insert(argv.end(), {"--set", text});
   if (!a.plan.empty()) argv.insert(argv.end(), {"--plan", a.plan});
   if (a.resume) argv.emplace_back("--resume");
-  if (a.json) argv.emplace_back("--json");  // it prints the report, or what is wrong, to our stdout
+  if (a.json) argv.emplace_back("--json");  // the learner prints the report or the errors to our stdout
   auto child = ChildProcess::start(argv, a.json);
   if (!child) return complain("up", child.error());
 
@@ -82,7 +82,7 @@ int run_up(const UpArguments& a) {
     return refuse(fail(Code::kUnavailable, "", "the learner was ended by signal {} ({}); {}", *end->signal,
                        ::strsignal(*end->signal), next()));
   const std::filesystem::path path = folder / "report.json";
-  if (!fresh(path)) return *end->status == 0 ? 1 : *end->status;  // it has said why on stderr
+  if (!fresh(path)) return *end->status == 0 ? 1 : *end->status;  // the learner has given the reason on stderr
   const auto report = learner::read_json_object(path);
   if (!report) return complain("up", report.error());
   if (!a.json) fmt::print("\n{}\nreport: {}\n", learner::report_text(*report), path.string());

@@ -32,7 +32,7 @@ void collect(const CLI::App& app, const std::string& path, std::vector<Command>&
 
 constexpr std::size_t kHelpColumns = 80;
 
-// Formats help pages kHelpColumns wide.
+// Formats help pages that are kHelpColumns wide.
 class HelpPages : public CLI::Formatter {
   std::string make_usage(const CLI::App* app, std::string name) const override {
     std::string usage = CLI::Formatter::make_usage(app, std::move(name));
@@ -49,7 +49,7 @@ class HelpPages : public CLI::Formatter {
     return entry(verb->get_display_name(true), verb->get_description());
   }
 
-  // Names on the left, the meaning in the column beside them.
+  // Names on the left, their meaning in a column on the right.
   std::string entry(const std::string& names, const std::string& meaning) const {
     const std::size_t column = get_column_width();
     std::string left = wrapped(names, 2, 4, kHelpColumns), right = wrapped(meaning, column, column, kHelpColumns);
@@ -79,7 +79,7 @@ VerbOption* VerbOption::positive() { return option_->check(CLI::PositiveNumber),
 VerbOption* VerbOption::non_negative() { return option_->check(CLI::NonNegativeNumber), this; }
 
 Verb::Verb(const std::string& meaning) : owned_(std::make_unique<CLI::App>(meaning)), app_(owned_.get()) {
-  app_->formatter(std::make_shared<HelpPages>());  // those of its verbs as well
+  app_->formatter(std::make_shared<HelpPages>());  // the verbs inherit it
 }
 Verb::Verb(CLI::App* app) : app_(app) {}
 Verb::~Verb() = default;

@@ -1,5 +1,5 @@
-// Verbs and options of the program. A seam in front of CLI11: its header costs every file that includes it four seconds
-// of compiling, so only verb.cpp does.
+// Verbs and options of the program. Only verb.cpp includes CLI11, whose header costs each file four seconds of
+// compiling.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -19,18 +19,18 @@ namespace echoline::cli {
 
 struct Command;
 
-// An option, flag or positional argument of a verb. Calls return it, so that they can follow each other.
+// An option, flag or positional argument of a verb. Functions return `this`, so that calls can be chained.
 class VerbOption {
  public:
   explicit VerbOption(CLI::Option* option) : option_(option) {}
   VerbOption* required();
-  VerbOption* expected(int least, int most);  // values
+  VerbOption* expected(int least, int most);  // number of values
   VerbOption* delimiter(char between_values);
   VerbOption* one_value_each();  // "--set a=1 --set b=2", never "--set a=1 b=2"
   VerbOption* excludes(VerbOption* other);
-  VerbOption* show_default();  // what the variable held, in --help
+  VerbOption* show_default();  // --help shows the variable's value
   VerbOption* one_of(std::vector<std::string> values);
-  // Of int, unsigned, std::size_t or double.
+  // `Number` is int, unsigned, std::size_t or double.
   template <class Number>
   VerbOption* range(Number least, Number most);
   VerbOption* positive();
@@ -40,8 +40,8 @@ class VerbOption {
   CLI::Option* option_;
 };
 
-// The program, or a verb of it. Verbs and options stay where they are, so pointers to them keep. Variables are bound by
-// reference and must live until the verb's callback has run.
+// The program, or one of its verbs. Addresses of verbs and options do not change. Variables are bound by reference and
+// must exist until the verb's callback has run.
 class Verb {
  public:
   explicit Verb(const std::string& meaning);  // the program
@@ -50,19 +50,18 @@ class Verb {
   Verb& operator=(const Verb&) = delete;
 
   Verb* add_verb(const std::string& name, const std::string& meaning);
-  // `names` is "-o,--output", or a bare name for a positional argument. The types are listed at the end of verb.cpp.
+  // `names` is "-o,--output", or a bare name for a positional argument. The end of verb.cpp lists the types.
   template <class Value>
   VerbOption* add_option(const std::string& names, Value& value, const std::string& meaning);
   VerbOption* add_flag(const std::string& names, bool& value, const std::string& meaning);
-  // Text below --help. Lines longer than a page is wide are wrapped, so a long example needs a backslash at each break.
+  // Text at the end of --help. Lines wider than the page are wrapped; a long example needs a backslash at each break.
   void footer(const std::string& text);
   void version(const std::string& text);
-  void needs_verb();  // one of its verbs has to be named
+  void needs_verb();  // the user must name a subcommand
   void callback(std::function<void()> run);
-  bool went_below() const;  // the user named one of its verbs
+  bool went_below() const;  // the user named a subcommand
   std::vector<std::string> verbs() const;
-  // Runs the callback of the verb that was named; returns 0 after it and after --help, 2 where the words cannot be
-  // used.
+  // Runs the callback of the verb that was named. Returns 0 after it and after --help, 2 for words that are not valid.
   int parse(int argc, const char* const* argv);
 
  private:
@@ -70,7 +69,7 @@ class Verb {
   explicit Verb(CLI::App* app);
   VerbOption* keep(CLI::Option* option);
 
-  std::unique_ptr<CLI::App> owned_;  // of the program
+  std::unique_ptr<CLI::App> owned_;  // only of the program
   CLI::App* app_;
   std::deque<std::unique_ptr<Verb>> below_;
   std::deque<VerbOption> options_;

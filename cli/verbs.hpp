@@ -35,17 +35,17 @@ void add_ledger(Verb& app, int& exit);
 void add_down(Verb& app, int& exit);
 void add_bundle(Verb& app, int& exit);
 
-// Where this program is, to be started again: of a bundle what starts it there.
+// The program's file, to start it again; in a bundle, the script that starts it.
 std::filesystem::path own_program();
 
 // Prints "echoline VERB: message" to stderr, and under --json the error as an object to stdout (json_errors.hpp).
-// Returns the exit code of the error. `verb`: "" for the program itself.
+// Returns the exit code of the error. `verb` is empty for the program itself.
 int complain(std::string_view verb, const Error& error);
 
-// Splits the values of --set; kInvalid when one is not of the form key=value.
+// Splits the values of --set; kInvalid for one that is not of the form key=value.
 Result<std::vector<std::pair<std::string, std::string>>> parse_overrides(const std::vector<std::string>& texts);
 
-// The folder a user means by a run's name or path; without one the newest run below ./runs.
+// The folder of a run, by the run's name or path; if neither is given, the newest run below ./runs.
 Result<std::filesystem::path> find_run(const std::string& name_or_path);
 
 }  // namespace echoline::cli

@@ -31,8 +31,8 @@ Result<std::filesystem::path> module_file() {
 
 Result<Opened> open_module() {
   ECHO_ASSIGN(const std::filesystem::path file, module_file());
-  // RTLD_LAZY is for libtorch's many libraries. The module itself is linked with -z now, so a symbol that the program
-  // lacks is an error here and not a crash later.
+  // RTLD_LAZY is for libtorch's many libraries. The module itself is linked with -z now: a symbol that the program
+  // lacks is an error here, not a crash later.
   void* const handle = ::dlopen(file.c_str(), RTLD_LAZY | RTLD_GLOBAL);
   if (handle == nullptr) return fail(Code::kInvalid, kOperation, "cannot open {}: {}", file.string(), ::dlerror());
   using Entry = const TorchModule*();
@@ -72,7 +72,7 @@ learner::BuiltIn built_in_trainer() {
     const auto& opened = torch_module();
     return opened ? opened->module->built_in().settings_digest(config, model) : "";
   };
-  // A learner without the module publishes what an external trainer hands in without running it first.
+  // Without the module, a learner publishes the policies of an external trainer without running them first.
   learner::PolicyProbe probe;
   if (module_file())
     probe = [](const delta::StateView& policy, const model::ModelConfig& config, double temperature,
