@@ -90,7 +90,7 @@ Result<Subject> subject(const Arguments& a) {
   }
   if (!a.api.empty() && !server)
     return fail(Code::kInvalid, "evaluate", "--api says how a server is asked: it needs --url");
-  // Without a chat interface, prompts are built here from the model's tokenizer and chat template.
+  // A chat server builds prompts itself; all others are built here from the model's tokenizer and chat template.
   if (!server || (a.api.empty() ? !s.config.prompts.chat : a.api == "completions")) {
     std::optional<std::filesystem::path> folder = s.config.model.path;
     if (!s.policy.empty()) folder = s.policy;

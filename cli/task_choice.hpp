@@ -14,8 +14,8 @@ namespace echoline::cli {
 
 // The arguments of the command line that name the task.
 struct TaskWords {
-  std::string task;                  // behind --, for the adapter `process`
-  std::vector<std::string> command;  // behind --: of the adapter `process`
+  std::string task;                  // a run file, the folder of a run, or an adapter's name
+  std::vector<std::string> command;  // behind --, for the adapter `process`
   std::string options;
   std::vector<std::string> overrides;
   std::optional<std::string> seed;

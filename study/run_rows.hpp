@@ -1,4 +1,4 @@
-// The rows of a run's files that a picture or a page shows of it: few enough for memory, however long the run was.
+// Reads the rows of a run's files that a picture or a page shows: a limited number, however long the run was.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -13,17 +13,17 @@ namespace echoline::study {
 
 inline constexpr std::size_t kPlotRowsMax = 2000;  // of each kind
 
-// Reads metrics.jsonl and returns its steps, evaluations, deltas and their broadcasts, by number, as they were done
-// last. A kind with more than kPlotRowsMax rows is thinned out to its first, its last, and those between whose number a
-// power of two divides. Errors: learner/row_file.hpp.
+// Reads metrics.jsonl and returns its rows by number: steps, evaluations, deltas and their broadcasts. A row written
+// twice counts as written last. A kind with more than kPlotRowsMax rows keeps its first, its last, and those whose
+// number is divisible by a power of two. Errors: learner/row_file.hpp.
 Result<std::vector<nlohmann::json>> plotted_rows(const std::filesystem::path& metrics);
 
 struct LastEvents {
   std::vector<nlohmann::json> rows;    // the last pages::kEventsShown
-  std::uint64_t left_out = 0;          // before them
-  std::optional<double> first_unix_s;  // of the first of all
+  std::uint64_t left_out = 0;          // rows before these
+  std::optional<double> first_unix_s;  // of the first row of the file
 };
-// Reads events.jsonl; returns nothing where there is no file.
+// Reads events.jsonl; empty if there is no such file.
 Result<LastEvents> last_events(const std::filesystem::path& events);
 
 }  // namespace echoline::study

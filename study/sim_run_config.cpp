@@ -15,20 +15,22 @@ constexpr double kBytesPerChange = 0.7;
 constexpr std::uint64_t kStepsMax = 1'000'000, kMachinesMax = 100'000;
 const Limits<BitRate> kLink{.min = BitRate{1000}, .max = BitRate{1e12}};
 
-struct Kind {  // of machines that are made up
+// Generated machines of one kind.
+struct Kind {
   std::string region;
   std::uint32_t count = 1;
   sim::Lognormal usd_per_hour{}, tokens_per_s{}, up{}, down{};
   double upload_usd_per_gb = 0, download_usd_per_gb = 0, reliability = 1;
 };
 
-struct Read {  // the section `simulation`, before it is put together with the rest
+// The section `simulation` as read.
+struct Read {
   sim::RunScenario scenario;
   std::optional<double> parameters, density;
   std::vector<double> densities;
   double bytes_per_change = kBytesPerChange;
   std::optional<Duration> step_time, install_time;
-  bool delta_expected = false;  // fleet.delta_ratio_expected was stated
+  bool delta_expected = false;  // fleet.delta_ratio_expected was given
   Duration step_time_per_1k_tokens{}, boot = std::chrono::seconds(30);
   std::optional<Duration> boot_p95;
   double tokens_median = 0;
@@ -38,7 +40,7 @@ struct Read {  // the section `simulation`, before it is put together with the r
   std::vector<Kind> market;
 };
 
-// Half of the values lie below the median: what is above 95 of 100 is at most so many times that.
+// The 95th percentile may be at most this many times the median.
 constexpr double kSpreadMax = 1000;
 void check_spread(ConfigSection& s, const char* key_p95, double median, double p95) {
   if (p95 > median && !(median > 0))
@@ -47,7 +49,7 @@ void check_spread(ConfigSection& s, const char* key_p95, double median, double p
     s.error(key_p95, fmt::format("expected the median, {}, to {:.0f} times that, found {}", median, kSpreadMax, p95));
 }
 
-// `key`, and what 95 of 100 stay below where `key`_p95 is given.
+// Reads `key` as the median and `key_p95` as the 95th percentile; without it, all values are the median.
 void read_spread(ConfigSection& s, const char* key, const char* key_p95, sim::Lognormal& value, Limits<double> limits,
                  ConfigDoc doc) {
   s.require(key, value.median, limits, doc);
@@ -192,7 +194,7 @@ void read_simulation(ConfigSection s, const learner::RunConfig& config, Read& c)
   for (const Kind& kind : c.market) machines += kind.count;
   if (machines > kMachinesMax)
     s.error("market", fmt::format("expected at most {} machines in all, found {}", kMachinesMax, machines));
-  // Who goes by chance knows no prices, and cannot mind them.
+  // Random activation ignores prices, so it cannot keep to limits on them.
   if (r.activation == sim::Activation::kRandom && (config.fleet.usd_per_hour_max || config.fleet.usd_max))
     s.error("activation",
             "random: who does not look at prices cannot keep to fleet.usd_per_hour_max and usd_max; leave them out");
@@ -253,7 +255,7 @@ Status read_offers(const learner::RunConfig& config, double parameters, double t
   return ok();
 }
 
-// What a payload of so many changes has, at most a snapshot's size.
+// The size of a delta with this density of changes; at most the size of a snapshot.
 Bytes delta_of(double parameters, double density, double bytes_per_change) {
   return Bytes{static_cast<std::uint64_t>(std::min(2 * parameters, parameters * density * bytes_per_change)) + 1};
 }
@@ -301,7 +303,7 @@ Status put_together(const Read& c, SimRun& run) {
   }
 
   s.request = learner::plan_request(config, run.parameters);
-  s.request.fleet.provider = "none";  // the market is made up: offers of every provider count
+  s.request.fleet.provider = "none";  // generated offers have any provider
   if (c.densities.empty() && c.density) s.delta_bytes = {delta_of(run.parameters, *c.density, c.bytes_per_change)};
   for (const double density : c.densities)
     s.delta_bytes.push_back(delta_of(run.parameters, density, c.bytes_per_change));
@@ -309,7 +311,7 @@ Status put_together(const Read& c, SimRun& run) {
   if (s.publishes == sim::Publishes::kSnapshot)
     s.request.delta_bytes = s.request.full_bytes;
   else if (!c.delta_expected)
-    s.request.delta_bytes = s.delta_bytes.front();  // else the plan is made with what is expected
+    s.request.delta_bytes = s.delta_bytes.front();  // otherwise the plan uses fleet.delta_ratio_expected
   s.request.pace.step_time = config.fleet.step_time_expected +
                              from_seconds(s.step_s_per_token * tokens_mean * s.request.pace.rollouts_per_step);
   s.request.run_time = from_seconds(static_cast<double>(config.run.steps) * seconds(s.request.pace.step_time));
@@ -350,7 +352,7 @@ Result<SimRun> load_sim_run(Result<ConfigFile> loaded,
                             const std::vector<std::pair<std::string, std::string>>& overrides) {
   if (!loaded) return as_mistake(std::move(loaded).error());
   for (const auto& [key, value] : overrides) ECHO_TRY(loaded->set(key, value));
-  (void)loaded->split("sweep");  // of what else there are runs: `echoline sweep` reads it
+  (void)loaded->split("sweep");  // `echoline sweep` reads that section
   return read(std::move(*loaded));
 }
 

@@ -1,4 +1,4 @@
-// A scenario file of `echoline sim run`: a run file, and what is made up of the world (docs/simulation.md).
+// A scenario file of `echoline sim run`: a run file with a description of the simulated world (docs/simulation.md).
 #pragma once
 #include <string>
 #include <utility>
@@ -17,7 +17,7 @@ struct SimRun {
   bool prices_known = true;
 };
 
-// From ConfigFile::load() or parse(). kInvalid with every problem as `file:line:col: message`.
+// `file` comes from ConfigFile::load() or parse(). kInvalid lists every problem as `file:line:col: message`.
 Result<SimRun> load_sim_run(Result<ConfigFile> file,
                             const std::vector<std::pair<std::string, std::string>>& overrides = {});
 

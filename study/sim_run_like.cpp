@@ -17,11 +17,11 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kStepsMin = 5;
-constexpr std::size_t kDeltasMax =
-    10'000;  // sizes of so many deltas and steps, of all of the run, go into the simulation
+// The simulation gets at most this many delta sizes and step times, spread over the whole run.
+constexpr std::size_t kDeltasMax = 10'000;
 constexpr std::size_t kAgesMax = 4096, kRentedMax = 65'536;
 
-// Files of a run may have been written by anybody: what is none counts as absent.
+// The files may be damaged or foreign: a value of another type counts as absent.
 double number(const json& row, const char* key) {
   return row.contains(key) && row.at(key).is_number() ? row.at(key).get<double>() : 0;
 }
@@ -31,7 +31,6 @@ std::string text(const json& row, const char* key) {
 
 double median(const learner::Distribution& values) { return values.quantile(0.5).value_or(0); }
 
-// Share of the rollouts trained on, by age.
 class Ages {
  public:
   void hear(const json& row) {
@@ -51,7 +50,7 @@ class Ages {
   double all_ = 0;
 };
 
-// From "rented" to "joined" of the same offer.
+// Time from "rented" to "joined", by offer.
 class Boots {
  public:
   void hear(const json& event) {
@@ -66,11 +65,11 @@ class Boots {
   const learner::Distribution& seconds() const { return seconds_; }
 
  private:
-  std::map<std::string, double> rented_;  // that have not joined yet, and when
+  std::map<std::string, double> rented_;  // offers that have not joined yet, and when they were rented
   learner::Distribution seconds_;
 };
 
-// What the simulation takes from the steps and publications of a run.
+// The values that the simulation takes from the steps and publications of a run.
 class Measured {
  public:
   void hear(const json& row) {
@@ -79,7 +78,7 @@ class Measured {
     if (kind == "publication") {
       parameters = std::max(parameters, number(row, "state_bytes") / 2);
       const bool snapshot = row.contains("snapshot") && row.at("snapshot") == true;
-      // A resumed run may have published a version twice.
+      // A resumed run may publish a version twice; the later one counts.
       if (!snapshot)
         deltas.set(static_cast<std::uint64_t>(std::clamp(number(row, "version"), 0.0, 1e15)),
                    number(row, "patch_bytes"));
@@ -98,7 +97,7 @@ class Measured {
   }
   Ages ages;
   learner::Distribution step_seconds, encode_seconds, acknowledge_seconds;
-  learner::ThinnedRows deltas{kDeltasMax};  // bytes by version
+  learner::ThinnedRows deltas{kDeltasMax};  // patch bytes by version
   learner::ThinnedRows steps{kDeltasMax};   // seconds by step
   double parameters = 0, tokens = 0, rollouts = 0;
 };
@@ -132,7 +131,8 @@ Result<LikeRun> like_run(const std::filesystem::path& folder) {
   };
   const auto time = [](double s) { return fmt::format("{:.6f} s", std::max(s, 1e-6)); };
   set("parameters", fmt::format("{:.0f}", parameters));
-  constexpr double kBytesPerValue = 2;  // of a bf16 policy, and so the most that a delta takes for one
+  // The policy is bf16, so a delta stores at most two bytes for a changed value.
+  constexpr double kBytesPerValue = 2;
   set("bytes_per_change", fmt::format("{}", kBytesPerValue));
   set("wire_overhead", fmt::format("{}", overlay::kWireOverhead));
   std::string densities;
@@ -150,7 +150,7 @@ Result<LikeRun> like_run(const std::filesystem::path& folder) {
     set("acknowledge_time", time(median(measured.acknowledge_seconds)));
   }
   set("tokens.median", fmt::format("{:.3f}", std::max(1.0, measured.tokens / measured.rollouts)));
-  // Processes of this machine are held to the speed of their offers, and ask for that much ahead.
+  // A local worker is limited to the speed of its offer, and asks for this much work ahead.
   ECHO_ASSIGN(const learner::RunConfig config, learner::load_run_config(run.config));
   if (config.fleet.local()) set("work_ahead", time(worker::kAheadSeconds));
   learner::Distribution installs;

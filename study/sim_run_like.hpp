@@ -1,5 +1,4 @@
-// A simulated run of the world that a real one found: its configuration, with what it measured in place of what was
-// expected.
+// Simulates a run that has ended: its configuration, with the measured values in place of the expected ones.
 #pragma once
 #include <filesystem>
 #include <map>
@@ -13,18 +12,19 @@
 namespace echoline::study {
 
 struct LikeRun {
-  std::filesystem::path config;  // the run's own
-  // Of the section `simulation`: step time, sizes of deltas, lengths of responses, time to boot.
+  std::filesystem::path config;  // config.yaml of the run
+  // Keys of the section `simulation`: step times, delta sizes, response lengths, boot time.
   std::vector<std::pair<std::string, std::string>> world;
   nlohmann::json report;
-  std::map<std::string, double> ages;  // share of the rollouts trained on, by how many steps old they were
+  // Share of the rollouts trained on, by age in learner steps.
+  std::map<std::string, double> ages;
 };
 
-// kNotFound: no folder of a run that has ended; kInvalid: it measured too little.
+// kNotFound: not the folder of a run that has ended. kInvalid: the run measured too little.
 Result<LikeRun> like_run(const std::filesystem::path& folder);
 
-// The same figures of both: {"t_b_seconds_median": {"real", "simulated"}, ..}, and how far the ages of what was trained
-// on differ: the total variation, from 0 to 1.
+// The figures of both runs: {"t_b_seconds_median": {"real", "simulated"}, ..}, and the total variation distance between
+// the ages of the rollouts trained on, from 0 to 1.
 nlohmann::json compare(const LikeRun& real, const nlohmann::json& report, const std::vector<nlohmann::json>& metrics);
 std::string comparison_table(const nlohmann::json& comparison);
 

@@ -79,8 +79,7 @@ std::vector<json> sim_run_metrics(const sim::RunResult& result) {
 
 std::vector<json> thinned(std::vector<json> metrics, std::uint64_t steps) {
   if (metrics.size() <= kMetricRowsMax) return metrics;
-  // Publications and broadcasts go by the step that they follow, so that a step is there with all of its rows or not at
-  // all.
+  // A publication or broadcast is kept or removed together with the step it follows.
   const std::uint64_t every = std::max<std::uint64_t>(1, (3 * steps + kMetricRowsMax - 1) / (kMetricRowsMax - 10));
   std::erase_if(metrics, [&](const json& row) {
     const std::uint64_t n =
@@ -117,7 +116,7 @@ json sim_run_report(const SimRun& run, const sim::RunResult& r, const std::vecto
   input.bound = r.bound;
   if (r.groups_set_aside > 0) input.groups_set_aside["worker lost"] = r.groups_set_aside;
   json report = learner::make_report(input);
-  // Nobody has learned anything, and there are no weights to compare.
+  // A simulation trains no weights.
   for (const char* key : {"digest", "differing", "all_workers_identical", "workers", "acknowledged"})
     report["weights"][key] = nullptr;
   for (json& worker : report["workers"]) worker["digest"] = nullptr;
@@ -134,14 +133,14 @@ json sim_run_report(const SimRun& run, const sim::RunResult& r, const std::vecto
     region["rollouts"] = region["rollouts"].get<std::uint64_t>() + m.rollouts;
     region["usd"] = region["usd"].get<double>() + m.usd_per_hour * (m.to_s - m.from_s) / 3600 + m.usd_traffic;
   }
-  std::map<std::uint64_t, std::uint64_t> handed_in = r.stale_by_age;  // by age when it was trained on or turned away
+  std::map<std::uint64_t, std::uint64_t> handed_in = r.stale_by_age;  // by age, of rollouts trained on and rejected
   double too_stale = 0, all_ages = 0;
   for (const auto& [age, n] : r.stale_by_age) too_stale += static_cast<double>(n);
   for (const sim::SimStep& step : r.by_step)
     for (const auto& [age, n] : step.staleness) handed_in[age] += n;
   for (const auto& [age, n] : handed_in) all_ages += static_cast<double>(n);
   const auto share = [](double part, double of) { return of > 0 ? json(part / of) : json(nullptr); };
-  double later_waits = 0, later_all = 0;  // the first step waits for the first policy to arrive
+  double later_waits = 0, later_all = 0;  // the first step waits for the first policy
   for (const sim::SimStep& step : r.by_step)
     if (step.step > 1) later_waits += step.wait_s, later_all += step.wait_s + step.train_s;
   report["simulation"] = {

@@ -1,5 +1,5 @@
-// What a simulated run came to: the report of a real one (docs/report.md), with what only a simulation knows under
-// `simulation`.
+// The report of a simulated run: the same fields as a real one (docs/report.md), with the figures of the simulation
+// under `simulation`.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>
@@ -12,13 +12,13 @@ namespace echoline::study {
 inline constexpr std::size_t kMetricRowsMax = 2000;
 inline constexpr std::size_t kWorkersListed = 1000;
 
-// Rows of metrics.jsonl, in order of time; `unix_s` counts from the beginning of the run.
+// Rows of metrics.jsonl in order of time; `unix_s` counts from the beginning of the run.
 std::vector<nlohmann::json> sim_run_metrics(const sim::RunResult& result);
 nlohmann::json sim_run_report(const SimRun& run, const sim::RunResult& result,
                               const std::vector<nlohmann::json>& metrics);
-// At most kMetricRowsMax of them: every so many-th step, and what happened around it.
+// At most kMetricRowsMax rows: every n-th step with its publications and broadcasts.
 std::vector<nlohmann::json> thinned(std::vector<nlohmann::json> metrics, std::uint64_t steps);
-// For people, at most 60 columns.
+// The report as text of at most 60 columns.
 std::string sim_run_table(const nlohmann::json& report);
 
 }  // namespace echoline::study

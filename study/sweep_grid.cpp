@@ -13,7 +13,7 @@ namespace echoline::study {
 namespace {
 
 constexpr std::size_t kValuesTextMax = 64 << 10;
-constexpr std::size_t kWaysMax = 16;  // of writing a cell
+constexpr std::size_t kWaysMax = 16;  // ways of writing a cell
 constexpr std::size_t kStepsMax = 100 * kSweepCellsMax;
 constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kShort{
     {{"S", "staleness.budget"}, {"kappa", "staleness.publish_every"}, {"G", "rollout.group_size"}}};
@@ -31,10 +31,10 @@ Status check_key(std::string_view key) {
   return ok();
 }
 
-// A value as it was written, and what it means.
+// One value as written and as parsed.
 struct Item {
-  std::string text;                 // taken as it stands, unless there are expressions
-  std::vector<Expression> numbers;  // one, or the two ends of a range
+  std::string text;                 // used unchanged if `numbers` is empty
+  std::vector<Expression> numbers;  // one, or both ends of a range
 };
 
 using Numbers = std::function<std::optional<double>(const std::string&)>;
@@ -73,7 +73,7 @@ class Reader {
     return std::find(keys_.begin(), keys_.end(), full_key(name)) != keys_.end();
   }
   bool known(const std::string& name) const { return swept(name) || fixed_(full_key(name)).has_value(); }
-  // Whether it looks like an expression that went wrong: an operator beside the name of a swept key.
+  // Whether the text contains an operator and the name of a swept key, so that it is a faulty expression.
   bool names_a_key(std::string_view text) const {
     if (text.find_first_of("+-*/()") == std::string_view::npos) return false;
     for (std::size_t at = 0; at < text.size();) {
@@ -92,11 +92,11 @@ class Reader {
   const Numbers& fixed_;
 };
 
-// One choice of a point on every axis, to be worked out.
+// One key of a combination, before evaluation.
 struct Assignment {
   std::string key;
   const Item* item;
-  const std::string* said;  // of its axis
+  const std::string* said;  // where the user gave its axis
 };
 
 class Enumeration {
@@ -126,7 +126,7 @@ class Enumeration {
       return about(*next, fmt::format("expected a range of at most {} numbers, found {} to {}", kSweepCellsMax,
                                       number_text(first), number_text(last)));
     for (double n = first; n <= last; n += 1)
-      ECHO_TRY(with(*next, {number_text(n), number_text(n)}));  // none where the last is below the first
+      ECHO_TRY(with(*next, {number_text(n), number_text(n)}));  // empty if last < first
     return ok();
   }
 
@@ -186,7 +186,7 @@ class Enumeration {
   const std::vector<std::string>& keys_;
   const Numbers& fixed_;
   const std::function<Status(KeyValues values, KeyValues given)>& add_;
-  std::size_t& steps_;  // of all choices
+  std::size_t& steps_;  // counted over all combinations
   std::map<std::string, Value> values_;
 };
 

@@ -1,5 +1,4 @@
-// The cells of a sweep: every combination of the values that its keys are given, with ranges and expressions worked
-// out.
+// The cells of a sweep: every combination of the values of its keys, with ranges and expressions evaluated.
 #pragma once
 #include <functional>
 #include <optional>
@@ -15,36 +14,36 @@ namespace echoline::study {
 inline constexpr std::size_t kSweptKeysMax = 16;
 inline constexpr std::size_t kSweepCellsMax = 10'000;
 
-// Keys with their values as a run file writes them, each key once.
+// Keys with values as a run file writes them; each key occurs once.
 using KeyValues = std::vector<std::pair<std::string, std::string>>;
 
-// What changes together. A list of values for one key, or a list of settings of several.
+// Keys that change together: a list of values for one key, or a list of settings of several keys.
 struct SweepAxis {
-  std::string said;               // where, for messages: "--over S=1,2", "x.yaml: sweep.cells"
-  std::vector<KeyValues> points;  // values are texts as they were given: "3", "24 Mbit/s", "1..5", "S-1"
+  std::string said;               // where the user gave it: "--over S=1,2", "x.yaml: sweep.cells"
+  std::vector<KeyValues> points;  // values as written: "3", "24 Mbit/s", "1..5", "S-1"
 };
 
-// "S" and "kappa" are words for staleness.budget and staleness.publish_every, "G" for rollout.group_size.
+// "S" is short for staleness.budget, "kappa" for staleness.publish_every, "G" for rollout.group_size.
 std::string full_key(std::string_view key);
-// The other way: what a table calls the key.
+// The short name if the key has one, for tables.
 std::string short_key(std::string_view key);
 
 // "KEY=V1,V2,...": commas in brackets and quotes belong to a value.
 Result<SweepAxis> parse_over(std::string_view text);
-// The values of one key as they stand behind "KEY=".
+// The values behind "KEY=".
 Result<std::vector<std::string>> split_values(std::string_view text);
 
 // All keys, in the order in which the axes name them.
 std::vector<std::string> swept_keys(const std::vector<SweepAxis>& axes);
 
-// A combination. Several ways of writing may come to it: with S = 2, kappa is 1 as "1" and as "S-1".
+// One combination. It can be written in several ways: with S = 2, kappa 1 is both "1" and "S-1".
 struct GridCell {
   KeyValues values;
-  std::vector<KeyValues> given;  // texts as they were given, but numbers of a range one by one
+  std::vector<KeyValues> given;  // values as written; a range is replaced by its numbers
 };
 
-// The combinations, in order, each once. `fixed` gives the number that a key has which is not swept, where it has one.
-// kInvalid for values that cannot be worked out, with the axis and the text that says so.
+// All combinations in order, each once. `fixed` gives the number of a key that is not swept, if it has one. kInvalid
+// names the axis and the value that cannot be evaluated.
 Result<std::vector<GridCell>> expand(const std::vector<SweepAxis>& axes,
                                      const std::function<std::optional<double>(const std::string& key)>& fixed);
 

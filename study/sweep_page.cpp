@@ -21,7 +21,7 @@ std::optional<double> number_of(const std::string& text) {
   return value ? std::optional(*value) : std::nullopt;
 }
 
-// The first key that has several values, or the first one.
+// The first key with several values; if there is none, the first key.
 const std::string& axis_key(const SweepResults& results) {
   for (const std::string& key : results.plan->keys)
     for (const SweepRow& row : results.rows)
@@ -29,7 +29,7 @@ const std::string& axis_key(const SweepResults& results) {
   return results.plan->keys.front();
 }
 
-// Where the cells stand on the axis of that key: by their number, or by the order of the values.
+// The positions of the cells on the axis: the values if all are numbers, otherwise their order.
 struct Axis {
   std::string key, title;
   std::vector<std::string> categories;
@@ -63,7 +63,7 @@ Axis axis_of(const SweepResults& results) {
   return axis;
 }
 
-// What a line stands for: the values of all keys but the axis's, as they were written, so that "kappa=S-1" is one line.
+// The names of a cell's lines: all keys but that of the axis, as written, so that "kappa=S-1" is one line.
 std::vector<std::string> lines_of(const Axis& axis, const SweepRow& row) {
   std::vector<std::string> names;
   for (const KeyValues& given : row.cell->given) {

@@ -1,4 +1,5 @@
-// A sweep as a page: every measure against the first swept key, what costs least for its time, and all cells.
+// A sweep as an HTML page: every measure against the first swept key, the cells that are cheapest for their time, and a
+// table of all cells.
 #pragma once
 #include <string>
 

@@ -19,7 +19,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kProblemsShown = 10;
-// What a sweep gives every run itself.
+// The sweep sets these keys for every run.
 constexpr const char* kOwnKeys[] = {"run.name", "run.folder", "run.seed", "simulation.seed"};
 
 struct SweepSection {
@@ -28,14 +28,15 @@ struct SweepSection {
   std::vector<std::string> measures;
 };
 
-// A value of the section as the text that --over would have: a list stands for several, so it has none.
+// A value of the section as text for --over. Lists are separate values, so a list has no text.
 Result<std::string> value_text(const json& value) {
   if (value.is_string()) return value.get<std::string>();
   if (value.is_null()) return fail(Code::kInvalid, "", "expected a value, found nothing");
   return value.dump();  // flow style: YAML as well
 }
 
-// A file's own paths refer to its folder, those of the command line to the working directory.
+// Keys whose values are paths. Paths in a file are relative to its folder, those of the command line to the working
+// directory.
 const std::set<std::string>& path_keys() {
   static const std::set<std::string> keys = [] {
     std::set<std::string> found;
@@ -115,7 +116,7 @@ Result<ConfigFile> load(const std::filesystem::path& path) {
   return file;
 }
 
-// The number at a dotted key of a file.
+// The number in the file at a dotted key; absent if it has none.
 std::optional<double> look_up(ConfigFile& file, std::string_view key) {
   ConfigSection section = file.root();
   for (std::size_t dot; (dot = key.find('.')) != std::string_view::npos; key.remove_prefix(dot + 1)) {
@@ -127,10 +128,10 @@ std::optional<double> look_up(ConfigFile& file, std::string_view key) {
   return value;
 }
 
-// What is wrong with the cells, each problem once with the first cell that has it.
+// Problems of the cells. Each is reported once, with the first cell that has it.
 class Problems {
  public:
-  // "--set KEY: why" of the reader becomes the words of the sweep.
+  // The reader's "--set KEY: reason" is reported as "--over KEY=VALUE: reason".
   void add(const std::string& problems, const SweepCell& cell) {
     for (std::size_t start = 0; start < problems.size();) {
       const std::size_t end = std::min(problems.find('\n', start), problems.size());
@@ -176,7 +177,7 @@ std::string digest_of(SweepKind kind, const std::string& version, std::uint64_t 
   return delta::digest_bytes(std::as_bytes(std::span(text))).hex();
 }
 
-// What the file comes to with the values of a cell.
+// Resolves the file with the values of a cell.
 class Resolver {
  public:
   Resolver(const SweepArguments& a, SweepKind kind) : a_(a), kind_(kind) {}
@@ -199,7 +200,7 @@ class Resolver {
         run.config = scenario;
         run.digest = digest_of(kind_, a_.version, run.seed, run.config);
       } else {
-        // The name and the folder of a run follow from its digest, so they are no part of it.
+        // A run's name and folder contain its digest, so the digest is computed without them.
         ECHO_ASSIGN(run.config, resolve_run(cell, run.seed, "run", "/"));
         run.digest = digest_of(kind_, a_.version, run.seed, run.config);
         ECHO_ASSIGN(run.config, resolve_run(cell, run.seed, run.digest, a_.out / "cells"));
@@ -282,8 +283,8 @@ Result<SweepPlan> plan_sweep(const SweepArguments& a) {
       return !other.points.empty() && other.points.front().size() == 1 &&
              other.points.front().front().first == axis.points.front().front().first;
     };
-    section.axes.erase(std::remove_if(section.axes.begin(), section.axes.end(), same),
-                       section.axes.end());  // the command line counts
+    // --over replaces the axis of the same key in the file.
+    section.axes.erase(std::remove_if(section.axes.begin(), section.axes.end(), same), section.axes.end());
     axes.push_back(std::move(axis));
   }
   axes.insert(axes.begin(), section.axes.begin(), section.axes.end());
@@ -316,7 +317,7 @@ bool is_complete(SweepKind kind, const std::filesystem::path& folder) {
   if (!text) return false;
   const json report = json::parse(*text, nullptr, false);
   if (!report.is_object() || !report.contains("schema_version")) return false;
-  // However a simulated run ended, it would end so again.
+  // A simulated run would always end in the same way, so every end counts.
   const auto ended = report.find("ended");
   return kind == SweepKind::kSimulated || ended == report.end() || *ended == "completed";
 }

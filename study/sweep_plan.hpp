@@ -1,4 +1,4 @@
-// What a sweep will run: a run file or scenario, its `sweep:` section, and what each cell and seed resolves to.
+// Plans a sweep: reads a run file or scenario and its `sweep:` section, and resolves the file of each cell and seed.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -20,22 +20,22 @@ struct SweepArguments {
   std::filesystem::path config, out;
   std::vector<std::string> over;      // KEY=V1,V2
   std::vector<std::string> measures;  // more fields of the report
-  std::uint32_t seeds = 0;            // 0: what the file says, or 1
-  std::optional<SweepKind> kind;      // absent: simulated where the file has a section `simulation`
-  std::string version;                // of the program: what another one has measured is measured again
+  std::uint32_t seeds = 0;            // 0: the number in the file, or 1
+  std::optional<SweepKind> kind;      // absent: simulated if the file has a section `simulation`
+  std::string version;                // of the program; results of other versions are not reused
 };
 
-// One process to run, and where what it leaves is.
+// One process to run, and the folder of its results.
 struct SweepRun {
   std::uint64_t seed = 0;
-  std::string digest;            // of the resolved file, the seed, the kind and the program's version
+  std::string digest;            // over resolved file, seed, kind and program version
   std::filesystem::path folder;  // <out>/cells/<digest>
-  std::string config;            // what config.yaml in there says
+  std::string config;            // the text of <folder>/config.yaml
 };
 
 struct SweepCell {
   KeyValues values;              // of the swept keys
-  std::vector<KeyValues> given;  // how they were written (GridCell)
+  std::vector<KeyValues> given;  // values as written (GridCell)
   std::vector<SweepRun> runs;
   std::string name() const;  // "S=3 kappa=1"
   std::optional<std::string> value(const std::string& key) const;
@@ -45,26 +45,25 @@ struct SweepPlan {
   SweepKind kind = SweepKind::kReal;
   std::filesystem::path config, out;
   std::vector<std::string> keys;      // swept
-  std::vector<std::string> measures;  // beyond those that every sweep has
+  std::vector<std::string> measures;  // those in addition to the default measures
   std::uint32_t seeds = 1;
   std::vector<SweepCell> cells;
 };
 
-// The default folder of a sweep of this file: sweeps/<name of the file> in the working directory, or the first of
-// <name>-2, -3,
-// ... that no sweep of another file has taken (kSweepSourceFile).
+// The default folder for the results of this file: sweeps/<name of the file> in the working directory. If a sweep of
+// another file uses it (kSweepSourceFile), the first free one of <name>-2, <name>-3, ...
 std::filesystem::path default_sweep_folder(const std::filesystem::path& config);
 
-// A file in a sweep's folder that holds the absolute path of the run file or scenario.
+// A file in a sweep's folder that contains the absolute path of the run file or scenario.
 inline constexpr const char* kSweepSourceFile = "source";
-// Writes that file, unless it is there.
+// Writes that file if it does not exist.
 Status note_sweep_source(const SweepPlan& plan);
 
-// Reads and resolves everything; starts and writes nothing. kInvalid with every problem: those of the file by their
-// place, those of swept values by the --over that sets them and the cell.
+// Reads and resolves everything; starts and writes nothing. kInvalid lists every problem: of the file with its place,
+// of a swept value with its --over and cell.
 Result<SweepPlan> plan_sweep(const SweepArguments& arguments);
 
-// Whether a run that has ended lies in the folder: a report.json that says so. A real one that was interrupted goes on.
+// Whether the folder contains the report.json of a run that has ended. A real run that was interrupted is incomplete.
 bool is_complete(SweepKind kind, const std::filesystem::path& folder);
 
 }  // namespace echoline::study

@@ -49,13 +49,13 @@ std::optional<double> number_at(const json& object, std::string_view path) {
   return at->get<double>();
 }
 
-// Digits behind the point so that a number of this size has three significant ones.
+// The number of decimals with which a number of this size has three significant digits.
 int decimals_of(double size) {
   if (!(size > 0)) return 0;
   return std::clamp(2 - static_cast<int>(std::floor(std::log10(size))), 0, 9);
 }
 
-// Columns that a text takes on a terminal, so far as its characters are one wide.
+// The columns of a text on a terminal, if all its characters are one column wide.
 std::size_t width_of(std::string_view text) {
   return static_cast<std::size_t>(
       std::count_if(text.begin(), text.end(), [](unsigned char c) { return (c & 0xc0) != 0x80; }));
@@ -90,7 +90,7 @@ std::string draw(const std::vector<const Column*>& columns, std::size_t rows) {
 }
 
 std::string csv_word(const std::string& text) {
-  // A spreadsheet takes what begins like this for a formula.
+  // A spreadsheet would read this text as a formula.
   const bool formula = !text.empty() && std::string_view("=+-@\t").find(text.front()) != std::string_view::npos &&
                        !json::parse(text, nullptr, false).is_number();
   const std::string safe = formula ? "'" + text : text;
@@ -156,14 +156,14 @@ std::optional<Estimate> estimate(const std::vector<double>& values, const Range&
   Estimate e;
   e.n = values.size();
   const double n = static_cast<double>(e.n);
-  for (const double v : values) e.mean += v / n;  // a sum could overflow
+  for (const double v : values) e.mean += v / n;  // a sum of all could overflow
   if (e.n < 2) return e;
   double squares = 0;
   for (const double v : values) squares += (v - e.mean) * (v - e.mean);
   const double t = boost::math::quantile(boost::math::students_t(n - 1), 0.975);
   const double half = t * std::sqrt(squares / (n - 1) / n);
   if (!std::isfinite(half)) return e;
-  // A report that says the impossible itself is shown as it is.
+  // A mean outside the possible range is reported unchanged.
   const double low = range.min.value_or(-INFINITY), high = range.max.value_or(INFINITY);
   e.interval =
       Interval{std::min(e.mean, std::max(low, e.mean - half)), std::max(e.mean, std::min(high, e.mean + half))};

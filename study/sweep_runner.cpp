@@ -28,7 +28,7 @@ struct Close {
   void operator()(std::FILE* file) const { std::fclose(file); }
 };
 
-// A process at work.
+// A running process.
 struct Active {
   const SweepCell* cell;
   const SweepRun* run;
@@ -57,7 +57,7 @@ std::string span_text(Duration d) {
   return s < 7200 ? fmt::format("{:.0f} min", s / 60) : fmt::format("{:.1f} h", s / 3600);
 }
 
-// Whoever works in the folder holds this until the process ends, however it does.
+// The lock of the folder, held until the process ends.
 Result<std::unique_ptr<Descriptor>> take_lock(const std::filesystem::path& out) {
   ECHO_TRY(make_folders(out / "cells"));
   ECHO_TRY(make_folders(out / "logs"));
@@ -77,11 +77,11 @@ class Runner {
   Result<SweepOutcomes> run() {
     ECHO_ASSIGN(const auto lock, take_lock(plan_.out));
     ECHO_TRY(note_sweep_source(plan_));
-    // All cells with the first seed come first, so that the whole picture is there early.
+    // The first seed of all cells comes first, so that an overview exists early.
     for (std::uint32_t s = 0; s < plan_.seeds; ++s)
       for (const SweepCell& cell : plan_.cells) {
         const SweepRun& run = cell.runs[s];
-        if (!outcomes_.emplace(run.digest, SweepOutcome{}).second) continue;  // as another cell
+        if (!outcomes_.emplace(run.digest, SweepOutcome{}).second) continue;  // equal to a run of another cell
         if (is_complete(plan_.kind, run.folder))
           outcomes_[run.digest].end = SweepEnd::kCached;
         else
@@ -105,7 +105,7 @@ class Runner {
       const Waiting next = waiting_.front();
       waiting_.pop_front();
       if (learner::is_running(next.run->folder) && clock_.now() - started_ < options_.lock_wait) {
-        waiting_.push_back(next);  // it is being ended; let others go first
+        waiting_.push_back(next);  // its process is still ending: start others first
         continue;
       }
       ECHO_TRY(start(next));
@@ -131,7 +131,7 @@ class Runner {
 
   std::vector<std::string> command(const SweepRun& run, const std::filesystem::path& config) const {
     if (plan_.kind == SweepKind::kSimulated) {
-      for (const char* name : {"report.json", "metrics.jsonl", "events.jsonl"}) {  // of one that did not end
+      for (const char* name : {"report.json", "metrics.jsonl", "events.jsonl"}) {  // from an interrupted run
         std::error_code ec;
         std::filesystem::remove(run.folder / name, ec);
       }
@@ -190,7 +190,7 @@ class Runner {
       options_.line(fmt::format("[{}/{}] {}: {}", ended_, total_, name, span_text(clock_.now() - a.begun)));
       return;
     }
-    if (a.asked_to_end && !a.too_long) return;  // it goes on another time
+    if (a.asked_to_end && !a.too_long) return;  // the next call of the sweep continues it
     ++ended_;
     ++failed_;
     outcome.end = SweepEnd::kFailed;
@@ -207,7 +207,7 @@ class Runner {
         fmt::format("[{}/{}] {}: failed: {}\n  log: {}", ended_, total_, name, outcome.why, a.log_path.string()));
   }
 
-  // "2 of 12 done, 1 failed; S=3 kappa=1 seed 7, step 12 of 40; about 5 min left"
+  // Example: "2 of 12 done, 1 failed; S=3 kappa=1 seed 7, step 12 of 40; about 5 min left".
   std::string state() const {
     std::string text = fmt::format("{} of {} done", ended_ - failed_, total_);
     if (failed_ > 0) text += fmt::format(", {} failed", failed_);

@@ -1,4 +1,4 @@
-// Runs what a sweep has planned, each in a process of its own, and leaves out what an earlier sweep has finished.
+// Runs the runs of a sweep, each in its own process; skips those that an earlier sweep has completed.
 #pragma once
 #include <atomic>
 #include <filesystem>
@@ -17,25 +17,27 @@ enum class SweepEnd { kNotRun, kCached, kDone, kFailed };
 
 struct SweepOutcome {
   SweepEnd end = SweepEnd::kNotRun;
-  std::string why;            // it failed
-  std::filesystem::path log;  // what it wrote; empty when it was not started
+  std::string why;            // reason of a failure
+  std::filesystem::path log;  // the process's output; empty when it was not started
 };
 
-using SweepOutcomes = std::map<std::string, SweepOutcome>;  // by the digest of the run; one for every run of the plan
+// By the digest of the run; one for every run of the plan.
+using SweepOutcomes = std::map<std::string, SweepOutcome>;
 
 struct SweepRunnerOptions {
-  std::filesystem::path program;                 // echoline
-  unsigned jobs = 1;                             // processes at a time
-  Duration limit = std::chrono::hours(24);       // of a run
-  Duration grace = std::chrono::minutes(2);      // from asking one to end until it is killed
-  Duration lock_wait = std::chrono::minutes(5);  // for a process that an earlier sweep left and that still ends its run
-  std::function<void(const std::string&)> line;  // a line that stays: what has ended, and how
-  std::function<void(const std::string&)> state;   // how it stands right now
-  std::function<void(const SweepOutcomes&)> some;  // after each run that ends, with what is known by then
+  std::filesystem::path program;             // echoline
+  unsigned jobs = 1;                         // processes at a time
+  Duration limit = std::chrono::hours(24);   // for one run
+  Duration grace = std::chrono::minutes(2);  // from SIGTERM to SIGKILL
+  // How long to wait for a run whose process an earlier sweep left, and which is still ending.
+  Duration lock_wait = std::chrono::minutes(5);
+  std::function<void(const std::string&)> line;    // a message that stays: which run has ended, and how
+  std::function<void(const std::string&)> state;   // the current state in one line
+  std::function<void(const SweepOutcomes&)> some;  // after each run that ends: all outcomes so far
 };
 
-// kUnavailable when another sweep works in the folder, kIo when that cannot be written; a run that fails is an outcome.
-// `stop`: those that run are asked to end, and no other begins.
+// kUnavailable when another sweep uses the folder, kIo when the folder cannot be written to; a failed run is an
+// outcome. `stop`: running processes are asked to end, and no other starts.
 Result<SweepOutcomes> run_sweep(const SweepPlan& plan, const SweepRunnerOptions& options, const Clock& clock,
                                 const std::atomic<bool>& stop);
 
