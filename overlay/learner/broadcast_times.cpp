@@ -28,8 +28,8 @@ void BroadcastTimes::closed(const PublicationId& id, TimePoint now) {
 void BroadcastTimes::acknowledged(WorkerId worker, const Installed& ack, Duration delay, TimePoint now) {
   for (Broadcast& b : broadcasts_)
     if (b.version <= ack.version && b.waiting.erase(worker) > 0) {
-      b.ack_before = std::exchange(b.last_ack, now), b.acked_last = worker;
-      b.stages_before = std::exchange(b.last_stages, {ack.verify, ack.install, delay});
+      b.before = std::exchange(b.last, {now, ack.verify, ack.install, delay});
+      b.acked_last = worker;
     }
 }
 
@@ -47,8 +47,8 @@ void BroadcastTimes::remove(WorkerId worker) {
 bool BroadcastTimes::last_is_alone(const Broadcast& b, const Lateness& expected) const {
   const std::size_t n = b.active.size();
   if (n < 3 || quorum_ >= 1 || !b.waiting.empty() || chains::counted(quorum_, n) < n) return false;
-  if (b.ack_before <= b.published || !b.active.contains(b.acked_last)) return false;
-  const double late = seconds(b.last_ack - b.published) / seconds(b.ack_before - b.published);
+  if (b.before.at <= b.published || !b.active.contains(b.acked_last)) return false;
+  const double late = seconds(b.last.at - b.published) / seconds(b.before.at - b.published);
   return late > kAloneFactor && late > kAloneFactor * expected(b);
 }
 
@@ -61,7 +61,7 @@ std::vector<BroadcastTimes::Done> BroadcastTimes::take_done(const Lateness& expe
     const std::size_t have = n - b.waiting.size();
     if (have < chains::counted(quorum_, n)) return false;
     const bool alone = last_is_alone(b, expected);
-    const TimePoint until = alone ? b.ack_before : b.last_ack > b.published ? b.last_ack : now;
+    const TimePoint until = alone ? b.before.at : b.last.at > b.published ? b.last.at : now;
     done.push_back({std::move(b), until, alone ? have - 1 : have});
     return true;
   });
@@ -74,8 +74,8 @@ std::vector<BroadcastTimes::Done> BroadcastTimes::take_given_up(TimePoint now) {
   std::erase_if(broadcasts_, [&](Broadcast& b) {
     const std::size_t have = b.active.size() - b.waiting.size();
     if (have == 0 || have < b.waiting.size()) return false;
-    if (now < b.last_ack + kStragglerFactor * (b.last_ack - b.published) + kStragglerPatience) return false;
-    const TimePoint until = b.last_ack;
+    if (now < b.last.at + kStragglerFactor * (b.last.at - b.published) + kStragglerPatience) return false;
+    const TimePoint until = b.last.at;
     done.push_back({std::move(b), until, have});
     return true;
   });
@@ -83,15 +83,15 @@ std::vector<BroadcastTimes::Done> BroadcastTimes::take_given_up(TimePoint now) {
 }
 
 BroadcastParts BroadcastTimes::parts_of(const Broadcast& b, TimePoint until) {
-  const Broadcast::Stages& stages = until == b.ack_before && until < b.last_ack ? b.stages_before : b.last_stages;
+  const Broadcast::Ack& ack = until == b.before.at && until < b.last.at ? b.before : b.last;
   Duration left = until - b.published;
   const auto take = [&left](Duration part) { return part = std::clamp(part, Duration{}, left), left -= part, part; };
   BroadcastParts parts;
   parts.encode = take(b.encoded - b.published - b.sealing);
   parts.seal = take(b.closed - b.published - parts.encode);
-  parts.install = take(stages.install);
-  parts.verify = take(stages.verify);
-  parts.acknowledge = take(stages.acknowledge);
+  parts.install = take(ack.install);
+  parts.verify = take(ack.verify);
+  parts.acknowledge = take(ack.acknowledge);
   parts.send = left;
   return parts;
 }
@@ -101,7 +101,7 @@ void BroadcastTimes::check() const {
   for (const Broadcast& b : broadcasts_) {
     ECHO_CHECK(std::includes(b.active.begin(), b.active.end(), b.waiting.begin(), b.waiting.end()),
                "version {} waits for workers that it does not count", b.version);
-    ECHO_CHECK(b.ack_before <= b.last_ack, "version {}: acknowledgements out of order", b.version);
+    ECHO_CHECK(b.before.at <= b.last.at, "version {}: acknowledgements out of order", b.version);
   }
 }
 

@@ -28,10 +28,10 @@ class BroadcastTimes {
     TimePoint published;
     TimePoint encoded{}, closed{};  // the last byte was made; the manifest may leave
     Duration sealing{};
-    TimePoint last_ack{}, ack_before{};  // of those below, the last two
-    struct Stages {
+    struct Ack {
+      TimePoint at{};
       Duration verify{}, install{}, acknowledge{};
-    } last_stages, stages_before;  // of these two
+    } last, before;  // the last two of `active`
     WorkerId acked_last{};
     // Those that were there when it was published, but for those that let an earlier one wait in vain.
     std::set<WorkerId> active, waiting;

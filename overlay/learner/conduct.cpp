@@ -106,6 +106,7 @@ Conduct::Ruling Conduct::bad_chunk(WorkerId child, WorkerId parent, std::uint64_
   if (word.count >= kBadChunksMax) return Ruling::kNothing;  // said before
   if (++word.count < kBadChunksMax) return Ruling::kNothing;
   if (accused_alone(child, now_ms, here) > kAccusedAloneMax) {
+    ++quarantines_;
     accuser.kept.slanders = true;
     accuser.kept.quarantined_until_ms = std::max(accuser.kept.quarantined_until_ms, now_ms + kWordMemoryMs);
     return Ruling::kChild;
@@ -113,6 +114,7 @@ Conduct::Ruling Conduct::bad_chunk(WorkerId child, WorkerId parent, std::uint64_
   constexpr double kRounding = 1e-9;
   const double needed = std::max(kWeightToCondemn, static_cast<double>(vouching_for(parent, now_ms)));
   if (quarantined(child, now_ms) || weight_against(parent, now_ms) < needed - kRounding) return Ruling::kPart;
+  ++quarantines_;
   of(parent, now_ms).kept.quarantined_until_ms = now_ms + kWordMemoryMs;
   return Ruling::kParent;
 }

@@ -109,6 +109,12 @@ class Conduct {
   // keeping apart.
   std::set<std::pair<WorkerId, WorkerId>> apart(std::uint64_t now_ms) const;
 
+  std::uint64_t quarantines() const { return quarantines_; }
+  std::uint64_t floods() const { return floods_; }  // workers expelled for exceeding their budgets
+  void count_flood() { ++floods_; }
+
+  // Whether prune() is due: once a minute.
+  bool take_prune(TimePoint now) { return now >= prune_at_ && (prune_at_ = now + std::chrono::minutes(1), true); }
   // Forgets what is long past; those in `present` stay.
   void prune(const std::set<WorkerId>& present, std::uint64_t now_ms);
   std::map<WorkerId, Kept> kept() const;  // of those that are not clean
@@ -126,6 +132,8 @@ class Conduct {
 
   Duration heartbeat_;
   std::map<WorkerId, Record> records_;
+  TimePoint prune_at_{};
+  std::uint64_t quarantines_ = 0, floods_ = 0;
 };
 
 }  // namespace echoline::overlay

@@ -20,7 +20,7 @@ bool LearnerCore::within_budget(WorkerId id, MessageBudget::Kind kind, TimePoint
       break;
   }
   if (!workers_.knows(id)) return false;
-  ++floods_;
+  conduct_.count_flood();
   expel(id, "it says too much: of " + budget.told(kind), now);
   return false;
 }
@@ -181,7 +181,6 @@ void LearnerCore::put_apart(WorkerId child, WorkerId parent, TimePoint now) {
 }
 
 void LearnerCore::on_quarantined(WorkerId id, const std::string& why, TimePoint now) {
-  ++quarantined_;
   log::warn("worker {} is quarantined, it forwards nothing any more: {}", id, why);
   save(now);
   if (workers_.contains(id)) move_back(id, now);
@@ -194,8 +193,7 @@ void LearnerCore::watch_conduct(TimePoint now) {
   for (const auto& [id, worker] : workers_)
     if (conduct_.tries_again(id, unix_ms(now))) try_again.push_back(id);
   for (const WorkerId id : try_again) move_back(id, now);
-  if (now < prune_at_) return;
-  prune_at_ = now + std::chrono::minutes(1);
+  if (!conduct_.take_prune(now)) return;
   const auto present = workers_.all();
   conduct_.prune({present.begin(), present.end()}, unix_ms(now));
 }

@@ -9,21 +9,21 @@ namespace echoline::overlay {
 LearnerCore::LearnerCore(LearnerConfig config)
     : Core(config.core),
       config_(std::move(config)),
-      state_(config_.state.value_or(LearnerState{})),
-      identities_(state_, config_.authority),
+      file_(config_.state.value_or(LearnerState{}), config_.durable, actions_),
+      identities_(file_.state(), config_.authority),
       conduct_(config_.heartbeat, config_.state ? config_.state->conduct : decltype(LearnerState::conduct){}),
       store_({config_.store_bytes_max, {}, false}, *config_.checker, actions_),
       edges_(store_, uplink_, config_.catch_ups_on_demand),
       plan_(config_),
       strangers_(config_.core.connections),
-      inbox_(config_.message_bytes_max, config_.assembling_bytes_max),
-      broadcasts_(config_.network.quorum),
+      publications_(file_.state(), config_.network.quorum),
       grants_(*config_.checker, kLearnerId) {
-  state_.run_id = config_.authority->run_id();
-  state_.port = config_.self.port;
-  auto& published = state_.published;
+  LearnerState& state = file_.state();
+  state.run_id = config_.authority->run_id();
+  state.port = config_.self.port;
+  auto& published = state.published;
   if (config_.resumed_at && !published.empty() && published.rbegin()->first > *config_.resumed_at) {
-    ++state_.epoch;
+    ++state.epoch;
     published.erase(published.upper_bound(*config_.resumed_at), published.end());
   }
   if (!published.empty()) edges_.reach(published.rbegin()->first);
@@ -34,7 +34,7 @@ void LearnerCore::start(TimePoint now) {
   trust::CertificateRequest request;
   request.subject = config_.authority->public_key();
   request.kind = trust::PeerIdentity::Kind::kLearner;
-  request.serial = state_.next_serial++;
+  request.serial = file_.state().next_serial++;
   request.now_unix_s = unix_s(now);
   request.lifetime = std::chrono::hours(24 * 365);
   auto certificate = config_.authority->issue(request);
@@ -87,7 +87,7 @@ void LearnerCore::leave(TimePoint now) {
   workers_.forget_connections();
   beat_at_ = kNever;
   plan_.stop();
-  saver_.stop();
+  file_.stop();
 }
 
 LearnerStats LearnerCore::stats() const {
@@ -106,18 +106,17 @@ LearnerStats LearnerCore::stats() const {
   s.bytes_received = bytes_received();
   s.joined = workers_.joined();
   s.lost = workers_.lost();
-  s.quarantined = quarantined_;
-  s.floods = floods_;
+  s.quarantined = conduct_.quarantines();
+  s.floods = conduct_.floods();
   s.slow_hops = slow_hops_.recent();
   s.known_publications = edges_.known_publications();
   return s;
 }
 
 void LearnerCore::check() const {
-  broadcasts_.check();
+  publications_.check();
   identities_.check();
   workers_.check();
-  inbox_.check();
   reach_.check();
   helpers_.check();
   catch_ups_.check();
@@ -129,7 +128,7 @@ void LearnerCore::check() const {
 
 void LearnerCore::on_accepted(ConnId conn, const PeerInfo& peer, TimePoint now) {
   excuse_pause(now);
-  if (!stands_) return close(conn);  // it comes again
+  if (!file_.was_saved()) return close(conn);  // it comes again
   for (const ConnId other : strangers_.add(conn, peer, now + kHandshakeTimeout)) close(other);
 }
 
@@ -183,14 +182,15 @@ void LearnerCore::on_part(WorkerId id, const Frame& frame, TimePoint now) {
   const bool counts = !frame.more || frame.body.size() < kSmallPart;
   const bool taken = !counts || within_budget(id, MessageBudget::Kind::kApplication, now);
   if (!workers_.contains(id)) return;  // it was expelled
-  auto message = inbox_.add(id, frame);
+  auto message = workers_.add_part(id, frame, config_.message_bytes_max);
   if (!message) return on_broken(id, message.error().message(), now);
   if (*message) {
     if (taken) actions_.push_back(act::MessageFrom{id, std::move(**message)});
-  } else if (const auto most = inbox_.overflow()) {
-    part(*most,
+  } else if (workers_.incomplete_bytes() > config_.assembling_bytes_max) {
+    const Worker& most = workers_.most_incomplete();
+    part(most.view.info.id,
          fmt::format("{} bytes of its messages are not whole, and {} of all together, at most {} may be",
-                     inbox_.bytes_of(*most), inbox_.bytes(), config_.assembling_bytes_max),
+                     most.incoming.bytes(), workers_.incomplete_bytes(), config_.assembling_bytes_max),
          now);
   }
 }
@@ -261,7 +261,7 @@ void LearnerCore::admit_worker(ConnId conn, const Stranger& stranger, Hello hell
   if (workers_.contains(id)) part(id, "it joined again", now);  // its old connection is dead, it knows best
   identities_.remember(stranger.peer.identity, hello.name);
   const Endpoint named = std::exchange(hello.data, identities_.endpoint_of(id, hello.data, stranger.peer.host));
-  hello.name = state_.known.at(id).name;
+  hello.name = state().known.at(id).name;
   const MemberInfo info{id, hello.name, hello.data, hello.up, hello.down, std::move(hello.place)};
   const std::string application = config_.welcome ? config_.welcome(info) : std::string();
   if (application.size() > kWelcomeBytesMax) {
@@ -280,8 +280,8 @@ void LearnerCore::admit_worker(ConnId conn, const Stranger& stranger, Hello hell
   worker.view.installed.reset();
   reach_.add(id);
   worker.draining = false;
-  const bool installed = hello.installed && hello.installed->epoch == state_.epoch;
-  if (installed && is_published(*hello.installed)) {
+  const bool installed = hello.installed && hello.installed->epoch == epoch();
+  if (installed && publications_.is_published(*hello.installed)) {
     worker.view.installed = hello.installed->version;
     worker.view.installed_digest = hello.installed->policy_digest;
   }
@@ -309,7 +309,7 @@ void LearnerCore::admit_worker(ConnId conn, const Stranger& stranger, Hello hell
 
 void LearnerCore::admit_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoint now) {
   const Worker* worker = workers_.find(id);
-  if (hello.run_id != state_.run_id || !worker)
+  if (hello.run_id != state().run_id || !worker)
     return refuse(conn, fmt::format("worker {} has not joined this run", id), now);
   if (!within_budget(id, MessageBudget::Kind::kHave, now))
     return refuse(conn, fmt::format("worker {} says too much", id), now);
@@ -317,7 +317,7 @@ void LearnerCore::admit_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoin
     return refuse(conn, fmt::format("worker {}: {}", id, granted.error().message()), now);
   if (!hello.catch_up_to && !worker->place.edge_from(kLearnerId))
     return refuse(conn, fmt::format("worker {} was assigned another parent", id), now);
-  if (hello.catch_up_to && (!newest() || *hello.catch_up_to > *newest()))
+  if (hello.catch_up_to > publications_.newest())
     return refuse(conn, fmt::format("worker {} asks for version {}, which is not published", id, *hello.catch_up_to),
                   now);
   actions_.push_back(act::Admit{conn});  // what it says of its chunks may be long
@@ -395,23 +395,21 @@ void LearnerCore::on_worker(Worker& worker, const ControlMessage& message, TimeP
 
 // What waits for the state to be on disk happens in on_saved().
 void LearnerCore::save(TimePoint now) {
-  state_.conduct = conduct_.kept();
-  if (!config_.durable) return after_saved(now);
-  if (saver_.begin()) actions_.push_back(act::SaveState{encode(state_)});
+  file_.state().conduct = conduct_.kept();
+  if (file_.save()) after_saved(now);
 }
 
 void LearnerCore::on_saved(const Status& status, TimePoint now) {
   if (!status) {
     log::error("the overlay's state cannot be saved, so nothing is enrolled or published: {}",
                status.error().message());
-    return saver_.failed(now);
+    return file_.failed(now);
   }
-  if (saver_.succeeded()) return save(now);
+  if (file_.succeeded()) return save(now);
   after_saved(now);
 }
 
 void LearnerCore::after_saved(TimePoint now) {
-  stands_ = true;
   for (Identities::Pending& e : identities_.take_pending()) {
     strangers_.erase(e.conn);
     e.answer.unix_ms = unix_ms(now);
@@ -428,12 +426,12 @@ std::uint64_t LearnerCore::issue_time(TimePoint now) {
 
 void LearnerCore::make_beacon(TimePoint now) {
   Beacon beacon;
-  beacon.run_id = state_.run_id;
-  beacon.epoch = state_.epoch;
+  beacon.run_id = state().run_id;
+  beacon.epoch = epoch();
   beacon.sequence = issue_time(now);
   beacon.issued_unix_ms = unix_ms(now);
   beacon.expires_unix_ms = beacon.issued_unix_ms + static_cast<std::uint64_t>(seconds(kBeaconLifetime) * 1e3);
-  beacon.newest = newest();
+  beacon.newest = publications_.newest();
   beacon.revoked = identities_.revoked_workers([this] { return workers_.all(); });
   beacon_ = sign(beacon, config_.authority->key());
 }
@@ -448,7 +446,7 @@ void LearnerCore::beat(TimePoint now) {
   grant_anew(now);
   EdgeStatus status{*beacon_, {}};
   const std::uint32_t stripes = topology().stripes();
-  for (const Broadcast& b : broadcasts_.open())
+  for (const Broadcast& b : publications_.broadcasts().open())
     if (const StoredPublication* stored = store_.find(b.id); stored && status.progress.size() < 4) {
       Progress p{b.id, {}};
       for (std::uint32_t s = 0; s < stripes; ++s)
@@ -469,13 +467,13 @@ void LearnerCore::on_timer(TimePoint now) {
   if (now >= plan_.next_deadline()) plan_anew(now);
   if (now >= beat_at_) beat(now);
   for (const WorkerId id : reach_.take_planned(now)) dial_back(workers_.at(id), now);
-  if (saver_.take_retry(now)) save(now);
+  if (file_.take_retry(now)) save(now);
   for (const ConnId conn : strangers_.take_late(now)) close(conn);
   uplink_.on_timer(now);
 }
 
 TimePoint LearnerCore::next_deadline() const {
-  return std::min({uplink_.next_deadline(), reading_deadline(), beat_at_, plan_.next_deadline(), saver_.next_deadline(),
+  return std::min({uplink_.next_deadline(), reading_deadline(), beat_at_, plan_.next_deadline(), file_.next_deadline(),
                    strangers_.next_deadline(), reach_.next_deadline()});
 }
 

@@ -12,19 +12,17 @@
 
 #include "chains/apart.hpp"
 #include "overlay/edge_sender.hpp"
-#include "overlay/learner/broadcast_times.hpp"
 #include "overlay/learner/catch_ups.hpp"
 #include "overlay/learner/conduct.hpp"
 #include "overlay/learner/helpers.hpp"
 #include "overlay/learner/identities.hpp"
-#include "overlay/learner/inbox.hpp"
+#include "overlay/learner/learner_file.hpp"
+#include "overlay/learner/publications.hpp"
 #include "overlay/learner/reachability.hpp"
 #include "overlay/learner/roster.hpp"
 #include "overlay/learner/slow_hops.hpp"
 #include "overlay/learner/topology_plan.hpp"
-#include "overlay/saver.hpp"
 #include "overlay/settings.hpp"
-#include "overlay/state.hpp"
 #include "overlay/strangers.hpp"
 #include "overlay/wire/grant.hpp"
 #include "overlay/wire/sealer.hpp"
@@ -97,8 +95,8 @@ class LearnerCore final : public Core {
   // The chunk with which a publication of this kind should be there soonest (chains::best_chunk()): one as large as the
   // last of its kind was, down the present topology. Never so small that a snapshot of the policy would have too many.
   Bytes chunk_for(const PublicationKey& key, TimePoint now) const;
-  const LearnerState& state() const { return state_; }
-  std::uint64_t epoch() const { return state_.epoch; }
+  const LearnerState& state() const { return file_.state(); }
+  std::uint64_t epoch() const { return state().epoch; }
   // Of what is issued now: milliseconds since 1970, but strictly later than all that this run has issued so far,
   // wherever the clock has gone between two processes of it.
   std::uint64_t issue_time(TimePoint now);
@@ -118,11 +116,6 @@ class LearnerCore final : public Core {
 
  private:
   using Broadcast = BroadcastTimes::Broadcast;
-  struct Closing {  // its digest is being saved
-    Version version;
-    Manifest manifest;
-    SignedManifest as_signed;
-  };
 
   // Membership (learner_core.cpp).
   void on_stranger(ConnId conn, const Stranger& stranger, const Frame& frame, TimePoint now);
@@ -136,7 +129,6 @@ class LearnerCore final : public Core {
   void refuse(ConnId conn, const std::string& reason, TimePoint now);
   void beat(TimePoint now);
   void make_beacon(TimePoint now);
-  std::optional<Version> newest() const;  // announced, by this process or before it
   std::optional<Version> base_of_newest() const;
   Status add_own(const PublicationId& id, const PublicationKey& key, const SealedChunk& chunk);
   void save(TimePoint now);
@@ -156,7 +148,6 @@ class LearnerCore final : public Core {
   void watch_presence(TimePoint now);
 
   // Publications (learner_publications.cpp).
-  bool is_published(const Installed& what) const;
   static std::string never_published(const Installed& what);
   void on_ack(Worker& worker, const Installed& ack, TimePoint now);
   double expected_lateness(const Broadcast& broadcast, TimePoint now) const;
@@ -209,7 +200,7 @@ class LearnerCore final : public Core {
   void credit(WorkerId sender, WorkerId receiver, TimePoint now);
 
   LearnerConfig config_;
-  LearnerState state_;
+  LearnerFile file_;
   Identities identities_;
   Conduct conduct_;
   PublicationStore store_;
@@ -218,20 +209,12 @@ class LearnerCore final : public Core {
   SlowHops slow_hops_;
   Strangers strangers_;
   Roster workers_;
-  Inbox inbox_;
   Reachability reach_;
-  std::uint64_t quarantined_ = 0, floods_ = 0;
-  std::optional<Version> newest_;
-  BroadcastTimes broadcasts_;
-  std::vector<Closing> closing_;
+  Publications publications_;
   GrantBook grants_;  // of this learner's own children
-  TimePoint prune_at_{};
   CatchUps catch_ups_;
   Helpers helpers_;
-  Saver saver_;
   std::optional<SignedBeacon> beacon_;
-  // Its epoch and the issue times that it is about to use are on disk: before that it speaks to nobody.
-  bool stands_ = false;
   TimePoint beat_at_ = kNever;
 };
 

@@ -50,7 +50,7 @@ void LearnerCore::lose_place(Worker& worker, TimePoint now) {
     edges_.close(edge);
     close(edge);
   }
-  broadcasts_.remove(id);
+  publications_.broadcasts().remove(id);
   take_out(id, now);
   check_broadcasts(now);
 }
@@ -64,7 +64,6 @@ Roster::Workers::node_type LearnerCore::disconnect(WorkerId id, const std::strin
   uplink_.close(worker.control);
   close(worker.control);
   worker.messages.clear();
-  inbox_.remove(id);
   if (const auto dial = reach_.remove(id)) close(*dial);
   lose_place(worker, now);
   return node;

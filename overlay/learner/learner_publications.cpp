@@ -7,52 +7,30 @@
 #include "overlay/sizes.hpp"
 
 namespace echoline::overlay {
-namespace {
 
-constexpr std::size_t kVersionsKept = 4096;
-
-}  // namespace
-
-std::optional<Version> LearnerCore::newest() const {
-  if (state_.published.empty()) return newest_;
-  const Version published = state_.published.rbegin()->first;
-  return newest_ ? std::max(*newest_, published) : published;
-}
-
-// Absent where everybody can start from the newest publication.
+// Absent where the newest publication has no base.
 std::optional<Version> LearnerCore::base_of_newest() const {
   const auto& entries = std::as_const(store_).entries();
   for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry)
-    if (const PublicationKey& key = entry->first; key.base) return key.version == newest() ? key.base : std::nullopt;
+    if (const PublicationKey& key = entry->first; key.base)
+      return key.version == publications_.newest() ? key.base : std::nullopt;
   return std::nullopt;
 }
 
 Status LearnerCore::begin(const Announcement& announcement, const SignedAnnouncement& as_signed, bool catch_up,
                           TimePoint now) {
-  constexpr std::string_view op = "publish";
   const PublicationKey& key = announcement.key;
   if (catch_up) {
-    const bool published = state_.published.contains(key.version);
-    const Status begun = published
-                             ? store_.begin(announcement, as_signed, key.version)
-                             : fail(Code::kInvalid, op, "{}: that version was not published (recently)", to_text(key));
+    const bool published = publications_.is_published(key.version);
+    const Status begun =
+        published ? store_.begin(announcement, as_signed, key.version)
+                  : fail(Code::kInvalid, "publish", "{}: that version was not published (recently)", to_text(key));
     catch_ups_.begun(id_of(as_signed));
     return begun;
   }
-  if (newest_ && key.version <= *newest_)
-    return fail(Code::kInvalid, op, "{}: versions must grow, the last was {}", to_text(key), *newest_);
-  if (!state_.published.empty() && key.version < state_.published.rbegin()->first)
-    return fail(Code::kInvalid, op, "{}: versions must grow, before the restart it was {}", to_text(key),
-                state_.published.rbegin()->first);
-  const bool base_known = key.base && (state_.published.contains(*key.base) ||
-                                       std::any_of(closing_.begin(), closing_.end(), [&](const Closing& c) {
-                                         const auto* stored = store_.find(c.manifest.publication);
-                                         return stored && stored->key().version == *key.base;
-                                       }));
-  if (key.base && !base_known)
-    return fail(Code::kInvalid, op, "{}: its base was not published (recently)", to_text(key));
+  ECHO_TRY(publications_.check_next(key));
   ECHO_TRY(store_.begin(announcement, as_signed, key.version));
-  newest_ = key.version;
+  publications_.announce(key.version);
   if (!workers_.empty()) {
     Broadcast b;
     b.version = key.version;
@@ -68,7 +46,7 @@ Status LearnerCore::begin(const Announcement& announcement, const SignedAnnounce
         b.waiting.insert(id);
     b.wire_bytes_before = edges_.chunk_bytes_sent();
     b.topology = topology();
-    broadcasts_.begin(std::move(b));
+    publications_.broadcasts().begin(std::move(b));
   }
   edges_.on_store_changed(now);
   ask_for_catch_up(now);
@@ -82,7 +60,7 @@ Status LearnerCore::add_own(const PublicationId& id, const PublicationKey& key, 
   };
   for (;;) {
     const Status status = store_.add_own(id, chunk.head, chunk.hash, chunk.data, key.version);
-    if (status || !key.full() || key.version != newest()) return status;
+    if (status || !key.full() || key.version != publications_.newest()) return status;
     const auto& entries = std::as_const(store_).entries();
     const auto it = std::find_if(entries.begin(), entries.end(), [&](const auto& e) { return made_for_one(e.first); });
     if (it == entries.end()) return status;
@@ -107,21 +85,17 @@ Status LearnerCore::add(const PublicationId& id, std::vector<SealedChunk> chunks
 Status LearnerCore::finish(const Manifest& manifest, const SignedManifest& as_signed, TimePoint now, Duration sealing) {
   const StoredPublication* stored = store_.find(manifest.publication);
   if (!stored) return fail(Code::kNotFound, "publish", "a publication that was not begun, or was dropped, is closed");
-  const Version version = stored->key().version;
-  const auto [it, added] = state_.published.emplace(version, manifest.policy_digest);
-  if (!added && it->second != manifest.policy_digest) {
-    const PublicationKey key = stored->key();
+  const PublicationKey key = stored->key();
+  const Result<bool> added = publications_.close(key, manifest, as_signed);
+  if (!added) {
     store_.erase(key);
     edges_.on_store_changed(now);
-    return fail(Code::kInvalid, "publish", "{}: published before with digest {}, now with {}", to_text(key),
-                to_hex(it->second), to_hex(manifest.policy_digest));
+    return added.error();
   }
-  if (state_.published.size() > kVersionsKept) state_.published.erase(state_.published.begin());
-  broadcasts_.encoded(manifest.publication, sealing, now);
-  closing_.push_back({version, manifest, as_signed});
-  if (added)
+  publications_.broadcasts().encoded(manifest.publication, sealing, now);
+  if (*added)
     save(now);
-  else if (saver_.settled())
+  else if (file_.settled())
     close_finished(now);
   return ok();
 }
@@ -130,17 +104,16 @@ void LearnerCore::abandon(const PublicationId& id, TimePoint now) {
   const StoredPublication* stored = store_.find(id);
   if (!stored || stored->manifest) return;
   store_.erase(PublicationKey(stored->key()));
-  broadcasts_.abandon(id);
-  newest_ = state_.published.empty() ? std::nullopt : std::optional(state_.published.rbegin()->first);
+  publications_.abandon(id);
   edges_.on_store_changed(now);
 }
 
 void LearnerCore::close_finished(TimePoint now) {
-  for (const Closing& c : std::exchange(closing_, {})) {
+  for (const Publications::Closing& c : publications_.take_closing()) {
     const auto closed = store_.close(c.manifest, c.as_signed);
     if (!closed) log::error("version {}: {}", c.version, closed.error().message());
     edges_.reach(c.version);  // also where it has expired meanwhile: it is published, and something has to lead there
-    broadcasts_.closed(c.manifest.publication, now);
+    publications_.broadcasts().closed(c.manifest.publication, now);
   }
   const auto deltas = deltas_back_to({});
   edges_.restorable_from(deltas.empty() ? std::nullopt : deltas.back()->key().base);
@@ -152,8 +125,9 @@ void LearnerCore::close_finished(TimePoint now) {
 // may reach.
 std::vector<const StoredPublication*> LearnerCore::deltas_back_to(Version from) const {
   std::vector<const StoredPublication*> deltas;
-  if (state_.published.empty()) return deltas;
-  Version at = state_.published.rbegin()->first;
+  const auto newest = publications_.newest_published();
+  if (!newest) return deltas;
+  Version at = *newest;
   const std::uint64_t policy = config_.policy_bytes.count;
   std::uint64_t bytes = 0;
   // Of a version's publications the delta with the latest base comes first here: the one that was published.
@@ -190,15 +164,6 @@ Result<StoredDeltas> LearnerCore::deltas_from(Version from) const {
 
 // ---- acknowledgements ----
 
-// Whether a worker can have installed that: the digest, which proves what it generates with, is that of the version. Of
-// what was published so long ago that it is forgotten nobody knows.
-bool LearnerCore::is_published(const Installed& what) const {
-  const auto& known = state_.published;
-  const auto it = known.find(what.version);
-  if (it == known.end()) return !known.empty() && what.version < known.begin()->first;
-  return it->second == what.policy_digest;
-}
-
 std::string LearnerCore::never_published(const Installed& what) {
   return fmt::format("it says that it has installed version {} with digest {}, which was never published", what.version,
                      to_hex(what.policy_digest));
@@ -206,10 +171,10 @@ std::string LearnerCore::never_published(const Installed& what) {
 
 void LearnerCore::on_ack(Worker& worker, const Installed& ack, TimePoint now) {
   const WorkerId id = worker.view.info.id;
-  if (ack.epoch != state_.epoch) return;  // of what was disowned
-  if (!newest() || ack.version > *newest())
+  if (ack.epoch != epoch()) return;  // its versions are void
+  if (ack.version > publications_.newest())
     return lose(id, fmt::format("it acknowledged version {}, which is not published", ack.version), true, now);
-  if (!is_published(ack)) return on_broken(id, never_published(ack), now);
+  if (!publications_.is_published(ack)) return on_broken(id, never_published(ack), now);
   if (worker.view.installed && ack.version < *worker.view.installed) return;
   const bool newer = worker.view.installed != ack.version;
   for (auto& [id_of_it, chunks] : worker.reported.progress) {  // what was on its way has come
@@ -234,7 +199,7 @@ void LearnerCore::on_ack(Worker& worker, const Installed& ack, TimePoint now) {
   if (newer) worker.straggles = false;
   if (!worker.place.assigned && plan_.is_trees()) plan_soon(now);
   actions_.push_back(act::Acked{id, ack.version, ack.policy_digest});
-  broadcasts_.acknowledged(id, ack, worker.view.delay.value_or(Duration{}), now);
+  publications_.broadcasts().acknowledged(id, ack, worker.view.delay.value_or(Duration{}), now);
   check_broadcasts(now);
 }
 
@@ -278,12 +243,12 @@ double LearnerCore::expected_lateness(const Broadcast& b, TimePoint now) const {
 
 void LearnerCore::check_broadcasts(TimePoint now) {
   const auto expected = [&](const Broadcast& b) { return expected_lateness(b, now); };
-  for (const BroadcastTimes::Done& done : broadcasts_.take_done(expected, now)) report(done);
+  for (const BroadcastTimes::Done& done : publications_.broadcasts().take_done(expected, now)) report(done);
 }
 
 // Later broadcasts do not wait for a straggler until it has installed something.
 void LearnerCore::give_up_waiting(TimePoint now) {
-  for (const BroadcastTimes::Done& done : broadcasts_.take_given_up(now)) {
+  for (const BroadcastTimes::Done& done : publications_.broadcasts().take_given_up(now)) {
     for (const WorkerId id : done.broadcast.waiting)
       if (Worker* worker = workers_.find(id); worker && !std::exchange(worker->straggles, true))
         log::warn("worker {} has not acknowledged version {} {} after the others: broadcasts do not wait for it", id,
@@ -321,10 +286,8 @@ void LearnerCore::ask_for_catch_up(TimePoint now) {
       edges_.no_delta_from(*t.position, now);
     }
   }
-  const auto& published = state_.published;
   std::vector<Version> given_up;
-  const auto next =
-      catch_ups_.next(published.empty() ? std::nullopt : std::optional(published.rbegin()->first), store_, given_up);
+  const auto next = catch_ups_.next(publications_.newest_published(), store_, given_up);
   for (const Version from : given_up) edges_.no_delta_from(from, now);
   if (next) actions_.push_back(act::NeedCatchUp{next->version, next->base});
 }
@@ -365,9 +328,11 @@ void LearnerCore::on_need_help(Worker& worker, const NeedHelp& need, TimePoint n
   if (need.stalled) on_stalled(worker, now);
   const WorkerId id = worker.view.info.id;
   helpers_.end(id);
-  if (!newest()) return;
-  Version target = std::min(need.target, *newest());  // later versions were taken back
-  const bool under_way = !broadcasts_.open().empty() && broadcasts_.open().back().version == newest();
+  const auto newest = publications_.newest();
+  if (!newest) return;
+  Version target = std::min(need.target, *newest);  // later versions were taken back
+  const auto& open = publications_.broadcasts().open();
+  const bool under_way = !open.empty() && open.back().version == newest;
   if (const auto base = base_of_newest(); base && under_way && !need.full_only && catching_up(worker))
     target = std::min(target, *base);  // the newest comes from the parents, and no worker may hold it whole yet
   const auto snapshot = config_.catch_ups_on_demand ? store_.full_bytes_hint() : std::nullopt;

@@ -41,13 +41,10 @@ chains::ChainWorker LearnerCore::chain_worker(const Worker& worker, TimePoint no
 
 // The worker lacks the base of the newest publication and gets that first, so no other worker should wait behind it.
 bool LearnerCore::catching_up(const Worker& worker) const {
-  const auto newest_published = newest();
-  if (!newest_published) return false;
-  auto before = state_.published.lower_bound(*newest_published);
-  if (before == state_.published.begin()) return false;
-  const Version needed = (--before)->first;
-  if (worker.view.installed && *worker.view.installed >= needed) return false;
-  return !cheapest_way(worker.reported.holdings, worker.view.installed, needed, false);
+  const auto newest = publications_.newest();
+  const auto needed = newest ? publications_.newest_published(newest) : std::nullopt;
+  if (!needed || worker.view.installed >= needed) return false;
+  return !cheapest_way(worker.reported.holdings, worker.view.installed, *needed, false);
 }
 
 // None if nearly all are catching up: then they have to help each other.
@@ -79,16 +76,16 @@ TopologyPlan::Fleet LearnerCore::fleet(TimePoint now) const {
 void LearnerCore::plan_soon(TimePoint now) { plan_.plan_soon(workers_.size(), now); }
 
 void LearnerCore::plan_anew(TimePoint now) {
-  const bool under_way = newest_ && topology().size() > 0;
+  const bool under_way = publications_.has_announced() && topology().size() > 0;
   if (under_way && plan_.is_trees() && base_of_newest())
     for (const WorkerId id : those_behind())
       if (Worker& worker = workers_.at(id); !worker.place.assigned && !helpers_.helper_of(id))
-        on_need_help(worker, {*newest(), false, worker.view.installed}, now);
+        on_need_help(worker, {*publications_.newest(), false, worker.view.installed}, now);
   set_topology(plan_.next(fleet(now), under_way, now), now);
 }
 
 void LearnerCore::choose_policy(TimePoint now) {
-  if (!plan_.take_choice(workers_.size(), !broadcasts_.open().empty(), now)) return;
+  if (!plan_.take_choice(workers_.size(), !publications_.broadcasts().open().empty(), now)) return;
   const StoredPublication* carried = nullptr;  // a delta, if there is one
   const auto& entries = std::as_const(store_).entries();
   for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry)
@@ -163,7 +160,7 @@ void LearnerCore::grant(Worker& worker, Assign& assign, TimePoint now) {
 
 // Run, child and times are filled in here.
 SignedGrant LearnerCore::sign_grant(WorkerId child, Grant what, TimePoint now) {
-  what.run_id = state_.run_id;
+  what.run_id = state().run_id;
   what.child = child;
   what.issued = issue_time(now);
   what.expires_unix_ms = unix_ms(now) + grant_lifetime_ms(config_.away_max);
@@ -254,7 +251,7 @@ void LearnerCore::watch_hops(TimePoint now) {
         continue;
       }
       std::uint64_t at_sender = 0, at_receiver = 0;
-      for (const Broadcast& b : broadcasts_.open()) {
+      for (const Broadcast& b : publications_.broadcasts().open()) {
         const StoredPublication* stored = store_.find(b.id);
         if (!stored) continue;
         const auto bytes = [&](const std::map<PublicationId, std::vector<std::uint32_t>>& progress) {

@@ -55,8 +55,23 @@ Worker& Roster::join(WorkerId id, ConnId control, const LearnerRules& rules, Tim
 
 Roster::Workers::node_type Roster::disconnect(WorkerId id) {
   auto node = connected_.extract(id);
-  if (node) by_control_.erase(node.mapped().control);
+  if (!node) return node;
+  by_control_.erase(node.mapped().control);
+  incomplete_bytes_ -= std::exchange(node.mapped().incoming, {}).bytes();
   return node;
+}
+
+Result<std::optional<std::string>> Roster::add_part(WorkerId id, const Frame& part, std::size_t message_bytes_max) {
+  MessageAssembler& incoming = at(id).incoming;
+  incomplete_bytes_ -= incoming.bytes();
+  auto whole = incoming.add(part, message_bytes_max);
+  incomplete_bytes_ += incoming.bytes();
+  return whole;
+}
+
+const Worker& Roster::most_incomplete() const {
+  const auto less = [](const auto& a, const auto& b) { return a.second.incoming.bytes() < b.second.incoming.bytes(); };
+  return std::max_element(begin(), end(), less)->second;
 }
 
 void Roster::set_away(Workers::node_type worker, const std::string& reason, TimePoint now) {
@@ -80,11 +95,14 @@ void Roster::excuse(Duration late, TimePoint now) {
 void Roster::check() const {
   for (const auto& [conn, id] : by_control_)
     ECHO_CHECK(connected_.at(id).control == conn, "worker {} has another connection", id);
+  std::size_t incomplete = 0;
   for (const auto& [id, worker] : connected_) {
+    incomplete += worker.incoming.bytes();
     ECHO_CHECK(!away_.contains(id), "worker {} is connected and away", id);
     ECHO_CHECK(worker.presence.state() != Presence::State::kAway, "worker {} is connected, but counts as away", id);
     ECHO_CHECK(!worker.presence.is_silent() || !worker.place.assigned, "worker {} is silent and has a place", id);
   }
+  ECHO_CHECK(incomplete == incomplete_bytes_, "{} bytes of messages instead of {}", incomplete_bytes_, incomplete);
   for (const auto& [id, worker] : away_)
     ECHO_CHECK(worker.presence.state() == Presence::State::kAway && !worker.place.assigned, "worker {} is not away",
                id);

@@ -40,6 +40,7 @@ struct Worker {
   std::uint32_t region = 0;  // of LearnerConfig::regions
   ConnId control;
   MessageQueue messages;
+  MessageAssembler incoming;
   Presence presence;
   Place place;
   Reported reported;
@@ -80,6 +81,10 @@ class Roster {
   // Forgets a worker that is away. Returns whether there was one.
   bool forget_away(WorkerId id);
   void forget_connections() { by_control_.clear(); }
+  // Part of a message of the application, as MessageAssembler::add().
+  Result<std::optional<std::string>> add_part(WorkerId id, const Frame& part, std::size_t message_bytes_max);
+  std::size_t incomplete_bytes() const { return incomplete_bytes_; }  // of messages of connected workers
+  const Worker& most_incomplete() const;                              // at least one is connected
   // The learner's process did not run for `late`, until now.
   void excuse(Duration late, TimePoint now);
   void check() const;
@@ -88,6 +93,7 @@ class Roster {
   Workers connected_, away_;
   std::map<ConnId, WorkerId> by_control_;
   std::uint64_t joined_ = 0, lost_ = 0;
+  std::size_t incomplete_bytes_ = 0;
 };
 
 }  // namespace echoline::overlay

@@ -22,6 +22,7 @@ STALL_WATCH, HELP = "overlay/member/stall_watch.hpp", "overlay/learner/help_budg
 TIMES = "overlay/learner/broadcast_times.cpp"
 LEARNER_PUB, PRESENCE = "overlay/learner/learner_publications.cpp", "overlay/learner/learner_presence.cpp"
 HEARD, HELPERS = "overlay/learner/presence.cpp", "overlay/learner/helpers.cpp"
+VERSIONS = "overlay/learner/publications.cpp"
 PLAN, SLOW = "overlay/learner/topology_plan.cpp", "overlay/learner/slow_hops.cpp"
 TOPOLOGY, CONDUCT = "overlay/learner/learner_topology.cpp", "overlay/learner/conduct.cpp"
 LEARNER_CONDUCT, GRANT, BUDGET = "overlay/learner/learner_conduct.cpp", "overlay/wire/grant.cpp", "overlay/budget.cpp"
@@ -144,20 +145,20 @@ FAULTS = [
     Fault("an installation of an earlier epoch counts", STANDING, "if (void_.contains(version)) {", "if (false) {",
           "overlay_core_test"),
     # What the learner believes and does.
-    Fault("the learner speaks before its state is on disk", LEARNER, "if (!stands_) return close(conn);", "", "overlay_core_test"),
+    Fault("the learner speaks before its state is on disk", LEARNER, "if (!file_.was_saved()) return close(conn);", "", "overlay_core_test"),
     Fault("what is issued follows the learner's clock", LEARNER_IDENTITY, "std::max(state_.issue_reserved, now_unix_ms) - now_unix_ms",
           "0", "overlay_core_test"),
     Fault("two things are issued at once", LEARNER_IDENTITY, "std::max(issued_ + 1, now_unix_ms + ahead_)",
           "std::max(issued_, now_unix_ms + ahead_)", "overlay_core_test"),
-    Fault("an acknowledgement of an earlier epoch counts", LEARNER_PUB, "if (ack.epoch != state_.epoch) return;", "",
+    Fault("an acknowledgement of an earlier epoch counts", LEARNER_PUB, "if (ack.epoch != epoch()) return;", "",
           "overlay_core_test"),
     Fault("a version goes backwards in the learner's eyes", LEARNER_PUB,
           "if (worker.view.installed && ack.version < *worker.view.installed) return;", "", "overlay_core_test"),
-    Fault("versions need not grow", LEARNER_PUB, "if (newest_ && key.version <= *newest_)", "if (false)", "overlay_core_test"),
-    Fault("a version is published twice with different digests", LEARNER_PUB,
-          "if (!added && it->second != manifest.policy_digest) {", "if (false) {", "overlay_core_test"),
-    Fault("the digest is not on disk when a publication closes", LEARNER_PUB, "  if (added)\n    save(now);\n  else if",
-          "  if (added && false)\n    save(now);\n  else if", "overlay_core_test", True),
+    Fault("versions need not grow", VERSIONS, "if (announced_ && key.version <= *announced_)", "if (false)", "overlay_core_test"),
+    Fault("a version is published twice with different digests", VERSIONS,
+          "if (!added && it->second != manifest.policy_digest)", "if (false) {", "overlay_core_test"),
+    Fault("the digest is not on disk when a publication closes", LEARNER_PUB, "  if (*added)\n    save(now);\n  else if",
+          "  if (*added && false)\n    save(now);\n  else if", "overlay_core_test", True),
     Fault("the quorum is everybody", TIMES, "have < chains::counted(quorum_, n)", "have < chains::counted(1.0, n)",
           "overlay_core_test"),
     Fault("nobody asks for a snapshot", LEARNER_PUB, "if (next) actions_.push_back(act::NeedCatchUp{next->version, next->base});", "(void)next;",
@@ -227,7 +228,7 @@ FAULTS = [
           "if (store_.find(c.manifest.publication)) edges_.reach(c.version);", "overlay_core_test"),
     Fault("a full disk is offered everything again", STORE, "offered < 2", "offered < 1'000'000", "overlay_parts_test"),
     Fault("a snapshot finds no room beside what was made for one", LEARNER_PUB,
-          "if (status || !key.full() || key.version != newest()) return status;", "return status;", "overlay_core_test"),
+          "if (status || !key.full() || key.version != publications_.newest()) return status;", "return status;", "overlay_core_test"),
     Fault("what a child lists is never forgotten", EDGE,
           "  std::erase_if(edge.known, [&](const auto& known) { return store_.find(known.first) == nullptr; });\n", "", "overlay_parts_test"),
     # How the learner judges.
@@ -267,8 +268,8 @@ FAULTS = [
           "    if (!within_budget(who, MessageBudget::Kind::kHave, frame.body.size(), now)) return refuse(\"it says too much\");\n", "",
           "overlay_core_test"),
     Fault("a barred child is met again", MEMBER, " || askers_.is_barred(who, now)) return close(conn);", ") return close(conn);", "overlay_core_test"),
-    Fault("anything passes for installed", LEARNER_PUB, "return it->second == what.policy_digest;", "return true;", "overlay_core_test"),
-    Fault("whoever joins is believed what it has", LEARNER, "if (installed && is_published(*hello.installed)) {", "if (installed) {",
+    Fault("anything passes for installed", VERSIONS, "return it->second == what.policy_digest;", "return true;", "overlay_core_test"),
+    Fault("whoever joins is believed what it has", LEARNER, "if (installed && publications_.is_published(*hello.installed)) {", "if (installed) {",
           "overlay_core_test"),
     Fault("floods have no end", LEARNER_CONDUCT, "  expel(id, \"it says too much: of \" + budget.told(kind), now);\n", "",
           "overlay_core_test", True),
@@ -294,6 +295,6 @@ FAULTS = [
           "overlay_core_test"),
     Fault("a slow link's worker is left out of T_b", LEARNER_PUB, "expected = std::max(1.0, seconds(last) / seconds(others))",
           "expected = 1", "overlay_core_test"),
-    Fault("who leaves a broadcast says how long it took", TIMES, "b.last_ack > b.published ? b.last_ack : now;",
+    Fault("who leaves a broadcast says how long it took", TIMES, "b.last.at > b.published ? b.last.at : now;",
           "now;", "overlay_core_test"),
 ]

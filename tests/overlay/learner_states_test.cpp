@@ -4,7 +4,8 @@
 #include "overlay/learner/broadcast_times.hpp"
 #include "overlay/learner/catch_ups.hpp"
 #include "overlay/learner/helpers.hpp"
-#include "overlay/learner/inbox.hpp"
+#include "overlay/learner/learner_file.hpp"
+#include "overlay/learner/publications.hpp"
 #include "overlay/learner/reachability.hpp"
 #include "overlay/learner/roster.hpp"
 #include "overlay/learner/slow_hops.hpp"
@@ -166,20 +167,62 @@ TEST(Roster, AWorkerKeepsItsRecordWhileItIsAway) {
   EXPECT_EQ(roster.lost(), 1u);
 }
 
-TEST(Inbox, OverflowsAtTheWorkerThatHasMost) {
-  Inbox inbox(100, 150);
+TEST(Roster, CountsMessagesThatAreNotWhole) {
+  Roster roster;
+  for (std::uint64_t id = 1; id <= 2; ++id)
+    roster.join(WorkerId{id}, ConnId{2 * id}, rules(), kStart).view.info.id = {id};
   const Slice bytes(std::vector<std::byte>(100));
-  const auto part = [&](std::size_t size) { return Frame{FrameType::kApplication, bytes.part(0, size), {}, {}, true}; };
-  ASSERT_TRUE(inbox.add(WorkerId{1}, part(80)));
-  ASSERT_TRUE(inbox.add(WorkerId{2}, part(70)));
-  EXPECT_FALSE(inbox.overflow());
-  ASSERT_TRUE(inbox.add(WorkerId{2}, part(1)));
-  EXPECT_EQ(inbox.overflow(), WorkerId{1});
-  EXPECT_FALSE(inbox.add(WorkerId{2}, part(100))) << "too long for one message";
-  inbox.check();
-  inbox.remove(WorkerId{1});
-  inbox.check();
-  EXPECT_EQ(inbox.bytes(), 0u);
+  const auto add = [&](std::uint64_t id, std::size_t size) {
+    return roster.add_part(WorkerId{id}, {FrameType::kApplication, bytes.part(0, size), {}, {}, true}, 100);
+  };
+  ASSERT_TRUE(add(1, 80) && add(2, 71));
+  EXPECT_EQ(roster.incomplete_bytes(), 151u);
+  EXPECT_EQ(roster.most_incomplete().view.info.id, WorkerId{1});
+  EXPECT_FALSE(add(2, 100)) << "too long for one message";
+  roster.check();
+  roster.disconnect(WorkerId{1});
+  roster.check();
+  EXPECT_EQ(roster.incomplete_bytes(), 0u);
+}
+
+TEST(Publications, VersionsGrowAndKeepTheirDigests) {
+  LearnerState state;
+  state.published[Version{3}] = Digest{};
+  Publications all(state, 1);
+  EXPECT_FALSE(all.has_announced());
+  EXPECT_EQ(all.newest(), Version{3});
+  EXPECT_FALSE(all.check_next({Version{2}, {}}));
+  EXPECT_FALSE(all.check_next({Version{5}, Version{4}})) << "its base was not published";
+  ASSERT_TRUE(all.check_next({Version{5}, Version{3}}));
+  all.announce(Version{5});
+  EXPECT_FALSE(all.check_next({Version{5}, Version{3}}));
+  EXPECT_EQ(all.newest(), Version{5});
+  EXPECT_EQ(all.newest_published(all.newest()), Version{3});
+  all.abandon({});
+  EXPECT_EQ(all.newest(), Version{3});
+  all.announce(Version{5});
+  Manifest manifest;
+  EXPECT_TRUE(all.close({Version{5}, Version{3}}, manifest, {}).value());
+  EXPECT_FALSE(all.close({Version{5}, {}}, manifest, {}).value()) << "it was published before";
+  manifest.policy_digest[0] = std::byte{1};
+  EXPECT_FALSE(all.close({Version{5}, {}}, manifest, {})) << "with another digest";
+  all.check();
+  EXPECT_EQ(all.take_closing().size(), 2u);
+  EXPECT_EQ(all.newest_published(Version{3}), std::nullopt);
+}
+
+TEST(LearnerFile, IsSavedOnceNoChangeIsLeft) {
+  std::vector<Action> actions;
+  LearnerFile file({}, true, actions);
+  EXPECT_FALSE(file.save() || file.save() || file.was_saved());
+  EXPECT_EQ(actions.size(), 1u) << "one write at a time";
+  EXPECT_TRUE(file.succeeded());
+  EXPECT_FALSE(file.was_saved()) << "the second change is not on disk";
+  EXPECT_FALSE(file.save() || file.succeeded());
+  EXPECT_TRUE(file.was_saved() && file.settled());
+  LearnerFile volatile_file({}, false, actions);
+  EXPECT_TRUE(volatile_file.save() && volatile_file.was_saved());
+  EXPECT_EQ(actions.size(), 2u);
 }
 
 TEST(Helpers, TheCheapestHelpsUntilItHasMoreToDoThanOthers) {

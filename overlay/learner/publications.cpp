@@ -1,0 +1,48 @@
+#include "overlay/learner/publications.hpp"
+
+namespace echoline::overlay {
+
+std::optional<Version> Publications::newest_published(std::optional<Version> before) const {
+  const auto end = before ? published_.lower_bound(*before) : published_.end();
+  return end == published_.begin() ? std::nullopt : std::optional(std::prev(end)->first);
+}
+
+bool Publications::is_published(const Installed& what) const {
+  const auto it = published_.find(what.version);
+  if (it == published_.end()) return !published_.empty() && what.version < published_.begin()->first;
+  return it->second == what.policy_digest;
+}
+
+Status Publications::check_next(const PublicationKey& key) const {
+  constexpr std::string_view op = "publish";
+  if (announced_ && key.version <= *announced_)
+    return fail(Code::kInvalid, op, "{}: versions must grow, the last was {}", to_text(key), *announced_);
+  if (const auto last = newest_published(); last && key.version < *last)
+    return fail(Code::kInvalid, op, "{}: versions must grow, before the restart it was {}", to_text(key), *last);
+  if (key.base && !is_published(*key.base))
+    return fail(Code::kInvalid, op, "{}: its base was not published (recently)", to_text(key));
+  return ok();
+}
+
+void Publications::abandon(const PublicationId& id) {
+  broadcasts_.abandon(id);
+  announced_ = newest_published();
+}
+
+Result<bool> Publications::close(const PublicationKey& key, const Manifest& manifest, const SignedManifest& as_signed) {
+  const auto [it, added] = published_.emplace(key.version, manifest.policy_digest);
+  if (!added && it->second != manifest.policy_digest)
+    return fail(Code::kInvalid, "publish", "{}: published before with digest {}, now with {}", to_text(key),
+                to_hex(it->second), to_hex(manifest.policy_digest));
+  if (published_.size() > kVersionsKept) published_.erase(published_.begin());
+  closing_.push_back({key.version, manifest, as_signed});
+  return added;
+}
+
+void Publications::check() const {
+  broadcasts_.check();
+  ECHO_CHECK(published_.size() <= kVersionsKept);
+  for (const Closing& c : closing_) ECHO_CHECK(is_published(c.version), "version {} closes unpublished", c.version);
+}
+
+}  // namespace echoline::overlay

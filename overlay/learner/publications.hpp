@@ -1,0 +1,52 @@
+// The versions of this run: announced, closing until their digests are on disk, and published. Pure.
+#pragma once
+#include "overlay/learner/broadcast_times.hpp"
+#include "overlay/state.hpp"
+#include "overlay/wire/proof.hpp"
+
+namespace echoline::overlay {
+
+class Publications {
+ public:
+  static constexpr std::size_t kVersionsKept = 4096;
+
+  struct Closing {
+    Version version;
+    Manifest manifest;
+    SignedManifest as_signed;
+  };
+
+  // `state` must outlive it; it changes the published versions there. `quorum`: of BroadcastTimes.
+  Publications(LearnerState& state, double quorum) : published_(state.published), broadcasts_(quorum) {}
+
+  bool has_announced() const { return announced_.has_value(); }  // this process
+  // The newest version, announced by this process or published; and the newest one published, also before another
+  // version.
+  std::optional<Version> newest() const { return std::max(announced_, newest_published()); }
+  std::optional<Version> newest_published(std::optional<Version> before = {}) const;
+  bool is_published(Version version) const { return published_.contains(version); }
+  // Whether this version was published with this digest; unknown, and so true, for versions older than all that are
+  // kept.
+  bool is_published(const Installed& what) const;
+
+  // kInvalid: versions do not grow, or the base was not published recently.
+  Status check_next(const PublicationKey& key) const;
+  void announce(Version version) { announced_ = version; }
+  void abandon(const PublicationId& id);
+  // Returns whether the version is new, so that its digest has to be saved. kInvalid: published before with another
+  // one.
+  Result<bool> close(const PublicationKey& key, const Manifest& manifest, const SignedManifest& as_signed);
+  std::vector<Closing> take_closing() { return std::exchange(closing_, {}); }  // once the state is on disk
+
+  BroadcastTimes& broadcasts() { return broadcasts_; }
+  const BroadcastTimes& broadcasts() const { return broadcasts_; }
+  void check() const;
+
+ private:
+  std::map<Version, Digest>& published_;
+  std::optional<Version> announced_;
+  std::vector<Closing> closing_;
+  BroadcastTimes broadcasts_;
+};
+
+}  // namespace echoline::overlay
