@@ -189,7 +189,7 @@ TEST(Text, FromElsewhereIsShownAsOneHarmlessLine) {
   }
 }
 
-TEST(Log, ALineIsOneLineWhateverItIsMadeOf) {
+TEST(Log, ControlCharactersAreEscapedIntoOneLine) {
   ::testing::internal::CaptureStderr();
   log::error("worker 3: {}", "\x1b]0;owned\a\n12:00:00 info learner  all is well \xff");
   const std::string shown = ::testing::internal::GetCapturedStderr();

@@ -354,7 +354,7 @@ TEST(Config, OverridesThatCannotApply) {
   EXPECT_NE(problem("a", "\xff").find("--set a: expected UTF-8 text"), std::string::npos);
 }
 
-TEST(Config, OverridesAreTakenAsTheyStand) {
+TEST(Config, OverridesAreTakenLiterally) {
   for (const char* text : {"::", "::1", ":", "a: b", "- a", "%x", "*x", "C:\\x", "# no comment"}) {
     ConfigFile file = parsed("");
     ASSERT_TRUE(file.set("network.bind", text)) << text;
@@ -400,7 +400,7 @@ TEST(Config, UnusableFiles) {
   EXPECT_EQ(parse_problem("\xef\xbb\xbf# with a byte order mark\n"), "");
 }
 
-TEST(Config, BrokenYamlIsToldWhereAndWhy) {
+TEST(Config, BrokenYamlIsReportedWithPlaceAndReason) {
   EXPECT_EQ(parse_problem("a: 1\nb: [1,\n  2\nc: 3\n"),
             "run.yaml:4:2: not valid YAML: did not find expected ',' or ']' while parsing a flow sequence");
   EXPECT_EQ(parse_problem("a: 1\n b: 2\n"),
@@ -412,7 +412,7 @@ TEST(Config, BrokenYamlIsToldWhereAndWhy) {
             "run.yaml:2:1: not valid YAML: found unexpected end of stream while scanning a quoted scalar");
 }
 
-// What a text holds survives being written and read, however odd it is.
+// Any text, however odd, survives being written and read again.
 TEST(Config, ResolvedTextIsTheTextThatWasRead) {
   for (const std::string text : {"",
                                  "~",
@@ -524,7 +524,7 @@ TEST(Config, ResolvedFormHoldsDefaultsAndReadsBack) {
   EXPECT_EQ(again.resolved(), resolved);
 }
 
-TEST(Config, ResolvedFormLeavesOutWhatIsMeaningfullyAbsent) {
+TEST(Config, ResolvedFormLeavesOutAbsentSectionsThatMeanOff) {
   ConfigFile file = parsed("a: {on: true}\n");
   ConfigSection root = file.root();
   for (const char* key : {"a", "b"}) {
@@ -571,7 +571,7 @@ TEST(Config, RelativePathsReferToWhereTheyAreNamed) {
   std::filesystem::remove_all(folder);
 }
 
-TEST(Config, NumbersOutOfRangeAreToldTheRangeWhateverTheirForm) {
+TEST(Config, NumbersOutOfRangeAreReportedWithTheRangeInEveryForm) {
   const auto problem = [](const std::string& value, auto number, auto limits) {
     ConfigFile file = parsed("a: " + value + "\n");
     file.root().read("a", number, limits);

@@ -19,7 +19,7 @@ struct OpenAiServerOptions {
   std::function<std::string(const std::string& text, const nlohmann::json& body)> says = {};
 };
 
-// What happens to a request instead of an answer.
+// A fault that replaces an answer.
 struct OpenAiFault {
   // "status": answers `status` | "html": 200, a proxy's page | "disconnect": in the middle of the body | "half": JSON
   // that breaks off | "null_reason": no finish_reason | "no_choices" | "error": 200, with an error in it | "hang": for

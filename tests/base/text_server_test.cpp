@@ -52,7 +52,7 @@ class TextServerTest : public ::testing::Test {
   std::optional<OpenAiServer> server_;
 };
 
-TEST_F(TextServerTest, SpeaksChatAndCompletions) {
+TEST_F(TextServerTest, SupportsChatAndCompletions) {
   start();
   const auto chat = ask("abc");
   ASSERT_TRUE(chat) << chat.error().message();
@@ -69,7 +69,7 @@ TEST_F(TextServerTest, SpeaksChatAndCompletions) {
   EXPECT_EQ(server_->last()["prompt"], "abcdef");
 }
 
-TEST_F(TextServerTest, WaitsOutWhatIsTemporary) {
+TEST_F(TextServerTest, RetriesAfterTemporaryErrors) {
   start();
   for (const OpenAiFault& fault : std::vector<OpenAiFault>{{"status", 2, 503},
                                                            {"status", 1, 429},
@@ -112,7 +112,7 @@ TEST_F(TextServerTest, ComesBackWhenTheServerSaysSo) {
   EXPECT_GE(clock_.now() - begin, milliseconds(900));
 }
 
-TEST_F(TextServerTest, WhatConcernsAllEndsAll) {
+TEST_F(TextServerTest, AnErrorOfTheServerEndsAllQuestions) {
   start({.key = "secret"});
   options_.key = "wrong";
   options_.at_once = 2;
@@ -147,7 +147,7 @@ TEST_F(TextServerTest, WhatConcernsAllEndsAll) {
   EXPECT_THAT(refused(), HasSubstr("Not Found"));
 }
 
-TEST_F(TextServerTest, WhatConcernsAQuestionEndsThatOneAlone) {
+TEST_F(TextServerTest, AnErrorOfOneQuestionEndsThatQuestionAlone) {
   start({.context_max = 10});
   TextServer client = this->client();
   ASSERT_TRUE(client.submit(question(1, "far too long for it")));
@@ -171,7 +171,7 @@ TEST_F(TextServerTest, FindsOutHowTheLimitIsCalled) {
   EXPECT_EQ(right, 20u);
 }
 
-TEST_F(TextServerTest, AsksSoManyAtATimeAndForgetsWhatIsCancelled) {
+TEST_F(TextServerTest, LimitsQuestionsInFlightAndDropsCancelledOnes) {
   start();
   options_.at_once = 3;
   TextServer client = this->client();
@@ -187,7 +187,7 @@ TEST_F(TextServerTest, AsksSoManyAtATimeAndForgetsWhatIsCancelled) {
   EXPECT_GE(server_->at_once_most(), 2);
 }
 
-TEST_F(TextServerTest, AnAddressWhereNobodyAnswersIsGivenUpSoon) {
+TEST_F(TextServerTest, AnUnreachableAddressIsGivenUpSoon) {
   start();
   server_.reset();
   const auto answer = ask("abc");
@@ -195,7 +195,7 @@ TEST_F(TextServerTest, AnAddressWhereNobodyAnswersIsGivenUpSoon) {
   EXPECT_THAT(answer.error().message(), HasSubstr("(3 times)"));
 }
 
-TEST_F(TextServerTest, OptionsThatAreNoneAreRefused) {
+TEST_F(TextServerTest, InvalidOptionsAreRefused) {
   start();
   for (const char* url : {"", "127.0.0.1:8000", "ftp://x"}) {
     TextServerOptions options = options_;

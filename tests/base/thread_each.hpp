@@ -1,4 +1,4 @@
-// For test servers over HTTP: a thread for every connection, so that an idle one keeps nobody waiting.
+// For HTTP test servers: one thread per connection, so that an idle connection does not block the others.
 #pragma once
 #include <httplib.h>
 

@@ -76,7 +76,7 @@ std::uint64_t change(delta::OwnedState& state, double share, Random& random) {
   return changed;
 }
 
-// What one repetition took: on the device, and the whole call.
+// Seconds of each repetition: on the device, and of the whole call.
 struct Times {
   std::vector<double> device_s, call_s;
 };

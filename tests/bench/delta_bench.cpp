@@ -1,6 +1,8 @@
 // The delta codec beside the published encodings, on the same pairs of versions, in one run: sizes against the dense
 // weights and the entropy bound, speeds against memcpy. docs/how-to/measure-the-codec.md describes the columns.
 //
+// Usage:
+//
 //   delta_bench                                  the standard pairs
 //   delta_bench --regime=pure --density=1.44     one of them
 //   delta_bench --tensor-elements=3500           in thousands of small tensors, as of a mixture of experts
@@ -99,8 +101,8 @@ bool same_bytes(const delta::StateView& a, const delta::StateView& b) {
   });
 }
 
-// Encodes and applies by name: ours or a peer's. Ours writes into a buffer that is there, as a publisher's chunks are;
-// the peers make one.
+// Encodes and applies with echoline's codec or a peer's. echoline's writes into an existing buffer, as a publisher's
+// chunks are; the peers allocate one.
 struct Codec {
   const Peer* peer = nullptr;  // null: ours
 

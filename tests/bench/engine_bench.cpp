@@ -1,12 +1,11 @@
-// What the built-in engine gains by letting responses enter and leave a running batch, through the interface that an
-// agent has.
+// Measures continuous batching of the built-in engine, through its public interface.
 //
 //   engine_bench [--preset qwen3-0.6b | --layers 8] [--rows 16] [--responses 64] [--median 12] [--sigma 1.22] [--most
 //   256]
 //
-// The same responses are drawn twice, with one set of weights and the lengths of a long tail: batch after batch, as a
-// loop does that draws `rows` of them until the last one has ended, and continuously, all of them submitted. One
-// thread, hence processor time. --smoke: something tiny, so that it cannot rot.
+// The same responses are drawn twice, with one set of weights and long-tailed lengths. The first run draws batches of
+// `rows` responses, each until its last response has ended. The second run submits all of them at once and lets them
+// enter and leave the running batch. Times are processor time of one thread. --smoke runs a tiny case.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>

@@ -159,7 +159,7 @@ void check_encoder(DType dtype, std::size_t elements, unsigned mantissa_bits, un
   EXPECT_FALSE(uncounted.entropy);
 }
 
-TEST(Entropy, AnEncoderCountsWhatItPasses) {
+TEST(Entropy, AnEncoderCountsTheElementsItPasses) {
   check_encoder<std::uint16_t>(DType::kBF16, (17u << 19) + 3, 7, 8, false);  // three segments
   check_encoder<std::uint32_t>(DType::kF32, 100'003, 23, 8, false);
   check_encoder<std::uint8_t>(DType::kI8, 100'003, 0, 0, true);

@@ -1,6 +1,6 @@
-// What a worker's own part of an episode's turn costs with a thousand episodes in flight, over the task's part alone,
-// which the same program takes without it; and what an episode in flight holds in memory. The engine answers at once:
-// nothing here generates.
+// Measures the worker's own cost of one episode turn with a thousand episodes in flight, beyond the task's cost, which
+// the same program measures without the worker. It also measures the memory that an episode in flight holds. The engine
+// answers at once, without generating.
 #include <CLI/CLI.hpp>
 #include <deque>
 #include <filesystem>

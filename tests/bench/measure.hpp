@@ -19,7 +19,7 @@ double seconds_of(F&& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// Of this process's threads on their processors: other programs only count by what they do to caches and memory.
+// CPU seconds of this process's threads. Other programs affect them only through caches and memory bandwidth.
 template <class F>
 double cpu_seconds_of(F&& work) {
   const auto now = [] {
@@ -35,9 +35,9 @@ double cpu_seconds_of(F&& work) {
 // 0 for none.
 double median(std::vector<double> values);
 
-// By how much the resident memory of this process rises at most while `work` runs, in a forked child that starts with
-// everything that is resident now: pages that the work touches, whoever allocates them, and not what it only reserves.
-// Nothing where it cannot be told: no /proc, or a sanitizer whose own memory would be counted.
+// Peak rise of this process's resident memory while `work` runs, in a forked child that starts with all memory resident
+// now. Counts the pages that `work` touches, in any allocator, but no reserved pages. Empty without /proc, and under a
+// sanitizer, whose own memory would be counted.
 std::optional<std::uint64_t> peak_bytes_beyond_now(const std::function<void()>& work);
 
 // Copies the tensors of `from` over those of `to`, which has the same, on `threads` threads.

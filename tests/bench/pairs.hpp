@@ -41,8 +41,8 @@ Result<Pair> make_pair(const PairOptions& options);
 // prev.safetensors and cur.safetensors in a folder, or two paths (files or checkpoint folders) with a comma between.
 Result<Pair> read_pair(const std::string& where);
 
-// Lines of text: percentiles of |w|, density by exponent of the old value, share of changes by one step. Of the bf16
-// tensors only.
+// Lines of text about the bf16 tensors: percentiles of |w|, density by exponent of the old value, share of changes by
+// one step.
 std::string describe(const Pair& pair);
 
 }  // namespace echoline::bench

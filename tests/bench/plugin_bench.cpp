@@ -1,5 +1,6 @@
-// What a task that is a program costs beyond its own function: microseconds per score at a batch, and over what the
-// program's language needs at least to read such a request and to write such an answer, measured in the same process.
+// Measures the cost of a task that is a program, beyond its own function: microseconds per score at a batch size. The
+// baseline, in the same process, is the time that the program's language needs to read such a request and write such an
+// answer.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>

@@ -35,7 +35,7 @@ std::unique_ptr<overlay::LearnerNode> start_node(const delta::OwnedState& policy
   return std::move(*node);
 }
 
-// What a trainer hands over: a policy of its own, one of the pair's two in turn.
+// The trainer's policy for a version: a copy of one of the pair's two states, in turn.
 delta::SharedState exported(const Pair& pair, int version) {
   auto copy = delta::copy_of((version % 2 == 0 ? pair.prev : pair.cur).view());
   ECHO_CHECK(copy.has_value());

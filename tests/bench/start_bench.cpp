@@ -1,5 +1,5 @@
-// What starting the program costs: time, memory and libraries of `echoline --version` as it is, and, as the baseline,
-// with its module for libtorch loaded at start, as when the program was linked with libtorch.
+// Measures the cost of starting the program: time, memory and libraries of `echoline --version`. The baseline also
+// loads the libtorch module at start, as if the program were linked with libtorch.
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>

@@ -13,7 +13,8 @@ using namespace echoline::chains;
 
 namespace {
 
-// What auto takes where payloads are small and every hop takes 40 ms: how often which, and T_b of trees over it.
+// Counts the topologies that `auto` chooses for small payloads at 40 ms per hop, and prints T_b of trees over T_b of
+// the choice.
 void small_payloads(std::size_t fleets, double quorum) {
   fmt::print(
       "\nchunks of 256 KiB, 40 ms to a neighbour: what is soonest, and T_b of trees over it, median and 95th "

@@ -14,7 +14,7 @@
 
 namespace echoline::bench {
 
-// Of both files of train_bench: a failure ends the program with its message.
+// Used by both files of train_bench: ends the program with the message.
 [[noreturn]] inline void stop(const std::string& why) {
   fmt::print(stderr, "train_bench: {}\n", why);
   std::exit(1);

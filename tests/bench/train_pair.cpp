@@ -2,10 +2,10 @@
 //
 //   delta_train_pair --out=FOLDER --regime=pure|master [--updates=12] [--warmup=40]
 //
-// A transformer of 26 million parameters learns to add numbers: first supervised, so that weights and masters are those
-// of a trained model, then by policy gradient (answers sampled eight to a group, rewarded by closeness, advantages
-// within the group) with AdamW at a learning rate of 3e-6 and β = (0.9, 0.99). FOLDER gets prev.safetensors and
-// cur.safetensors, the policy before and after the last update.
+// Trains a transformer of 26 million parameters to add numbers. Supervised steps come first, so that weights and
+// masters are those of a trained model. Policy-gradient steps follow: eight sampled answers per group, rewarded by
+// closeness, advantages within the group, AdamW at a learning rate of 3e-6 and β = (0.9, 0.99). FOLDER gets
+// prev.safetensors and cur.safetensors, the policy before and after the last update.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 

@@ -92,7 +92,7 @@ class Table {
   double gigabytes_;
 };
 
-// What moving all weights takes.
+// Measures copies of all weights.
 void copies(const OnDevice& learner, const delta::SharedState& policy, const Settings& settings, const Table& table) {
   torch::NoGradGuard no_gradient;
   const auto parameters = learner.model->parameters();

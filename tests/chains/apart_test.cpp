@@ -30,7 +30,7 @@ std::size_t depth_of(const Topology& t, std::size_t stripe, WorkerId worker) {
   return depth;
 }
 
-TEST(Apart, AChildChangesPlacesWithSomebodyBehindIt) {
+TEST(Apart, AChildChangesPlacesWithAWorkerBehindIt) {
   const Topology t = keep_apart(chain(5), {{id(2), id(3)}});
   EXPECT_THAT(t.chains, ElementsAre(ElementsAre(id(1), id(2), id(4), id(3), id(5))));
   EXPECT_EQ(keep_apart(t, {{id(2), id(3)}}), t);
@@ -38,14 +38,14 @@ TEST(Apart, AChildChangesPlacesWithSomebodyBehindIt) {
   EXPECT_EQ(keep_apart(chain(5), {{id(2), id(9)}}), chain(5));
 }
 
-TEST(Apart, WhereNobodySuitsTheLearnerFeedsItAndNobodyHangsOnIt) {
+TEST(Apart, WithoutASuitableWorkerTheLearnerFeedsTheChildAsALeaf) {
   EXPECT_THAT(keep_apart(chain(2), {{id(1), id(2)}}).chains, ElementsAre(ElementsAre(id(1)), ElementsAre(id(2))));
   Topology t = chain(3);
   t.leaves_only = {id(3)};  // may not stand where the second stands
   EXPECT_THAT(keep_apart(t, {{id(1), id(2)}}).chains, ElementsAre(ElementsAre(id(1), id(3)), ElementsAre(id(2))));
 }
 
-TEST(Apart, HoldsForEveryPolicyAndBringsNobodyForward) {
+TEST(Apart, HoldsForEveryPolicyAndMovesNoWorkerForward) {
   Random random(7);
   std::size_t fallbacks = 0, parted = 0;
   for (int round = 0; round < 300; ++round) {
@@ -83,7 +83,7 @@ TEST(Apart, HoldsForEveryPolicyAndBringsNobodyForward) {
       if (before->parents().at(child)[s] != parent) continue;
       ++parted;
       if (depth_of(after, s, child) >= depth_of(*before, s, child)) continue;
-      ++fallbacks;  // the learner feeds it, and it feeds nobody
+      ++fallbacks;  // the learner feeds it, and it has no children
       EXPECT_EQ(after.parents().at(child)[s], kLearnerId);
       for (const auto& [other, parents] : after.parents()) EXPECT_NE(parents[s], child) << after.to_text();
     }

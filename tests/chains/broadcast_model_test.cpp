@@ -74,7 +74,7 @@ TEST(LowerBound, EachOfTheThreeTermsCanBind) {
   EXPECT_EQ(lower_bound(f, mbyte(100), {}), Duration{});
 }
 
-// 9 of 10 count: not the slowest downlink, and nine copies that everybody may help to send.
+// With 9 of 10 workers counted, the slowest downlink does not matter, and all workers may help to send the nine copies.
 TEST(LowerBound, ForAFraction) {
   const Bytes f{1'000'000'000};
   std::vector<WorkerLink> ten(10, {WorkerId{1}, mbyte(10), mbyte(50)});
@@ -204,7 +204,7 @@ TEST(BroadcastTime, LearnerUplinkIsSharedFairlyBySeedsOfUnequalDownlinks) {
   EXPECT_NEAR(seconds(times->of(WorkerId{3})), 0.8, 1e-6);
 }
 
-TEST(BroadcastTime, RefusesWhatItCannotTime) {
+TEST(BroadcastTime, RefusesEmptyPayloadsAndAbsentLinks) {
   const auto workers = fleet(2, 2, mbyte(1), mbyte(1));
   const auto topology = plan_chains(mbyte(1), mbyte(1), workers, TopologyPolicy::kEcho2);
   ASSERT_TRUE(topology);

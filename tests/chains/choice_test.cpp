@@ -65,7 +65,7 @@ TEST(Choice, LargePayloadsGoByTreesAndSmallOnesStraight) {
   EXPECT_LT(seconds(small.predicted), 0.09);
 }
 
-TEST(Choice, WhatAFleetHasStaysUntilAnotherIsAFifthSooner) {
+TEST(Choice, TheTopologyStaysUntilAnotherIsAFifthFaster) {
   Random random(3);
   int moved = 0, stayed = 0;
   for (int i = 0; i < 200; ++i) {

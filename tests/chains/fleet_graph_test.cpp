@@ -56,7 +56,7 @@ TEST(Validate, NamesEveryDefect) {
   EXPECT_THAT(defect(t, {id(1)}), HasSubstr("worker 1 has 2 parents"));
 }
 
-TEST(ToDot, DrawsWhoSendsToWhom) {
+TEST(ToDot, DrawsSendersAndReceivers) {
   Topology t;
   t.policy = TopologyPolicy::kTrees;
   t.chains = {{id(1), id(2)}, {id(3)}};

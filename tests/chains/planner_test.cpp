@@ -89,7 +89,7 @@ TEST(Echo2, WorkersThatMayNotSeedStandBehindThoseThatMay) {
   demoted.may_seed = false;
   EXPECT_EQ(plan({demoted, worker(2, 0.1), worker(3, 0.2), worker(4, 0.3)}).chains,
             (Chains{ids({4, 1}), ids({3}), ids({2})}));
-  EXPECT_EQ(plan({demoted}).chains, (Chains{ids({1})}));  // nobody else: it must still receive
+  EXPECT_EQ(plan({demoted}).chains, (Chains{ids({1})}));  // the only worker: it must still receive
 }
 
 TEST(BestChains, SlowUplinksStandAtTheTails) {
@@ -111,7 +111,7 @@ TEST(BestChains, HomogeneousTiesGoToTheShorterChains) {
   EXPECT_EQ(plan(six, TopologyPolicy::kBestChains).depth(), 2u);
 }
 
-TEST(Star, TheLearnerServesEverybody) {
+TEST(Star, TheLearnerServesEveryWorker) {
   const Topology t = plan({worker(1), worker(2, 0.9), worker(3, 0.1, false)}, TopologyPolicy::kStar);
   EXPECT_EQ(t.chains, (Chains{ids({2}), ids({1}), ids({3})}));
   EXPECT_EQ(append(t, worker(4)).depth(), 1u);
@@ -152,7 +152,7 @@ TEST(Detach, TheChildGoesToTheParentAndNothingElseMoves) {
   EXPECT_TRUE(detach(last, id(1)).chains.empty());
 }
 
-TEST(Append, JoinsTheShortestChainWhoseTailMayForward) {
+TEST(Append, JoinsTheShortestChainWithAForwardingTail) {
   const Topology t = plan({worker(1, 0.9), worker(2, 0.8), worker(3, 0.7), worker(4, 0.6)});
   EXPECT_EQ(append(t, worker(9)).parent_of(id(9)), id(2));
   // The tails of the two shorter chains may not forward.
@@ -189,7 +189,7 @@ std::vector<ChainWorker> random_fleet(Random& random) {
   return workers;
 }
 
-TEST(PlanChains, EveryWorkerReceivesOnceWhateverTheFleet) {
+TEST(PlanChains, EveryWorkerOfRandomFleetsReceivesOnce) {
   Random random(5);
   for (int round = 0; round < 500; ++round) {
     auto workers = random_fleet(random);

@@ -50,7 +50,7 @@ inline RandomFleet random_regions(Random& random, bool straggler, bool scarce) {
   return fleet;
 }
 
-// T_b at the quorum q over the bound for it, by formula; of everybody but the last worker where `but_the_last`.
+// T_b at the quorum q over its lower bound, by formula. With `but_the_last`, the last worker does not count.
 inline double time_over_bound(const RandomFleet& fleet, TopologyPolicy policy, double q, bool but_the_last) {
   const Bytes payload{1'000'000'000}, chunk{16 * 1024};
   const BitRate chain_rate = BitRate::from_mbit_per_s(50);

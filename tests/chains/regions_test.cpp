@@ -67,7 +67,7 @@ double into(const std::map<std::pair<std::uint32_t, std::uint32_t>, double>& cro
   return all;
 }
 
-TEST(Regions, WhatReachesARegionIsTheMaximumFlow) {
+TEST(Regions, InflowOfARegionIsTheMaximumFlow) {
   // From 0 to 2 there are 10 straight and 30 by way of 1, whose workers send 25 in all; the learner itself sends 100.
   const Regions regions = regions_of({{0, 30, 10}, {5, 0, 40}, {5, 5, 0}});
   const std::vector<BitRate> up = {mbit(0), mbit(25), mbit(500)};
@@ -88,14 +88,14 @@ TEST(Regions, NoBroadcastIsFasterThanTheWaysLet) {
     return seconds(lower_bound(payload, fleet.learner_up, fleet.links, q, fleet.regions));
   };
   EXPECT_NEAR(bound(1), 4, 1e-6);
-  EXPECT_NEAR(bound(0.2), 0.08, 1e-6);  // whoever stands near the learner is enough
-  // Where nobody passes anything on, all four have to be sent to over the way.
+  EXPECT_NEAR(bound(0.2), 0.08, 1e-6);  // the workers near the learner are enough
+  // Without forwarding workers, the learner sends four copies over the link.
   for (WorkerLink& link : fleet.links) link.up = mbit(1e-6);
   EXPECT_NEAR(bound(1), 16, 1e-3);
   EXPECT_NEAR(bound(0.6), 8, 1e-3);
 }
 
-TEST(Regions, WhoIsHelpedMayHelpAThird) {
+TEST(Regions, AHelpedRegionMayHelpAThird) {
   // 0 has 20 to spare, 2 lacks 30, and what gets there has to pass 1, whose workers send 12.
   const Regions regions = regions_of({{0, 50, 0}, {50, 0, 50}, {50, 50, 0}});
   const std::vector<std::vector<double>> taken = {{0, 0, 0}, {0, 0, 45e6}, {0, 0, 0}};
@@ -108,7 +108,7 @@ TEST(Regions, WhoIsHelpedMayHelpAThird) {
 }
 
 // To each of two regions 150 could come, but 200 to both, beside the 300 that their six workers send.
-TEST(Regions, RegionsThatShareWhatComesToThemAreBoundTogether) {
+TEST(Regions, RegionsWithASharedInflowAreBoundTogether) {
   RandomFleet fleet = fleet_of({4, 3, 3}, 50);
   fleet.learner_up = mbit(1000);
   fleet.regions = regions_of({{0, 100, 100}, {1000, 0, 1000}, {1000, 1000, 0}});
@@ -128,7 +128,7 @@ TEST(Regions, AWayIsSharedByAllThatCrossesIt) {
   for (const std::uint64_t id : {2, 3, 4}) EXPECT_NEAR(seconds(times.of(WorkerId{id})), 1.1, 1e-6);
 }
 
-TEST(Regions, WhatAWayDoesNotLetThroughOthersOfTheSenderGet) {
+TEST(Regions, ALinkLeavesUnusedUplinkToOtherReceivers) {
   RandomFleet fleet = fleet_of({1, 1}, 100);
   fleet.learner_up = mbit(100);
   fleet.regions = regions_of({{0, 10}, {10, 0}});
@@ -167,10 +167,10 @@ TEST(Relays, TwoNarrowWaysCarryMoreThanOne) {
   const double rate = 400 / seconds(times.of(WorkerId{9}));  // Mbit/s
   EXPECT_GT(rate, 75);
   EXPECT_LT(rate, 81);
-  EXPECT_GT(400 / seconds(times.of(WorkerId{1})), 200);  // who is near waits for none of it
+  EXPECT_GT(400 / seconds(times.of(WorkerId{1})), 200);  // the worker near the learner does not wait for the link
 }
 
-TEST(Relays, WhoCannotPassOnIsSentToFromElsewhere) {
+TEST(Relays, ARegionWithoutForwardersIsServedFromOutside) {
   RandomFleet fleet = fleet_of({6, 5}, 300);
   fleet.learner_up = mbit(500);
   for (ChainWorker& w : fleet.workers)
@@ -244,8 +244,8 @@ TEST(Relays, ALearnerAmongWorkersThatSendLittleIsNotHeldUpByThem) {
   EXPECT_LE(over_bound, 1.15);
 }
 
-// Nobody who forwards, links and ways of a kilobit, a learner with hardly an uplink: there are always trees that reach
-// everybody.
+// The planner reaches every worker even without forwarders, with links of one kilobit, or with hardly any learner
+// uplink.
 TEST(Relays, OddFleetsAreReachedAsWell) {
   Random random(9);
   for (int i = 0; i < 2000; ++i) {
@@ -271,8 +271,7 @@ TEST(Relays, OddFleetsAreReachedAsWell) {
   }
 }
 
-// Workers come and go for a while; what is left is always trees that reach everybody, in their region where that is
-// possible.
+// Workers come and go for a while. The mended trees always reach every worker, within its region if possible.
 TEST(Relays, AreMendedInTheirRegion) {
   Random random(11);
   RandomFleet fleet = fleet_of({8, 8, 8}, 200);

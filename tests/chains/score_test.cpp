@@ -54,7 +54,7 @@ TEST(RoleLadder, ClimbsByDeliveriesToOthersAlone) {
   for (int i = 0; i < RoleLadder::kDeliveriesPerStep - 1; ++i) EXPECT_FALSE(ladder.delivered());
   EXPECT_TRUE(ladder.delivered());
   EXPECT_EQ(ladder.role(), Role::kSeed);
-  // A step down begins the count anew.
+  // A demotion resets the count.
   ladder.demoted(now);
   for (int i = 0; i < RoleLadder::kDeliveriesPerStep - 1; ++i) EXPECT_FALSE(ladder.delivered());
   EXPECT_TRUE(ladder.demoted(now));
@@ -65,7 +65,7 @@ TEST(RoleLadder, ClimbsByDeliveriesToOthersAlone) {
   EXPECT_EQ(ladder.role(), Role::kTail);
 }
 
-TEST(RoleLadder, WhoForwardsNothingTriesAgainAfterAWhileLongerEveryTime) {
+TEST(RoleLadder, ARolloutOnlyWorkerRetriesAfterARestThatGrows) {
   TimePoint now{};
   RoleLadder ladder;
   EXPECT_FALSE(ladder.tries_again(now + std::chrono::hours(9)));  // it may forward

@@ -32,7 +32,7 @@ Topology two_stripes() {
   return t;
 }
 
-TEST(Topology, OfTwoStripes) {
+TEST(Topology, TwoStripesHaveTheirOwnParents) {
   const Topology t = two_stripes();
   EXPECT_EQ(t.stripes(), 2u);
   EXPECT_EQ(t.size(), 3u);
@@ -49,7 +49,7 @@ TEST(Topology, OfTwoStripes) {
   EXPECT_EQ(t.parent_of(id(3)), id(2));
 }
 
-TEST(Topology, EveryStripeMustReachEverybody) {
+TEST(Topology, EveryStripeMustReachEveryWorker) {
   const std::vector<WorkerId> all{id(1), id(2), id(3)};
   EXPECT_TRUE(validate(two_stripes(), all));
   Topology t = two_stripes();
@@ -80,7 +80,7 @@ Topology tree() {
   return t;
 }
 
-TEST(Topology, OfATree) {
+TEST(Topology, ATreeKnowsItsParentsAndChildren) {
   const Topology t = tree();
   EXPECT_EQ(t.to_text(), "learner -> 1 -> 2 -> 3 | 1 -> 4 -> 5 | 2 -> 6");
   EXPECT_EQ(t.to_short_text(), t.to_text());
@@ -156,7 +156,7 @@ TEST(Stripes, UnequalUplinksAllCarryTheirPart) {
   expect_affordable(t, workers, mbit(20), plan.rate.bits_per_s / static_cast<double>(plan.stripes));
 }
 
-TEST(Stripes, WhereNobodyMayForwardTheLearnerServesEverybody) {
+TEST(Stripes, WithoutForwardersTheLearnerServesEveryWorker) {
   const std::vector<ChainWorker> workers{worker(1, 10, false), worker(2, 10, false)};
   const StripePlan plan = plan_stripes(mbit(20), workers);
   EXPECT_NEAR(plan.rate.mbit_per_s(), 10, 0.01);
@@ -204,7 +204,7 @@ TEST(Trees, WorkedCases) {
   }
 }
 
-// Over random fleets: nobody is asked for more than it has, and trees are no slower than the bound and rounding allow.
+// Over random fleets, no plan exceeds an uplink, and trees are as fast as the bound and rounding allow.
 TEST(Trees, AreAffordableAndNearTheBound) {
   Random random(10);
   for (int round = 0; round < 300; ++round) {
@@ -241,7 +241,7 @@ TEST(Trees, AreAffordableAndNearTheBound) {
   }
 }
 
-// Over random fleets: nobody is asked for more than it has, and the plan is never slower than the best chains.
+// Over random fleets, no plan exceeds an uplink, and stripes are never slower than the best chains.
 TEST(Stripes, AreAffordableAndNotSlowerThanChains) {
   Random random(9);
   for (int round = 0; round < 200; ++round) {

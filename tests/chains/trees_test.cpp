@@ -1,4 +1,4 @@
-// Trees mended where they broke: who stays where it is, who moves, and how fast everybody still receives.
+// Mending of broken trees: the workers that stay, the workers that move, and the resulting rate.
 #include "chains/trees.hpp"
 
 #include <gmock/gmock.h>
@@ -38,7 +38,7 @@ void expect_valid(const Topology& t, const std::vector<ChainWorker>& workers) {
   const Status status = validate(t, all);
   EXPECT_TRUE(status) << status.error().message();
 }
-// Of all stripes, those that have another parent than before; newcomers do not count.
+// Number of (worker, stripe) pairs with another parent than before. Newcomers do not count.
 std::size_t moved(const Topology& before, const Topology& after) {
   std::size_t edges = 0;
   const auto now = after.parents();
@@ -57,7 +57,7 @@ TEST(MendedTrees, NothingBrokenNothingMoves) {
   EXPECT_NEAR(mended.rate.mbit_per_s(), 50, 0.1);
 }
 
-TEST(MendedTrees, OnlyWhatADeadWorkerFedMoves) {
+TEST(MendedTrees, OnlyChildrenOfADeadWorkerMove) {
   auto workers = equal_workers(16);
   const Topology t = planned(workers, 100);
   for (std::size_t dead = 0; dead < workers.size(); ++dead) {
@@ -73,7 +73,7 @@ TEST(MendedTrees, OnlyWhatADeadWorkerFedMoves) {
   }
 }
 
-TEST(MendedTrees, WhoIsMovedKeepsNobody) {
+TEST(MendedTrees, AMovedWorkerKeepsNoChildren) {
   const auto workers = equal_workers(16);
   const Topology t = planned(workers, 100);
   const WorkerId busy = t.chains.front().front();
@@ -86,7 +86,8 @@ TEST(MendedTrees, WhoIsMovedKeepsNobody) {
   EXPECT_THAT(mended.topology.leaves_only, ElementsAre(busy));
 }
 
-// Over random fleets that lose, win and mistrust workers: always trees, nobody above its uplink by more than a little.
+// Random fleets lose, gain and demote workers. The topology stays a set of trees, with every uplink close to its limit
+// at most.
 TEST(MendedTrees, StayTreesAndFastOverManyChanges) {
   Random random(11);
   std::vector<double> parts;
@@ -127,9 +128,9 @@ TEST(MendedTrees, StayTreesAndFastOverManyChanges) {
   EXPECT_GE(at(0.05), 0.75);
 }
 
-// ---- those who receive slowly ----
+// ---- workers with slow downlinks ----
 
-TEST(LateWorkers, ASlowDownlinkHoldsNobodyBack) {
+TEST(LateWorkers, ASlowDownlinkDelaysNoOtherWorker) {
   auto workers = equal_workers(9);
   workers.push_back(worker(10, 50, 5));
   const Topology t = planned(workers, 100);
@@ -144,16 +145,16 @@ TEST(LateWorkers, ASlowDownlinkHoldsNobodyBack) {
   EXPECT_NEAR(seconds(times->of(id(10))), 160, 1);      // as fast as it can take it
 }
 
-TEST(LateWorkers, WhereAllAreAlikeNobodyIsLate) {
+TEST(LateWorkers, EqualWorkersAreNotLate) {
   EXPECT_THAT(late_workers(mbit(100), equal_workers(16), 0.9), testing::Each(false));
-  // A few percent are not worth a leaf, and with one worker there is nobody to wait.
+  // Differences of a few percent do not make a worker late, and a single worker delays no other.
   auto workers = equal_workers(16);
   for (std::uint64_t v = 0; v < 16; ++v) workers[v].down = mbit(49 + 0.1 * static_cast<double>(v));
   EXPECT_THAT(late_workers(mbit(100), workers, 0.9), testing::Each(false));
   EXPECT_THAT(late_workers(mbit(100), std::vector{worker(1, 5, 5)}, 0.9), ElementsAre(false));
 }
 
-TEST(LateWorkers, AStragglerThatJoinsBecomesALeafAndMovesNobody) {
+TEST(LateWorkers, AJoiningStragglerBecomesALeafAndMovesNoWorker) {
   auto workers = equal_workers(16);
   const Topology t = planned(workers, 100);
   workers.push_back(worker(17, 50, 5));
@@ -165,7 +166,7 @@ TEST(LateWorkers, AStragglerThatJoinsBecomesALeafAndMovesNobody) {
   EXPECT_TRUE(mended.topology.children_of(id(17)).empty());
 }
 
-TEST(LateWorkers, WhoBecomesLateHandsItsChildrenOver) {
+TEST(LateWorkers, AWorkerThatBecomesLateLosesItsChildren) {
   auto workers = equal_workers(16);
   const Topology t = planned(workers, 100);
   const WorkerId busy = t.chains.front().front();

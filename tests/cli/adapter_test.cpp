@@ -91,7 +91,7 @@ TEST_F(AdapterVerbs, CheckFindsNothingInASoundTask) {
                                 HasSubstr("repeatable: costly")));
 }
 
-TEST_F(AdapterVerbs, CheckSaysWhatIsWrongAndWhere) {
+TEST_F(AdapterVerbs, CheckNamesFaultsAndTheirPlaces) {
   if (!sandboxed()) GTEST_SKIP() << "no sandbox";
   const std::string script = file("faulty.py", kFaulty);
   const Outcome outcome =
@@ -235,7 +235,7 @@ class RescoreVerb : public AdapterVerbs {
   std::string run_;
 };
 
-TEST_F(RescoreVerb, GradesWhatIsStoredByTheRunsTaskAndByAnother) {
+TEST_F(RescoreVerb, GradesStoredRolloutsByTheRunsTaskAndByAnother) {
   const Outcome own = run_program({"rescore", run_, "--json"});
   ASSERT_EQ(own.status, 0) << own.err;
   const json same = json::parse(own.out);
@@ -263,7 +263,7 @@ TEST_F(RescoreVerb, GradesWhatIsStoredByTheRunsTaskAndByAnother) {
   EXPECT_EQ(json::parse(run_program({"rescore", run_, "--rollouts", "6", "--json"}).out)["graded"], 6);
 }
 
-TEST_F(RescoreVerb, SaysWhatIsWrong) {
+TEST_F(RescoreVerb, ErrorsNameTheReason) {
   const auto error_of = [](std::vector<std::string> words, int status) {
     const Outcome outcome = run_program(words);
     EXPECT_EQ(outcome.status, status) << outcome.err;
@@ -281,7 +281,7 @@ TEST_F(RescoreVerb, SaysWhatIsWrong) {
   EXPECT_THAT(error_of({"rescore", run_}, 1), HasSubstr("replay.sqlite"));
 }
 
-TEST_F(AdapterVerbs, WhatCannotBeATaskIsRefused) {
+TEST_F(AdapterVerbs, InvalidTasksAreRefused) {
   const auto error_of = [](std::vector<std::string> words, int status = 2) {
     const Outcome outcome = run_program(words);
     EXPECT_EQ(outcome.status, status) << outcome.err;

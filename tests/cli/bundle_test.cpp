@@ -65,7 +65,7 @@ TEST(Bundle, WithoutTheEngineItIsSmall) {
   }
 }
 
-TEST(Bundle, SaysWhatIsWrong) {
+TEST(Bundle, AnUnwritablePathIsNamed) {
   const Outcome nowhere = run_program({"bundle", "-o", "/nonexistent/folder/bundle.tar"});
   EXPECT_EQ(nowhere.status, 1);
   EXPECT_NE(nowhere.err.find("/nonexistent/folder"), std::string::npos) << nowhere.err;

@@ -122,7 +122,7 @@ TEST(BadInput, PortInUse) {
 }
 
 // One preflight: what `up` would refuse, `plan` and `doctor` refuse, and an earlier run of that name stays where it is.
-TEST(BadInput, WhatThisMachineDoesNotHaveIsSaidByEveryVerbBeforeAnythingChanges) {
+TEST(BadInput, EveryVerbRefusesAMissingDeviceBeforeAnythingChanges) {
   if (!kWithTorch) GTEST_SKIP() << "the program was built without libtorch";
   TemporaryFolder folder;
   std::filesystem::create_directories(folder.path() / "quickstart");
@@ -164,7 +164,7 @@ TEST(BadInput, ModelDirectories) {
                  {"model-00001-of-00002.safetensors"});
 }
 
-TEST(Model, GeneratesAndScoresWhatItGenerated) {
+TEST(Model, GeneratesAndScoresItsOwnText) {
   if (!kWithTorch) GTEST_SKIP() << "the program was built without libtorch";
   TemporaryFolder folder;
   const std::string model = (folder.path() / "model").string();
@@ -203,7 +203,7 @@ TEST(Model, GeneratesAndScoresWhatItGenerated) {
                  {"expected cpu, cuda or cuda:N, found 'gpu'"});
 }
 
-TEST(BadInput, WhatNeedsLibtorchSaysSoWhereItIsNotThere) {
+TEST(BadInput, VerbsThatNeedLibtorchSayThatItIsMissing) {
   if (kWithTorch) GTEST_SKIP() << "the program has it";
   const TemporaryFolder folder;
   const std::string runs = (folder.path() / "runs").string();
@@ -243,7 +243,7 @@ TEST(Plan, JsonAlsoWhenThereIsNone) {
     EXPECT_FALSE(json::parse(wrong.out).contains("feasible"))
         << "no plan was made, so none can be said to be infeasible";
   }
-  // What the learner finds out is on the standard output of `up` as well.
+  // `up` prints the learner's error on standard output as well.
   TemporaryFolder folder;
   const Outcome up = run_program({"up", "configs/quickstart.yaml", "--json", "--set",
                                   "fleet.install_time_expected=90 s", "--set", "run.folder=" + folder.path().string()});
@@ -292,7 +292,7 @@ TEST(Plan, IsKeptLookedIntoAndAppliedToTheOffersOfToday) {
   EXPECT_EQ(run_program({"apply", file.path()}).status, 2);
 }
 
-TEST(Plan, WhatIsAppliedIsWhatIsRented) {
+TEST(Plan, ApplyRentsThePlannedOffers) {
   if (!kWithTorch) GTEST_SKIP() << "the program was built without libtorch";
   TemporaryFolder folder;
   const std::string kept = (folder.path() / "plan.json").string();
@@ -441,7 +441,7 @@ TEST(ConfigReference, TheSchemaHasEveryKeyWithItsRange) {
   EXPECT_EQ(schema["properties"]["rollout"]["additionalProperties"], false);
 }
 
-// What a shell prints for a command line; $ECHOLINE is the program.
+// The outcome of a command line in bash; $ECHOLINE is the program.
 Outcome shell(const std::string& command) {
   TemporaryFolder folder;
   const std::string out = (folder.path() / "out").string(), err = (folder.path() / "err").string();
@@ -526,7 +526,7 @@ TEST(Completion, WorksInBash) {
   EXPECT_EQ(completes("up", "--res"), "--resume\n");
 }
 
-TEST(Output, WhatCannotBeWrittenIsAnError) {
+TEST(Output, AFailedWriteIsAnError) {
   for (const char* verb : {"config reference", "--help", "plan configs/quickstart.yaml --json", "completion bash"}) {
     const Outcome full = shell(std::string("$ECHOLINE ") + verb + " >/dev/full");
     EXPECT_EQ(full.status, 1) << verb;

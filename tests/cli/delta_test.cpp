@@ -67,7 +67,7 @@ class DeltaTest : public ::testing::Test {
   CheckpointsOnDisk old_, new_, newest_;
 };
 
-TEST_F(DeltaTest, DiffReportsWhatTheOtherSideGets) {
+TEST_F(DeltaTest, DiffReportsThePayload) {
   const json report = run_json({"diff", old_.file(), new_.file(), "-o", at("p"), "--threads", "2"});
   std::uint64_t elements = 0;
   for (const auto& t : base_.view()) elements += t.bytes.size() / delta::dtype_bytes(t.dtype);
@@ -232,7 +232,7 @@ TEST_F(DeltaTest, MistakesNameFilesAndLeaveNothing) {
   EXPECT_EQ(digest_at(old_.file()), base_.digest());
 }
 
-TEST_F(DeltaTest, VerbsCompleteWhatACrashLeft) {
+TEST_F(DeltaTest, VerbsCompleteAnInterruptedApply) {
   const std::string p = patch(old_, new_, "p");
   const Blob bytes = delta_between(base_, next_);
   const Content before = content_of(old_.folder());
@@ -261,7 +261,7 @@ TEST_F(DeltaTest, TwoProcessesAtOnce) {
   EXPECT_EQ(run({"apply", old_.folder(), p, "--in-place"}).status, 0);
 }
 
-// What the program writes to a terminal that is its stderr.
+// The program's output on stderr if that is a terminal.
 std::string on_terminal(const std::vector<std::string>& arguments, const char* term) {
   int master = -1, slave = -1;
   EXPECT_EQ(::openpty(&master, &slave, nullptr, nullptr, nullptr), 0);

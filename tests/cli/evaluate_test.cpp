@@ -70,7 +70,7 @@ TEST(Evaluate, SaysHowOftenOneOfSeveralAnswersIsRight) {
       << "the same seeds";
 }
 
-TEST(Evaluate, SaysWhatIsWrong) {
+TEST(Evaluate, ErrorsNameTheReason) {
   OpenAiServer server({.key = "secret", .says = [](const std::string&, const json&) { return "1"; }});
   const auto error_of = [&](std::vector<std::string> words) {
     const Outcome outcome = run_program(words);

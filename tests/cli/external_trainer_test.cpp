@@ -129,7 +129,7 @@ TEST_F(ExternalTrainer, DrivesTheQuickstartsFleetAndMayCrash) {
   EXPECT_FALSE(fs::exists(run_ / "trainer-api.json"));
 }
 
-TEST_F(ExternalTrainer, ALearnerThatWasKilledGoesOnFromWhatWasPublished) {
+TEST_F(ExternalTrainer, AKilledLearnerResumesFromTheLastPublication) {
   {
     Program program(up(folder_.path()));
     Python first = trainer();
@@ -166,7 +166,7 @@ while True:
         client.consume(batch)
 )";
 
-// Offers two policies that nobody can generate with for every version, and then the one that the run began with.
+// For every version, offers two policies that cannot generate, and then the run's first policy.
 constexpr const char* kDivergingTrainer = R"(
 import os, struct, sys
 sys.path.insert(0, "clients/python")
@@ -204,7 +204,7 @@ while True:
         client.consume(batch)
 )";
 
-TEST(Publish, RefusesAPolicyThatNobodyCanGenerateWith) {
+TEST(Publish, RefusesAPolicyThatCannotGenerate) {
   const TemporaryFolder folder;
   const fs::path run = folder.path() / "quickstart";
   Python trainer({"-c", kDivergingTrainer, run.string()});
@@ -237,7 +237,7 @@ TEST(Publish, WatchesAFolderThatAnotherTrainerSavesInto) {
   EXPECT_THAT(watched.err, HasSubstr("version 1 is published from"));
 }
 
-TEST(Publish, SaysWhatIsMissing) {
+TEST(Publish, MissingArgumentsAreNamed) {
   EXPECT_EQ(run_program({"publish", "nowhere", "x", "--version", "1"}).status, 2);
   const TemporaryFolder folder;
   fs::create_directories(folder.path() / "run");

@@ -1,4 +1,4 @@
-// What the program says of itself: help pages, their examples, and errors under --json.
+// The program's help pages, their examples, and errors under --json.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -158,7 +158,7 @@ TEST(Help, ExamplesThatCostNothingRun) {
   EXPECT_EQ(run, kRun) << "an example has gone: take it from the list";
 }
 
-// What can go wrong with each verb that has --json.
+// Arguments that make each verb with --json fail.
 const std::map<std::string, std::vector<std::string>>& failures() {
   static const std::map<std::string, std::vector<std::string>> all{
       {"up", {"no-such.yaml"}},

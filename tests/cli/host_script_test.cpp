@@ -105,7 +105,7 @@ class HostScriptTest : public ::testing::Test {
   std::unique_ptr<overlay::LearnerNode> node;
 };
 
-TEST_F(HostScriptTest, WithWhateverIsThereTheBundleIsFetchedOnceAndRun) {
+TEST_F(HostScriptTest, TheBundleIsFetchedOnceWithEachToolAndRun) {
   std::size_t tried = 0;
   for (const char* tool : {"curl", "wget", "python3"}) {
     if (!link(tool)) continue;
@@ -137,7 +137,7 @@ TEST_F(HostScriptTest, NothingIsRunThatIsNotTheBundle) {
       EXPECT_EQ(refused.out, "") << tool;
       EXPECT_THAT(refused.err, HasSubstr("refused: ")) << tool;
     }
-    // Somebody else's port: a learner with another key, which would be shown the token.
+    // Another learner's port: its key differs, and it would see the token.
     const auto stranger = start();
     provisioner::HostScript astray = script();
     astray.learner = overlay::to_text(stranger->endpoint());
@@ -214,7 +214,7 @@ class Cuts {
   std::thread thread_;
 };
 
-TEST_F(HostScriptTest, WhatBreaksOffIsFetchedAgain) {
+TEST_F(HostScriptTest, AnInterruptedDownloadIsRepeated) {
   for (const char* tool : {"curl", "wget", "python3"}) {
     if (!link(tool)) continue;
     forget();
@@ -238,7 +238,7 @@ TEST_F(HostScriptTest, WhatBreaksOffIsFetchedAgain) {
   }
 }
 
-TEST_F(HostScriptTest, SaysWhatTheMachineLacks) {
+TEST_F(HostScriptTest, MissingToolsAreNamed) {
   const Outcome bare = run(script(), token());
   EXPECT_EQ(bare.status, 1);
   EXPECT_THAT(bare.err, HasSubstr("none of curl, wget and python3"));

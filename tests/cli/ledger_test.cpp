@@ -25,7 +25,7 @@ namespace {
 using nlohmann::json;
 using provisioner::Ledger;
 
-TEST(LedgerVerbs, TellWhatWasRentedAndDownEndsIt) {
+TEST(LedgerVerbs, ShowRentedMachinesAndDownReleasesThem) {
   const TemporaryFolder folder;
   const auto run = folder.path() / "night";
   std::filesystem::create_directories(run);
@@ -116,7 +116,7 @@ struct HurriedClock final : Clock {
 
 // The learner itself is killed: right after a machine came to be, of which it has not heard, and right after it gave
 // one back. Whatever is rented then is in its ledger, and `down` leaves nothing.
-TEST(LedgerVerbs, DownReleasesWhatAKilledLearnerRented) {
+TEST(LedgerVerbs, DownReleasesTheMachinesOfAKilledLearner) {
   if (!kWithTorch) GTEST_SKIP() << "the program was built without libtorch";
   if (overlay::reached_from_elsewhere({"::", 1}).empty())
     GTEST_SKIP() << "rented hosts need an address that is not loopback";
@@ -195,7 +195,7 @@ TEST(LedgerVerbs, DownReleasesWhatAKilledLearnerRented) {
   unsetenv("VAST_API_KEY");
 }
 
-TEST(EarlierRun, WhatItStillHasIsReleasedBeforeANewOneRents) {
+TEST(EarlierRun, ItsMachinesAreReleasedBeforeANewRunRents) {
   provisioner::VastServer server;
   const TemporaryFolder folder;
   learner::RunConfig config;
@@ -224,8 +224,8 @@ TEST(EarlierRun, WhatItStillHasIsReleasedBeforeANewOneRents) {
   unsetenv("VAST_API_KEY");
 }
 
-// What is wrong with a key is said before the model is made, anything is moved aside, or a program is asked.
-TEST(Providers, AKeyOrFileThatCannotBeUsedIsSaidAtOnce) {
+// A faulty key is reported before the model is made, a file is moved aside, or a program is asked.
+TEST(Providers, AnUnusableKeyOrFileIsReportedAtOnce) {
   const TemporaryFolder folder;
   json offers = json_file("configs/offers/quickstart.json");
   for (json& offer : offers.at("offers")) offer["provider"] = "vast";
@@ -251,7 +251,7 @@ TEST(Providers, AKeyOrFileThatCannotBeUsedIsSaidAtOnce) {
   EXPECT_FALSE(std::filesystem::exists(folder.path() / "runs"));
 }
 
-TEST(LedgerVerbs, CostsStandBesideWhatTheServiceCharged) {
+TEST(LedgerVerbs, CostsAreShownBesideTheCharges) {
   provisioner::VastServer server;
   const TemporaryFolder folder;
   const auto run = folder.path() / "quickstart";

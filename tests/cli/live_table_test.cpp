@@ -59,7 +59,7 @@ TEST(StatusLines, FitEveryScreen) {
   EXPECT_EQ(status_lines(status_with(64), {80, 200}).size(), 3u + 1 + 64 + 1) << "room for all: all are shown";
 }
 
-TEST(StatusLines, WhoMattersIsShownFirstAndTheRestIsCounted) {
+TEST(StatusLines, WorkersInTroubleComeFirstAndTheRestIsCounted) {
   json status = status_with(64);
   json& w = status["workers"];
   w[60]["away"] = true;
@@ -92,7 +92,7 @@ TEST(StatusLines, WhoMattersIsShownFirstAndTheRestIsCounted) {
   EXPECT_NE(joined(status_lines(status, {80, 8})).find("of them in trouble"), std::string::npos);
 }
 
-TEST(StatusLines, NarrowScreensKeepTheNumbersAndWhatIsWrong) {
+TEST(StatusLines, NarrowScreensKeepNumbersAndProblems) {
   json status = status_with(3);
   status["workers"][2]["version"] = 20;
   const std::string text = joined(status_lines(status, {40, 23}));
@@ -101,7 +101,7 @@ TEST(StatusLines, NarrowScreensKeepTheNumbersAndWhatIsWrong) {
     EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
 }
 
-TEST(StatusLines, WhatIsNotPricedIsNotCountedAsFree) {
+TEST(StatusLines, UnpricedMachinesAreNotCountedAsFree) {
   json status = status_with(1);
   status["prices_known"] = false;
   EXPECT_NE(joined(status_lines(status, {80, 24})).find("at least $0.0100"), std::string::npos);
@@ -146,7 +146,7 @@ class Terminal {
     ::ioctl(slave_, TIOCSWINSZ, &size);
   }
 
-  // What can be seen.
+  // The visible lines.
   std::vector<std::string> screen() {
     read();
     while (!screen_.empty() && screen_.back().empty()) screen_.pop_back();

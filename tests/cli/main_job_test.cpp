@@ -58,7 +58,7 @@ std::string interior_offer(const json& status) {
   return offer;
 }
 
-// What the ledger of a run says, and whether it adds up to what the report says.
+// Checks that the run's ledger adds up to the totals of the report.
 void expect_booked(const json& report, const std::filesystem::path& run) {
   const auto ledger = provisioner::Ledger::open(run / "ledger.sqlite", "quickstart");
   ASSERT_TRUE(ledger) << ledger.error().message();
@@ -84,7 +84,7 @@ void expect_booked(const json& report, const std::filesystem::path& run) {
               cost.at("usd_fleet").get<double>() + cost.at("usd_learner").get<double>(), 1e-9);
 }
 
-// What every finished quickstart shows, whatever happened on the way.
+// Checks the results that every finished quickstart has.
 void expect_learned(const json& report, const std::filesystem::path& run) {
   EXPECT_EQ(report.at("ended"), "completed");
   EXPECT_LE(report.at("eval").at("before").get<double>(), 0.5);
@@ -323,7 +323,7 @@ TEST(MainJob, ResumesAfterTheLearnerIsKilled) {
     member = member || (worker.at("offer") == "by-hand" && !worker.at("lost").get<bool>() &&
                         worker.at("rollouts").get<int>() > 0 && worker.at("version") == 16);
   EXPECT_TRUE(member) << report.at("workers").dump();
-  // What the killed process spent is in the totals, up to when it was last seen and not to when the run went on.
+  // The totals contain the spending of the killed process until it was last seen, not until the run resumed.
   expect_booked(report, run);
   EXPECT_GT(report.at("wall_seconds").get<double>(), wall_before);
   EXPECT_GT(json_file(run / "status.json").at("usd_learner").get<double>(), 0);
@@ -365,8 +365,8 @@ TEST(MainJob, ResumesAfterTheLearnerIsKilled) {
   EXPECT_EQ(steps.size(), 16u);
 }
 
-// Of three machines one is killed and one is preempted: both are replaced, and the ledger explains it and adds up.
-TEST(MainJob, WhoIsKilledAndWhoIsPreemptedAreReplaced) {
+// One of three machines is killed and one is preempted. The run replaces both, and its ledger records it and adds up.
+TEST(MainJob, KilledAndPreemptedMachinesAreReplaced) {
   TemporaryFolder folder;
   const std::filesystem::path run = folder.path() / "quickstart";
   json offers = {{"schema_version", 1}, {"offers", json::array()}};
@@ -486,7 +486,7 @@ TEST(MainJob, CtrlCWritesAReportAndLeavesNothingRunning) {
             std::string::npos)
       << outcome.err;
   expect_run_documented(run);
-  // What it resolved to is a run file that means the same from any folder.
+  // The resolved file is a run file that means the same from any folder.
   const std::filesystem::path here = std::filesystem::current_path();
   std::filesystem::current_path("/");
   const Outcome planned = run_program({"plan", (run / "config.yaml").string(), "--json"});

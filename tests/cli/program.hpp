@@ -64,7 +64,7 @@ std::vector<nlohmann::json> json_lines(const std::filesystem::path& path);
 std::vector<std::pair<std::string, pid_t>> rented_processes(const std::filesystem::path& run_folder);
 bool alive(pid_t pid);
 
-// A port of this machine that nobody listened on a moment ago.
+// A port of this machine that was free a moment ago.
 std::uint16_t free_port();
 
 }  // namespace echoline::testing

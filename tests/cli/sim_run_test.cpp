@@ -98,7 +98,7 @@ TEST(SimRun, KeepsMetricsOfLongRunsShort) {
 }
 
 // A run of which little is left but what --like needs.
-TEST(SimRun, IsToldWhatAnotherRunMeasured) {
+TEST(SimRun, LikeTakesTheMeasurementsOfAnotherRun) {
   TemporaryFolder folder;
   const auto write = [&](const char* name, const std::string& text) { std::ofstream(folder.path() / name) << text; };
   const std::string offers = std::filesystem::absolute("configs/offers/quickstart.json").string();
@@ -143,12 +143,12 @@ TEST(SimRun, IsToldWhatAnotherRunMeasured) {
   EXPECT_EQ(both.at("learner.idle_fraction").at("simulated"), report.at("learner").at("idle_fraction"));
   EXPECT_TRUE(both.at("cost.usd_fleet").at("real").is_null());
   EXPECT_GT(both.at("staleness.total_variation"), 0);
-  // Of what the workers say, the median.
+  // The simulation uses the median of the workers' times.
   EXPECT_NEAR(
       report.at("broadcast").at("t_b_seconds_median").get<double>(),
       simulate({"--set", "simulation.install_time=1.25 s"}).at("broadcast").at("t_b_seconds_median").get<double>() - 1,
       1e-3);
-  // What is said besides counts more; the plan is made with what was expected then.
+  // An explicit value overrides a measured one. The plan uses the values that were expected then.
   EXPECT_EQ(simulate({"--set", "simulation.step_time=4 s"}).at("learner").at("train_seconds_median"), 4.0);
   EXPECT_GT(simulate({"--set", "fleet.step_time_expected=250 ms"}).at("fleet").at("workers_planned"),
             report.at("fleet").at("workers_planned"));
@@ -161,7 +161,7 @@ TEST(SimRun, IsToldWhatAnotherRunMeasured) {
     std::getline(lines, line);
     EXPECT_LE(line.size(), 60u) << line;
   }
-  // What somebody else has written into its files is no internal error.
+  // Malformed files of the run cause no internal error.
   write("events.jsonl", R"({"event":5,"offer":3})"
                         "\n");
   write("metrics.jsonl", metrics + R"({"kind":7})"
@@ -219,7 +219,7 @@ TEST(SimRun, ARunThatDoesNotGetThroughItsStepsIsAFailure) {
       << outcome.err;
 }
 
-TEST(SimRun, SaysWhatIsWrongWithAScenario) {
+TEST(SimRun, ErrorsNameTheFaultOfAScenario) {
   const Outcome wrong = run_program({"sim", "run", "configs/sim/small.yaml", "--set", "simulation.churn.per_huor=1"});
   EXPECT_EQ(wrong.status, 2);
   EXPECT_NE(wrong.err.find("did you mean 'per_hour'?"), std::string::npos) << wrong.err;

@@ -1,4 +1,4 @@
-// What the program loads: libtorch only for verbs that compute in tensors.
+// The libraries that the program loads: libtorch only for verbs that compute in tensors.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>

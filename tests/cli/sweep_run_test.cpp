@@ -88,7 +88,7 @@ class Simulated : public ::testing::Test {
   TemporaryFolder folder_;
 };
 
-TEST_F(Simulated, KilledInTheMiddleItGoesOnWithWhatIsMissing) {
+TEST_F(Simulated, AKilledSweepResumesWithTheMissingRuns) {
   simulator("sleep 0.3");
   std::vector<std::string> done;
   {
@@ -118,7 +118,7 @@ TEST_F(Simulated, KilledInTheMiddleItGoesOnWithWhatIsMissing) {
   EXPECT_EQ(json_file(out() / "sweep.json").at("cells").size(), 4u);
 }
 
-TEST_F(Simulated, AReportThatIsTornIsMadeAnew) {
+TEST_F(Simulated, ATornReportIsReplaced) {
   simulator("");
   ASSERT_EQ(run_program(words()).status, 0);
   const std::string torn = reports().front();
@@ -128,7 +128,7 @@ TEST_F(Simulated, AReportThatIsTornIsMadeAnew) {
   EXPECT_EQ(json_file(torn + "/report.json").at("steps"), 60);
 }
 
-TEST_F(Simulated, FailuresAreToldAndTriedAgain) {
+TEST_F(Simulated, FailuresAreReportedAndRetried) {
   simulator("[ $seed = 2 ] && [ $budget = 4 ] && { echo 'no <b>luck</b> today' >&2; exit 3; }");
   const Outcome outcome = run_program(words({"--json"}));
   EXPECT_EQ(outcome.status, 1);
@@ -146,11 +146,11 @@ TEST_F(Simulated, FailuresAreToldAndTriedAgain) {
   for (const auto& [folder, count] : starts()) EXPECT_EQ(count, folder == run.at("folder") ? 2 : 1);
 }
 
-TEST_F(Simulated, CtrlCEndsWhatRunsAndLeavesWhatIsDone) {
+TEST_F(Simulated, CtrlCEndsCurrentRunsAndKeepsFinishedOnes) {
   simulator("[ $seed = 2 ] && exec sleep 1000");
   Program sweep(words());
   ASSERT_TRUE(eventually(seconds(60), [&] { return reports().size() == 4 && starts().size() == 6; }));
-  const Outcome busy = run_program(words(), seconds(180));  // meanwhile nobody else works there
+  const Outcome busy = run_program(words(), seconds(180));  // a second sweep may not work there meanwhile
   EXPECT_EQ(busy.status, 1);
   EXPECT_THAT(busy.err, HasSubstr("another echoline sweep works in"));
   sweep.signal(SIGINT);
@@ -256,7 +256,7 @@ TEST(RealSweep, RunsRunFilesAndGoesOnWithThem) {
 }
 
 // docs/papers.md says what these print: T_b of every cell, as its tables have it.
-TEST(Papers, TheTablesAreWhatTheSweepsPrint) {
+TEST(Papers, TheTablesMatchTheSweeps) {
   TemporaryFolder folder;
   const std::string page = read("docs/papers.md");
   const auto swept = [&](const std::string& name, const char* measure) {

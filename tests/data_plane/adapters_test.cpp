@@ -314,7 +314,7 @@ TEST(Gsm8kData, EveryReferenceAnswerIsCorrectAndEveryOtherNumberWrong) {
   }
 }
 
-TEST(Adapters, WhatIsSaidOfAKindIsSo) {
+TEST(Adapters, KindsBehaveAsDescribed) {
   std::vector<std::string> names;
   for (const AdapterKind& kind : adapter_kinds()) {
     names.emplace_back(kind.name);

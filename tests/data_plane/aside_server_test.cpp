@@ -1,4 +1,4 @@
-// Who sits opposite is a model behind a server: asked for every action of its own, in training and nowhere else.
+// An opponent played by a model behind a server: training asks it for each of its actions, evaluation does not.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -85,7 +85,7 @@ TEST(AsideServer, OneThatFailsIsAnErrorOfTheTask) {
   EXPECT_THAT(step.error().message(), HasSubstr("the server that plays another player failed"));
 }
 
-// Whoever leaves while somebody is asked hears nothing of it.
+// An episode that ends while the server is asked receives no answer.
 TEST(AsideServer, EpisodesEndWhileItThinks) {
   OpenAiServer server({.says = [](const std::string& text, const json&) { return calls(text); }});
   auto served = poker(at(server));
@@ -104,7 +104,7 @@ TEST(AsideServer, EpisodesEndWhileItThinks) {
   last->step(calls(problem.prompt()), [](const Result<Step>&) {});
 }
 
-TEST(AsideServer, WhatIsMissingIsSaid) {
+TEST(AsideServer, MissingOptionsAreNamed) {
   const auto why = [](const json& options) {
     const auto made = make_adapter("poker", options.dump(), 1);
     return made ? "made" : made.error().message();

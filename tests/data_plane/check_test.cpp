@@ -1,4 +1,4 @@
-// What is wrong with a task is found, and nothing is found wrong with a sound one.
+// `adapter check` finds each fault of a task, and none in a sound task.
 #include "data_plane/adapters/check/check.hpp"
 
 #include <gmock/gmock.h>
@@ -16,7 +16,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// What is wrong with a task that is sound but for that.
+// The one fault of an otherwise sound task.
 enum class Fault {
   kNone,
   kProblemsChange,

@@ -100,7 +100,7 @@ TEST_F(CodeTask, ProblemsComeFromFiles) {
   }
 }
 
-TEST_F(CodeTask, WhatIsWrongWithAFileIsSaid) {
+TEST_F(CodeTask, FaultsOfAFileAreNamed) {
   const std::string good = write("good.jsonl", {mbpp(1), mbpp(2)});
   json no_code = mbpp(1), no_tests = mbpp(1), wrong_tests = mbpp(1), wrong_entry = kHumanEval, large = mbpp(1);
   no_code.erase("code");
@@ -161,7 +161,7 @@ TEST_F(CodeTask, AResponseIsWorthItsParts) {
   }
   Problem broken = problem;
   broken.set_reference("no tests");
-  EXPECT_EQ(pulse->score(broken, "x = 1").error().code, Code::kInvalid);  // nobody's answer to be blamed
+  EXPECT_EQ(pulse->score(broken, "x = 1").error().code, Code::kInvalid);  // not the fault of the answer
 }
 
 TEST_F(CodeTask, AFunctionIsCompletedOrWrittenWhole) {
@@ -179,7 +179,7 @@ TEST_F(CodeTask, AFunctionIsCompletedOrWrittenWhole) {
   EXPECT_EQ(scored(*adapter, problem, "    return 7\n").reward, 0);
 }
 
-TEST_F(CodeTask, EpisodesAreGradedBesideWhoeverAsks) {
+TEST_F(CodeTask, EpisodesAreGradedOnOtherThreads) {
   if (!grades()) GTEST_SKIP() << "programs cannot be locked up here; sandbox_test says why";
   const auto problems = made({{"train", write("rows.jsonl", {mbpp(1), mbpp(2)})}, {"held_out_fraction", 0.5}});
   const Problem problem = *problems->problem(0);
@@ -200,7 +200,7 @@ TEST_F(CodeTask, EpisodesAreGradedBesideWhoeverAsks) {
   std::unique_lock lock(mutex);
   told.wait(lock, [&] { return right == 6; });
   lock.unlock();
-  // One that is given up says nothing more, and an adapter that is given up waits for nobody's program.
+  // A destroyed episode reports nothing, and a destroyed adapter waits for no program.
   auto episode = std::move(*adapter->begin(problem, 0));
   episode->step("import time\ntime.sleep(1000)", [](Result<Step>) { FAIL() << "it has been given up"; });
   episode.reset();

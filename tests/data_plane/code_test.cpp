@@ -33,7 +33,7 @@ TEST(Extract, TheRule) {
            {f + "\nx = 1\n" + f, "x = 1\n", true, false},
            {f + "py\r\nx = 1\r\n" + f + "\r\n", "x = 1\r\n", true, false},
            {f + "python\nx = 1\ny = 2", "x = 1\ny = 2", false, false},
-           // What is no Python is passed over, and so is the example that follows what it calls.
+           // Code that is not Python is skipped, and so is an example that calls the answer.
            {f + "bash\npip install x\n" + f + "\n" + f + "python\ndef f(): pass\n" + f + "\n" + f +
                 "python\nprint(f())\n" + f,
             "def f(): pass\n", true, false},
@@ -242,7 +242,7 @@ TEST_F(Grading, NothingButTheRightAnswerPasses) {
   EXPECT_EQ(shown(grade(task, "def f(x):\n  return {1: 2, 2: [3], 3: [9, 4], 4: 5, 5: 6}[x]")), "5/5");
 }
 
-TEST_F(Grading, WhatIsTooMuchForAProgramOrATestIsItsOwn) {
+TEST_F(Grading, AProgramOrTestBeyondItsLimitsFailsAlone) {
   auto grader = Grader::start({.test_time = seconds(3), .time = seconds(90), .memory = {128u << 20}, .parallel = 1});
   ASSERT_TRUE(grader);
   const json task = listed({"assert f(1) == 1", "assert f(2) == 2", "assert f(3) == 3"});

@@ -21,7 +21,7 @@ std::unique_ptr<Adapter> made(std::string_view options, std::uint64_t seed = 1,
   return adapter ? std::move(*adapter) : nullptr;
 }
 
-TEST(Expression, ExactlyTheTargetWithWhatIsAllowed) {
+TEST(Expression, ReachesTheTargetWithAllowedNumbersOnly) {
   const std::vector<std::uint32_t> numbers{3, 7, 25, 50, 3};
   const Game any{numbers, "+-*/", false};
   const std::vector<std::tuple<const char*, std::uint64_t, Reached>> cases = {

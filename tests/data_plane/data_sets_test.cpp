@@ -1,4 +1,4 @@
-// Adapters over JSON Lines: rows as they are published, what is held out, errors with file and line, rewards.
+// Adapters over JSON Lines: rows in their published form, held-out rows, errors with file and line, rewards.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -125,7 +125,7 @@ TEST_F(DataSets, DapoRowsCountOnceHoweverOftenTheyStandThere) {
   EXPECT_EQ(*adapter->demonstration(problem), "Answer: " + problem.reference());
 }
 
-TEST_F(DataSets, ConversationsArePromptsAsTheyAre) {
+TEST_F(DataSets, ConversationsArePrompts) {
   const json talk = json::array(
       {{{"role", "system"}, {"content", "Be brief."}}, {{"role", "user"}, {"content", "Capital of France?"}}});
   const json more =
@@ -286,7 +286,7 @@ TEST_F(DataSets, AShareIsHeldOutByPrompt) {
   EXPECT_NE(error_of("jsonl", {{"train", few}}).find("leaves"), std::string::npos);
 }
 
-TEST_F(DataSets, WhatIsHeldOutInAFileIsNotTrainedOn) {
+TEST_F(DataSets, HeldOutRowsOfAFileAreNotTrainedOn) {
   const std::string train = write("train.jsonl", numbered(10));
   std::vector<json> held(numbered(4));
   held[0]["answer"] = "a different one";

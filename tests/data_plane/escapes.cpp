@@ -1,5 +1,5 @@
-// What a program in a sandbox may try. `escapes NAME [WORDS]`: says on standard output what it saw, "stopped" where it
-// had to be; the test (sandbox_test.cpp) says what must be seen.
+// Attempts of a program in a sandbox to escape. `escapes NAME [WORDS]` prints its result, "stopped" if an attempt
+// failed as it must. sandbox_test.cpp states the expected output.
 #include <dirent.h>
 #include <fcntl.h>
 #include <linux/bpf.h>
@@ -119,7 +119,7 @@ int links(char** words) {
   return verdict();
 }
 
-// WORDS: an abstract name and a path where somebody listens outside.
+// WORDS: an abstract name and a path of sockets that listen outside.
 int sockets(char** words) {
   for (const int family : {AF_INET, AF_INET6, AF_NETLINK, AF_PACKET, AF_VSOCK, AF_ALG, AF_BLUETOOTH})
     must_fail("socket",

@@ -1,4 +1,4 @@
-// What a file says of itself, and digits that are to be bytes, are read without trust.
+// Fuzz target: the headers of an ELF file, and bytes given as hexadecimal digits.
 #include "base/result.hpp"
 #include "data_plane/adapters/library/elf.hpp"
 

@@ -105,7 +105,7 @@ TEST_F(LibraryTest, TravelsToWorkers) {
               HasSubstr("the contents of the library's file"));
 }
 
-TEST_F(LibraryTest, WhatALibraryDoesWrongIsItsError) {
+TEST_F(LibraryTest, FaultsOfALibraryAreItsErrors) {
   const auto adapter = made(ECHOLINE_HOSTILE_TASK, {{"deadline", "700 ms"}});
   ASSERT_TRUE(adapter);
   EXPECT_EQ(says(*adapter, "well"), "1 correct");
@@ -135,7 +135,7 @@ TEST_F(LibraryTest, WhatALibraryDoesWrongIsItsError) {
   EXPECT_THAT(why(ECHOLINE_HOSTILE_TASK, {{"settings", {{"a", 1}}}}), HasSubstr("xxxx"));
 }
 
-TEST_F(LibraryTest, WhatIsNoTaskSaysWhy) {
+TEST_F(LibraryTest, AnInvalidLibraryIsRefusedWithTheReason) {
   std::ifstream in("tests/data_plane/hostile_task.c");
   const std::string text{std::istreambuf_iterator<char>(in), {}};
   const std::vector<std::pair<std::string, std::string>> deeds = {

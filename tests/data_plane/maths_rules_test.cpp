@@ -71,7 +71,7 @@ TEST(MathsRules, ExactWantsNothingElse) {
   EXPECT_FALSE(exact(" ", "Paris").answer);
 }
 
-TEST(MathsRules, WhatFollowsTheAnswerIsCounted) {
+TEST(MathsRules, TrailingCharactersAreCounted) {
   EXPECT_EQ(gsm8k_strict("#### 5 \u00e9\u00e9", "5").trailing, 3u);
   EXPECT_EQ(math_dapo("Answer: 5\nso", "5").trailing, 3u);
   EXPECT_EQ(math_dapo_boxed("\\boxed{5}$.", "5").trailing, 2u);

@@ -39,7 +39,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
                score.reward);
   }
 
-  // Whose a problem is stands in its id, whatever that is.
+  // A problem's id names its task, whatever else the id holds.
   static const auto several =
       std::move(make_adapter(kSeveral, several_options({{"sums", "arithmetic"}}), 1, AdapterUse::kScoring)).value();
   for (const std::string& id : {std::string(bytes), "sums:" + std::string(bytes), std::string("sums")}) {

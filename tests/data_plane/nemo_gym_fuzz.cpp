@@ -1,4 +1,4 @@
-// What a resources server says, and rows of its data sets, are read without trust.
+// Fuzz target: answers of a resources server, and rows of its data sets.
 #include <nlohmann/json.hpp>
 
 #include "data_plane/adapters/nemo_gym/messages.hpp"

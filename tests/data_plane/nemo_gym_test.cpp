@@ -224,7 +224,7 @@ TEST_F(NemoGymTest, AServerThatFailsIsAnErrorOfTheTask) {
   EXPECT_THAT(says(*adapter, problem, "x"), HasSubstr("/seed_session: expected HTTP 200, found 422"));
 }
 
-TEST_F(NemoGymTest, WhatIsTemporaryIsTriedAgainFromTheSessionOn) {
+TEST_F(NemoGymTest, TemporaryErrorsRestartTheSession) {
   ResourcesServer server;
   const auto adapter = made(server.url(), {{"tries", 3}});
   ASSERT_TRUE(adapter);
@@ -238,7 +238,7 @@ TEST_F(NemoGymTest, WhatIsTemporaryIsTriedAgainFromTheSessionOn) {
   EXPECT_THAT(says(*adapter, problem, "x"), HasSubstr("tried 3 times"));
 }
 
-TEST_F(NemoGymTest, WhatCannotBeSaysWhy) {
+TEST_F(NemoGymTest, InvalidOptionsAreRefusedWithTheReason) {
   const auto why = [&](const std::string& url, const json& more = json::object()) {
     const auto adapter = make_adapter("nemo_gym", options(url, more), 3);
     return adapter ? "made" : adapter.error().message();

@@ -1,4 +1,4 @@
-// What an environment's server says is read without trust, and so are URLs and actions.
+// Fuzz target: messages of an environment's server, URLs and actions.
 #include "base/result.hpp"
 #include "data_plane/adapters/openenv/messages.hpp"
 

@@ -1,5 +1,5 @@
-// A server on loopback that speaks OpenEnv's protocol (sessions over WebSocket at /ws) and misbehaves on request. Its
-// environment: a number from 1 to 9 that follows from the seed is to be guessed; observations are {"prompt", "hint"}.
+// A server on loopback with OpenEnv's protocol (sessions over WebSocket at /ws) that misbehaves on request. Its
+// environment asks for a number from 1 to 9 that follows from the seed. Observations are {"prompt", "hint"}.
 #pragma once
 #include <atomic>
 #include <list>
@@ -14,7 +14,7 @@ class OpenEnvServer {
   OpenEnvServer();
   ~OpenEnvServer();
   std::string url() const;
-  // What happens to the next `times` messages of type `on` ("reset", "step"): "garbage", "huge", "close", "slow",
+  // Sets the fault of the next `times` messages of type `on` ("reset", "step"): "garbage", "huge", "close", "slow",
   // "binary", "error", "full", "untyped", "no reward", "nan", "other start".
   void misbehave(std::string how, std::string on, int times);
   int number(std::uint64_t seed) const { return static_cast<int>(seed * 7 % 9) + 1; }

@@ -145,7 +145,7 @@ TEST(OpenEnv, ActionsThatAreObjects) {
   EXPECT_EQ(said(**adapter->begin(problem, 1), "no object"), "0") << "the policy's fault, and over";
 }
 
-TEST(OpenEnv, WhatIsNoSuchServerSaysWhy) {
+TEST(OpenEnv, AnotherServerIsRefusedWithTheReason) {
   httplib::Server plain;
   const int port = plain.bind_to_any_port("127.0.0.1");
   std::thread thread([&] { plain.listen_after_bind(); });

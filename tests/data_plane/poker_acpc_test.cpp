@@ -39,7 +39,7 @@ TEST(AcpcLines, OtherStatesRoundTrip) {
   }
 }
 
-TEST(AcpcLines, WhatIsWrongIsNamedWithItsPlace) {
+TEST(AcpcLines, FaultsAreNamedWithTheirPlace) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"", "character 1: expected MATCHSTATE:"},
       {"MATCHSTATE:2:0::|JdTc", "expected a position, 0 or 1"},
@@ -95,7 +95,7 @@ void run(AcpcDealer& dealer, std::array<AcpcClient*, 2> clients, Meddle meddle) 
 }
 const auto kFaithfully = [](int, const std::string& line) { return line; };
 
-TEST(Acpc, AMatchOfBothSidesIsTheSameForTheSameSeedAndEverybodyCountsAlike) {
+TEST(Acpc, AMatchRepeatsForASeedAndAllSidesCountAlike) {
   for (int round = 0; round < 2; ++round) {
     static std::string first_score;
     auto dealer = *AcpcDealer::make({.hands = 300, .seed = 5, .names = {"tight", "random"}});

@@ -111,7 +111,7 @@ TEST(Evaluator, KickersAndTiesByHand) {
   EXPECT_EQ(to_string(evaluate(set_of("Ac Kc Qc Jc Tc 9d 8d")).category()), "straight flush");
 }
 
-TEST(Cards, AreReadAsTheyAreWritten) {
+TEST(Cards, AreReadFromTheirText) {
   CardSet all;
   for (int i = 0; i < kDeckCards; ++i) {
     const std::string text = to_string(Card::at(i));
@@ -139,13 +139,13 @@ TEST(Cards, EveryPlaceInADealIsEqualForEveryCard) {
     for (const int n : place) EXPECT_NEAR(n, 1000, 200);  // six standard deviations
 }
 
-TEST(Equity, IsWhatCountingGives) {
+TEST(Equity, AgreesWithCounting) {
   Random random(4);
   const Hole aces{*parse_card('A', 'c'), *parse_card('A', 'd')}, worst{*parse_card('7', 'c'), *parse_card('2', 'd')};
   EXPECT_NEAR(equity(aces, {}, 40'000, random), 0.852, 0.01);  // the published shares against random cards
   EXPECT_NEAR(equity(worst, {}, 40'000, random), 0.346, 0.01);
   const std::array<Card, 5> royal{Card(12, 3), Card(11, 3), Card(10, 3), Card(9, 3), Card(8, 3)};
-  EXPECT_EQ(equity(aces, royal, 100, random), 0.5);  // everybody plays the board
+  EXPECT_EQ(equity(aces, royal, 100, random), 0.5);  // both hands play the board
 }
 
 TEST(Chen, PointsOfKnownHands) {

@@ -28,7 +28,7 @@ void say_to_a_client(std::string_view line) {
   if (answer && !answer->empty()) ECHO_CHECK(answer->starts_with("MATCHSTATE:") && answer->ends_with("\r\n"));
 }
 
-// Lines of whoever has to act; "!" stands for the state that it was told, and ':'.
+// Sends lines of the seat that has to act. "!" stands for the state that the seat received, and ':'.
 void say_to_a_dealer(std::string_view bytes) {
   auto dealer = *AcpcDealer::make({.hands = 3});
   std::array<std::string, 2> states;

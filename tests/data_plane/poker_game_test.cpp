@@ -87,7 +87,7 @@ Deal deal_of(std::string_view text) {  // "AcAd KcKd 2c3c4d5d9s"
   return deal;
 }
 
-TEST(Game, WhatAHandIsWorth) {
+TEST(Game, PaysWinsOfAHand) {
   const Deal aces_first = deal_of("AcAd KcKd 2c3h4d9s9h"), split = deal_of("2c2d 3c3d AsKsQsJsTs");
   EXPECT_EQ(won_by_first(played("f"), aces_first), 50);        // the small blind alone
   EXPECT_EQ(won_by_first(played("r300f"), aces_first), -100);  // and what was not called comes back
@@ -251,7 +251,7 @@ TEST(Match, TheTightPlayerBeatsTheOthersAndDuplicatesNarrowTheInterval) {
     const auto result = duplicate_match(*tight, *other, {}, 10'000, 3);
     EXPECT_GT(result->bb_per_100, 2 * result->bb_per_100_half_width) << name;
   }
-  // Two callers: whoever had the better cards gives them back in the other position.
+  // Two callers: the player with the better cards loses the same amount in the other position.
   const auto caller = *make_player("caller"), again = *make_player("caller");
   EXPECT_EQ(duplicate_match(*caller, *again, {}, 1000, 3)->bb_per_100_half_width, 0);
 }

@@ -160,7 +160,7 @@ Played play(const Adapter& adapter, const Problem& problem, Policy policy, std::
   return played;
 }
 
-TEST(PokerTask, WhatIsOfferedIsTakenAndAnswersAloneDecide) {
+TEST(PokerTask, OfferedActionsAreAcceptedAndAnswersAloneDecide) {
   for (const char* opponent : {"caller", "random", "tight"}) {
     const auto adapter = made(fmt::format(R"({{"opponent":"{}","hands":4,"stack":3000}})", opponent));
     for (std::uint64_t index = 0; index < 300; ++index) {
@@ -237,7 +237,7 @@ TEST(PokerTask, ThePolicySitsOppositeItself) {
     const Problem problem = itself->problem(index).value();
     EXPECT_EQ(problem.prompt(), caller->problem(index)->prompt());
     EXPECT_EQ(itself->repeatable(problem), Repeatable::kNot);
-    // Who calls whatever comes is the caller, wherever it sits.
+    // A policy that always calls equals the caller, in either position.
     std::vector<std::string> asides;
     Played both = play_both(*itself, problem, asides, kCalls);
     EXPECT_EQ(both.score.components.at("opponent_faults"), 0);
@@ -270,7 +270,7 @@ TEST(PokerTask, ThePolicySitsOppositeItself) {
 }
 
 TEST(PokerTask, TheBaselinesOwnActionsAreWorthNothing) {
-  // Whoever plays as the baseline does wins what it wins, in both positions and over several hands.
+  // A policy that plays like the baseline wins as much as the baseline, in both positions and over several hands.
   const auto adapter = made(R"({"opponent":"tight","baseline":"caller","hands":6})");
   for (std::uint64_t index = 0; index < 100; ++index) {
     const Played played = play(*adapter, adapter->problem(index).value(), [](std::string_view told) {
@@ -303,7 +303,7 @@ TEST(PokerTask, AFaultIsACheckOrAFoldAndCosts) {
       << checked.told[1];
 }
 
-TEST(PokerTask, WhoHasNoRoomLeftFolds) {
+TEST(PokerTask, APolicyWithoutRoomForAnAnswerFolds) {
   const auto adapter = made(R"({"opponent":"caller","baseline":"none","stack":1000,"evaluation_problems":2})");
   const auto call = [](auto told) {
     return told.find("call (") != std::string_view::npos ? "<action>call</action>" : "<action>raise 300</action>";

@@ -43,7 +43,7 @@ TEST(PokerTcp, AMatchAcrossSocketsIsTheOneWithoutThem) {
   EXPECT_EQ(play(true), play(false));
 }
 
-// What the dealer says about seat 0 when `guest` has it.
+// The dealer's error about seat 0 if `guest` has it.
 template <class Guest>
 Error with_guest(Guest guest, Duration patience) {
   auto dealer = *AcpcDealer::make({.hands = 2});
@@ -67,7 +67,7 @@ void listen_on(LineSocket& socket) {
     line = socket.receive(kClock.now() + kPatience);
 }
 
-TEST(PokerTcp, WhoDoesNotPlayEndsTheMatchByName) {
+TEST(PokerTcp, APlayerThatDoesNotPlayEndsTheMatchByName) {
   const Error silent = with_guest([](LineSocket& socket) { listen_on(socket); }, 200ms);
   EXPECT_EQ(silent.code, Code::kUnavailable);
   EXPECT_NE(silent.detail.find("seat 0"), std::string::npos) << silent.detail;
@@ -101,7 +101,7 @@ TEST(PokerTcp, WhoDoesNotPlayEndsTheMatchByName) {
   EXPECT_NE(other.detail.find("expected 'VERSION:2.0.0' first, found 'GET"), std::string::npos) << other.detail;
 }
 
-TEST(PokerTcp, NobodyThereIsAnError) {
+TEST(PokerTcp, AMissingDealerIsAnError) {
   for (const char* wrong : {"localhost", "localhost:", ":1", "localhost:0", "localhost:65536", "localhost:1x"})
     EXPECT_EQ(LineSocket::connect(wrong, 1s).error().code, Code::kInvalid) << wrong;
   std::uint16_t port = 0;

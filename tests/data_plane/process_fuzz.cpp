@@ -1,4 +1,4 @@
-// What a task's program answers is read without trust.
+// Fuzz target: answers of a task's program.
 #include "base/result.hpp"
 #include "data_plane/adapters/process/protocol.hpp"
 

@@ -1,4 +1,4 @@
-// Tasks that are programs: what they say is taken, what they do wrong is an error of theirs and of nobody else.
+// Tasks that are programs: their answers are used, and a fault is an error of that program alone.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -107,8 +107,8 @@ TEST_F(ProcessTest, AScriptTravelsToWorkers) {
   EXPECT_TRUE((*worker)->evaluation().empty());
 }
 
-// One that hangs, or takes the program with it, costs nobody else anything, whatever batch they were in.
-TEST_F(ProcessTest, OneCallsTroubleIsNotTheOthers) {
+// A call that hangs, or ends the program, does not affect the other calls, in its batch or in another.
+TEST_F(ProcessTest, AFaultyCallDoesNotAffectOtherCalls) {
   const auto adapter = made(kSum, R"("deadline": "500 ms")");
   ASSERT_TRUE(adapter);
   const Problem problem = *adapter->problem(5);
@@ -172,7 +172,7 @@ TEST_F(ProcessTest, EpisodesOfManyTurns) {
   EXPECT_EQ(say(50, "5"), "1") << "and new episodes begin";
 }
 
-TEST_F(ProcessTest, EpisodesThatSpeakInMessages) {
+TEST_F(ProcessTest, EpisodesMayUseMessages) {
   const auto adapter = made(R"(
 import echoline_task as task
 
@@ -196,8 +196,8 @@ task.run(episode=Search, problems=[{"prompt": [{"role": "system", "content": "Se
   EXPECT_EQ(step_and_wait(*episode, "Who?")->score.reward, 1) << "it is given its prompt as it gave it";
 }
 
-// Functions as they are written for other trainers.
-TEST_F(ProcessTest, FunctionsForOtherTrainersAreUsedAsTheyAre) {
+// Unchanged scoring functions of other trainers.
+TEST_F(ProcessTest, FunctionsOfOtherTrainersNeedNoChange) {
   const std::string problems =
       R"(problems=[{"prompt": "2+2=", "reference": "4", "metadata": {"data_source": "sums", "level": 2}}]))";
   const auto scored = [&](const std::string& body, const std::string& made_of, const std::string& response) {
@@ -289,7 +289,7 @@ for line in sys.stdin:
   }
 }
 
-TEST_F(ProcessTest, WhatCannotStartSaysWhy) {
+TEST_F(ProcessTest, AFailedStartNamesTheReason) {
   const auto why = [&](std::string_view text, const std::string& more = "") {
     const auto adapter = make_adapter("process", script(text, more), 3);
     return adapter ? std::string("made") : adapter.error().message();
@@ -307,7 +307,7 @@ TEST_F(ProcessTest, WhatCannotStartSaysWhy) {
   EXPECT_THAT(none.error().message(), HasSubstr("expected a script"));
 }
 
-// It may not read what is this machine's, nor speak with anybody.
+// The program may read no files of this machine and open no connection.
 TEST_F(ProcessTest, ATaskIsInASandbox) {
   const auto adapter = made(R"(
 import os, socket

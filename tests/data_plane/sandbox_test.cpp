@@ -1,5 +1,5 @@
-// Programs in sandboxes: what each may try (escapes.cpp) and what must be seen of it; how many run, how they end, and
-// with whom.
+// Programs in sandboxes: their attempts (escapes.cpp) and the required result of each, the number that runs at once,
+// and their end.
 #include "data_plane/sandbox/sandbox.hpp"
 
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ using std::chrono::seconds;
 
 const std::filesystem::path kEscapes = ECHOLINE_ESCAPES;
 
-// Whether the kernel lets somebody who is not root have a user namespace with a process namespace of its own.
+// True if the kernel allows an unprivileged user a user namespace with a process namespace of its own.
 bool kernel_allows() {
   const pid_t child = ::fork();
   if (child == 0) {
@@ -106,7 +106,7 @@ TEST_F(Sandbox, RunsToTheEnd) {
   EXPECT_GT(end.wall.count(), 0);
 }
 
-TEST_F(Sandbox, EndsAreToldApart) {
+TEST_F(Sandbox, EndsAreDistinguished) {
   EXPECT_EQ(run(shell("kill -SEGV $$")).words(), "was killed by signal 11");
   EXPECT_EQ(run(shell("exit 255")).words(), "exited with status 255");
   const auto missing = pool_->run({{"/usr/bin/no-such-program"}, {}, {}, {}, {}});
@@ -240,13 +240,13 @@ TEST_F(Sandbox, TooLong) {
   EXPECT_LT(end.cpu, milliseconds(100));
 }
 
-TEST_F(Sandbox, ItCannotKillWhatHoldsIt) {
+TEST_F(Sandbox, AProgramCannotKillItsSandbox) {
   const End end = run(attempt({"kill_all"}));
   EXPECT_EQ(end.words(), "exited with status 5");
   EXPECT_EQ(end.out, "alive\n");
 }
 
-TEST_F(Sandbox, NobodySurvives) {
+TEST_F(Sandbox, NoProcessSurvives) {
   const std::string token = fmt::format("survivor-{}", ::getpid());
   const End end = run(attempt({"survive", token}));
   EXPECT_EQ(end.words(), "exited with status 0");
@@ -282,7 +282,7 @@ TEST_F(Sandbox, NoMoreRunAtATimeThanMay) {
     return [&, name](const Result<End>&) {
       const std::lock_guard lock(mutex);
       order.push_back(name);
-      one_more.notify_one();  // with the lock: whoever waits goes on, and away with both, when it is given back
+      one_more.notify_one();  // under the lock: the waiter may destroy both as soon as the lock is released
     };
   };
   Command slow = shell("read line"), slower = shell("sleep 60");
@@ -297,7 +297,7 @@ TEST_F(Sandbox, NoMoreRunAtATimeThanMay) {
   EXPECT_EQ(order, (std::vector<std::string>{"slow", "quick", "slower"}));
 }
 
-TEST_F(Sandbox, NoMoreWaitThanMayAndNobodyIsForgotten) {
+TEST_F(Sandbox, TheQueueIsBoundedAndEveryCommandEnds) {
   auto pool = Pool::start({.running_max = 1, .waiting_max = 2, .processes_max = 1});
   ASSERT_TRUE(pool) << pool.error().message();
   std::atomic<int> stopped = 0, cancelled = 0, refused = 0;
@@ -308,7 +308,7 @@ TEST_F(Sandbox, NoMoreWaitThanMayAndNobodyIsForgotten) {
       stopped += end->why == Why::kStopped;
   };
   Command slow = shell("sleep 60");
-  auto first = (*pool)->launch(slow);  // it takes nobody's place
+  auto first = (*pool)->launch(slow);  // a launched program occupies no place in the queue
   ASSERT_TRUE(first);
   EXPECT_EQ((*pool)->launch(slow).error().code, Code::kExhausted);
   for (int i = 0; i < 8; ++i) {
@@ -349,13 +349,13 @@ TEST_F(Sandbox, AProgramThatStaysMayEndItself) {
   Status written = ok();
   while (written) written = process->write("more\n", milliseconds(100));
   EXPECT_EQ(written.error().code, Code::kUnavailable);
-  // Who does not read holds nobody up for longer than agreed.
+  // A program that does not read delays the writer no longer than the given time.
   auto deaf = pool_->launch(attempt({"wait"}));
   ASSERT_TRUE(deaf);
   EXPECT_EQ(deaf->write(std::string(10u << 20, 'x'), milliseconds(50)).error().code, Code::kStale);
 }
 
-TEST_F(Sandbox, LimitsHoldForThoseWhoStay) {
+TEST_F(Sandbox, LimitsHoldForLaunchedPrograms) {
   Command command = shell("while :; do echo log >&2; done");
   command.limits.wall = std::nullopt;
   command.limits.cpu = milliseconds(300);
@@ -366,7 +366,7 @@ TEST_F(Sandbox, LimitsHoldForThoseWhoStay) {
   EXPECT_LE(process->ended()->err.size(), 1u << 20);
 }
 
-TEST_F(Sandbox, ItDiesWithWhoeverStartedIt) {
+TEST_F(Sandbox, AProgramDiesWithTheProcessThatStartedIt) {
   const std::string token = fmt::format("orphan-{}", ::getpid());
   int ends[2];
   ASSERT_EQ(::pipe(ends), 0);
@@ -434,7 +434,7 @@ TEST(SandboxRefusals, AreExplained) {
   std::filesystem::remove(script);
 }
 
-// The kernel's part is not here: this machine need not have the controllers. What is written, and where, is.
+// Checks the written values and their files only, because this machine may lack the kernel's controllers.
 TEST(ControlGroups, AreMadeWhereTheControllersAreHandedDown) {
   const auto root = std::filesystem::temp_directory_path() / fmt::format("sandbox_test_groups_{}", ::getpid());
   std::filesystem::create_directories(root / "slice/service");

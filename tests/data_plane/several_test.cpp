@@ -104,7 +104,7 @@ TEST(Several, TheFirstHeldOutProblemsAreOfAllTasks) {
   for (std::uint64_t i = 0; i < 600; ++i) EXPECT_FALSE(ids.contains(adapter->problem(i)->id()));
 }
 
-TEST(Several, WorkersGetWhatTheyScoreAndNothingElse) {
+TEST(Several, WorkersGetOnlyTheTasksTheyScore) {
   TaskOfSeveral secret = kSecret;
   secret.options_json = R"({"operations": ["*"], "operand_max": 54321})";
   const auto learner = made({kSums, secret});
@@ -124,7 +124,7 @@ TEST(Several, WorkersGetWhatTheyScoreAndNothingElse) {
   }
 }
 
-TEST(Several, WhatIsWrongWithThemIsSaid) {
+TEST(Several, FaultsAreNamed) {
   const auto error = [](const std::string& options) {
     const auto adapter = make_adapter(kSeveral, options, 1);
     return adapter ? std::string() : adapter.error().message();

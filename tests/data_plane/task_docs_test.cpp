@@ -53,7 +53,7 @@ class TaskDocs : public ::testing::Test {
   std::set<std::string> tested_;
 };
 
-TEST_F(TaskDocs, EveryTaskOnAPageDoesWhatItSays) {
+TEST_F(TaskDocs, EveryTaskOnAPageBehavesAsDescribed) {
   const auto sort = made("sort.py");
   ASSERT_TRUE(sort);
   EXPECT_LT(std::count(files_["sort.py"].begin(), files_["sort.py"].end(), '\n'), 30);

@@ -1,5 +1,5 @@
-// What a policy is told, as a text or as messages: read from JSON, kept in problems, and given to tasks as they gave
-// it.
+// Prompts and observations, as a text or as messages: read from JSON, stored in problems, and given back to tasks
+// unchanged.
 #include "data_plane/told.hpp"
 
 #include <gmock/gmock.h>
@@ -37,7 +37,7 @@ TEST(Told, IsATextOrMessages) {
   EXPECT_EQ(prompt_of(problem), Told("again"));
 }
 
-TEST(Told, WhatIsNeitherSaysWhy) {
+TEST(Told, InvalidFormsAreRefusedWithTheReason) {
   const auto refused = [](const char* text, std::size_t bytes_max = 100) {
     const auto told = read_told(json::parse(text), bytes_max);
     EXPECT_FALSE(told) << text;

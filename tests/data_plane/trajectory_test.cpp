@@ -96,7 +96,7 @@ TEST(Trajectory, EachBrokenRuleIsNamed) {
   }
 }
 
-// What is stored of a trajectory is what is serialised of it again: nothing may hide in it.
+// Storage serialises the parsed trajectory again, so that unknown fields cannot hide in it.
 TEST(Trajectory, NothingUnknownSurvivesBesideItsComponents) {
   const Trajectory sound = sound_trajectory();
   // A component whose entry has a further field: 11 is the map, in it 1 the name, 2 the value, 99 something else.
@@ -149,7 +149,7 @@ TEST(Messages, LimitsAndEmptyBodies) {
   schema::WorkerMessage message;
   *message.mutable_submission()->add_trajectories() = sound_trajectory();
   EXPECT_TRUE(parse_worker_message(message.SerializeAsString()));
-  // Whose group it is must be known even where a trajectory is bad.
+  // An invalid trajectory must still parse, because the learner needs its group.
   message.mutable_submission()->mutable_trajectories(0)->clear_logprobs();
   EXPECT_TRUE(parse_worker_message(message.SerializeAsString()));
   message.mutable_failed()->set_detail(std::string(4097, 'x'));

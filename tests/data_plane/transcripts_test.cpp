@@ -111,7 +111,7 @@ std::vector<Problem> problems_in(const json& item, const std::vector<std::string
   return problems;
 }
 
-TEST_F(Transcripts, OfOneResponseIsWhatTheConnectionSays) {
+TEST_F(Transcripts, TheConnectionFollowsTheTranscriptOfOneResponse) {
   const auto connection = replay("one response", R"({"level": 2})");
   const auto hello = connection->hello();
   ASSERT_TRUE(hello) << hello.error().message();
@@ -137,7 +137,7 @@ TEST_F(Transcripts, OfOneResponseIsWhatTheConnectionSays) {
   EXPECT_FALSE(read_score(*answers[1])->correct);
 }
 
-TEST_F(Transcripts, OfManyTurnsIsWhatTheConnectionSays) {
+TEST_F(Transcripts, TheConnectionFollowsTheTranscriptOfManyTurns) {
   const auto connection = replay("many turns", "{}");
   const auto hello = connection->hello();
   ASSERT_TRUE(hello) << hello.error().message();
@@ -168,7 +168,7 @@ TEST_F(Transcripts, OfManyTurnsIsWhatTheConnectionSays) {
 }
 
 // Key order and numbers' form are the helper's own; what they say is the same.
-TEST_F(Transcripts, AreWhatThePythonHelperAnswers) {
+TEST_F(Transcripts, ThePythonHelperGivesTheAnswersOfTheTranscripts) {
   ASSERT_EQ(all_.size(), 2u);
   for (const auto& [name, transcript] : all_) {
     auto program = pool_->launch(python(transcript.task));
@@ -188,7 +188,7 @@ TEST_F(Transcripts, AreWhatThePythonHelperAnswers) {
   }
 }
 
-// What the page says of requests that the connection does not send.
+// The page's requests that the connection never sends.
 TEST_F(Transcripts, ReservedMethodsAreAnsweredByThePythonHelper) {
   auto program = pool_->launch(python(all_["one response"].task));
   ASSERT_TRUE(program) << program.error().message();

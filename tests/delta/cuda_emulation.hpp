@@ -1,6 +1,6 @@
-// A device that is the CPU: runs the device code of delta/cuda/kernels.hpp with loops instead of threads, so that its
-// logic and everything around it are tested where no GPU is. What this cannot show: that the code is right under real
-// concurrency, and how fast it is.
+// A device emulated on the CPU: runs the device code of delta/cuda/kernels.hpp with loops instead of threads. Its logic
+// and the code around it are thus tested without a GPU. It does not show that the code is right under real concurrency,
+// or how fast it is.
 #pragma once
 #include <array>
 #include <cstdlib>
@@ -97,7 +97,7 @@ class EmulatedMachine final : public Machine {
     failures_left_ = count;
   }
   void stop_failing() { calls_until_failure_ = kNever; }
-  // Counts as device memory from now on; it is somebody else's.
+  // Makes memory that another owner allocated count as device memory.
   void adopt(const void* memory, std::uint64_t bytes) { adopted_[static_cast<const std::byte*>(memory)] = bytes; }
   // Bytes that allocations of either place may still take.
   void limit_memory(std::uint64_t bytes) { bytes_left_ = bytes; }

@@ -1,5 +1,5 @@
-// Extraction and application on a device, once on the CPU that plays one (cuda_emulation.hpp) and once on a CUDA
-// device, where there is one.
+// Extraction and application on a device: on the emulated one (cuda_emulation.hpp), and on a CUDA device if the machine
+// has one.
 #include <xxhash.h>
 
 #include <algorithm>
@@ -29,7 +29,7 @@ T must(Result<T> result) {
 }
 void must(const Status& status) { EXPECT_TRUE(status) << (status ? "" : status.error().message()); }
 
-// What differs, found in the most obvious way.
+// The differing elements, found in the simplest way.
 std::vector<TensorWrite> differences(const StateView& prev, const StateView& cur) {
   std::vector<TensorWrite> writes;
   for (std::size_t t = 0; t < cur.size(); ++t) {
@@ -197,7 +197,7 @@ TEST_P(OnDevice, DigestsAreThoseOfTheCpu) {
   EXPECT_EQ(must(device.digest(there)), all.digest());
 }
 
-TEST_P(OnDevice, FindsWhatTheCpuFinds) {
+TEST_P(OnDevice, FindsTheSameDifferencesAsTheCpu) {
   Random random(4);
   Device device = open();
   for (const double density : {0.0, 1e-5, 0.0144, 0.5, 1.0}) {
@@ -245,7 +245,7 @@ TEST_P(OnDevice, SingleBitsCount) {
   EXPECT_TRUE(std::ranges::equal(writes[0].positions, RawVector<std::uint32_t>{0, 32'768, 69'999}));
 }
 
-// What a learner does: no dense weights cross, and the patch is the one the CPU would have made.
+// The learner's use: no dense weights leave the device, and the patch equals the one made on the CPU.
 TEST_P(OnDevice, AMirrorFollows) {
   Random random(7);
   Device device = open();
@@ -259,7 +259,7 @@ TEST_P(OnDevice, AMirrorFollows) {
   EXPECT_EQ(must(encode_delta(v.prev.view(), mirror.view())), must(encode_delta(v.prev.view(), v.cur.view())));
 }
 
-// What a worker does.
+// The worker's use.
 TEST_P(OnDevice, AppliesDeltas) {
   Random random(8);
   Device device = open();
@@ -282,7 +282,7 @@ TEST_P(OnDevice, AppliesDeltas) {
   }
 }
 
-TEST_P(OnDevice, HashesOnlyWhatChanged) {
+TEST_P(OnDevice, HashesOnlyChangedLeaves) {
   Random random(9);
   Device device = open();
   Versions v = versions({spec("x", DType::kBF16, {10 * 32'768 + 5})}, 0, random);
@@ -476,8 +476,8 @@ TEST_P(OnDevice, AnErrorOfTheSinkEndsExtraction) {
   expect_same(extracted(device, prev, cur), differences(v.prev.view(), v.cur.view()));
 }
 
-// Memory of somebody else, here of another state.
-TEST_P(OnDevice, AttachesToMemoryThatIsThere) {
+// Attaches to memory that another owner allocated, here another state.
+TEST_P(OnDevice, AttachesToExistingMemory) {
   Random random(16);
   Device device = open();
   Versions v = versions({spec("a", DType::kU8, {1000}), spec("b", DType::kBF16, {50'000})}, 0.1, random);

@@ -1,5 +1,5 @@
-// Fuzz target: bytes as the journal of an application in place, as they are and with right checksums. What parses must
-// stay inside the files it names, and must mean the same whether it is put into them as a whole or window by window.
+// Fuzz target: bytes as the journal of an application in place, unchanged and with corrected checksums. A journal that
+// parses must stay inside the files it names. It must also have the same effect in one piece and window by window.
 #include <cstdlib>
 #include <cstring>
 

@@ -1,5 +1,5 @@
-// Fuzz target: bytes as a patch, as they are and with a right checksum. Nothing may crash, a failed apply must leave
-// the state alone, and what is accepted must have the promised digest.
+// Fuzz target: bytes as a patch, unchanged and with a corrected checksum. No input may crash, a failed apply must leave
+// the state alone, and an accepted patch must produce the promised digest.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>

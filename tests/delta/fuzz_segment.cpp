@@ -1,5 +1,5 @@
-// Fuzz target: a byte for the element type, then the body of a segment frame. What decodes must stay within the
-// segment.
+// Fuzz target: a byte for the element type, then the body of a segment frame. Every decoded position must lie within
+// the segment.
 #include <algorithm>
 #include <cstdlib>
 #include <vector>

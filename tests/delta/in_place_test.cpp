@@ -103,7 +103,7 @@ TEST_F(InPlaceTest, TheSameAgainDoesNothing) {
   EXPECT_EQ(digest_at(disk_.folder()), next_.digest());
 }
 
-TEST_F(InPlaceTest, RefusesWhatDoesNotApply) {
+TEST_F(InPlaceTest, RefusesPatchesThatDoNotApply) {
   const OwnedState third = changed_state(next_, 3);
   const auto snapshot = encode_snapshot(next_.view());
   ASSERT_TRUE(snapshot);

@@ -89,7 +89,7 @@ class Mutations : public ::testing::Test {
   DecodeOptions limits_;
 };
 
-TEST_F(Mutations, OfDeltasAndFolds) {
+TEST_F(Mutations, DamagedDeltasAndFoldsNeverGiveAnotherState) {
   Random random(42);
   OwnedState middle = copy(prev_.view());
   flip_elements(middle, 0.02, random);
@@ -123,7 +123,7 @@ TEST_F(Mutations, OfDeltasAndFolds) {
   EXPECT_GT(decoded, kDeltaRounds / 10);  // damage that got past the parser
 }
 
-TEST_F(Mutations, OfSnapshots) {
+TEST_F(Mutations, DamagedSnapshotsNeverGiveAnotherState) {
   Random random(43);
   const Blob patch = *encode_snapshot(cur_.view());
   Blob damaged;

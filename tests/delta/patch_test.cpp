@@ -89,7 +89,7 @@ TEST(Patch, RoundTripsRandomStates) {
   }
 }
 
-TEST(Patch, WhatArrivesIsResolvedBeforeTheRestIsThere) {
+TEST(Patch, ReceivedBytesAreResolvedBeforeTheRestArrives) {
   Random random(5);
   const std::int64_t elements = 3 * (1 << 22);
   OwnedState prev = zeros({spec("a", DType::kBF16, {elements}), spec("b", DType::kBF16, {elements})});
@@ -179,7 +179,7 @@ TEST(Patch, RoundTripsTensorsOfSeveralSegments) {
 
 // Where an eighth of a segment changes it is given as a whole, otherwise element by element; both lead to the new
 // state.
-TEST(Patch, DenseChangesAreGivenAsAWhole) {
+TEST(Patch, DenseChangesAreEncodedAsWholeSegments) {
   Random random(31);
   for (const double density : {0.05, 0.3}) {
     SCOPED_TRACE(density);
@@ -203,7 +203,7 @@ TEST(Patch, DenseChangesAreGivenAsAWhole) {
   }
 }
 
-TEST(Patch, RawVectorsKeepWhatTheyHoldWhenTheyGrow) {
+TEST(Patch, RawVectorsKeepTheirContentWhenTheyGrow) {
   RawVector<std::uint32_t> numbers;
   for (std::uint32_t i = 0; i < 2'000'000; ++i) numbers.push_back(i);  // across the size that gets huge pages
   for (std::uint32_t i = 0; i < numbers.size(); ++i) ASSERT_EQ(numbers[i], i);
@@ -398,7 +398,7 @@ TEST(Patch, LargeMemoryIsKeptForTheNextVector) {
   for (auto& v : many) v.resize(4u << 20);  // 160 MiB, of which 64 are kept
   many.clear();
   ByteVector zeros(5u << 20, std::byte{1});
-  zeros = ByteVector(5u << 20);  // set anew, whatever was there before
+  zeros = ByteVector(5u << 20);  // zeroed again, over other content
   EXPECT_TRUE(std::ranges::all_of(zeros, [](std::byte b) { return b == std::byte{0}; }));
 }
 

@@ -42,7 +42,7 @@ TEST(Shape, CountsAndOverflows) {
   EXPECT_FALSE(tensor_bytes(DType::kU64, std::vector<std::int64_t>{1ll << 62}));
 }
 
-TEST(Canonical, SortsAndNamesWhatIsWrong) {
+TEST(Canonical, SortsTensorsAndNamesInvalidOnes) {
   const Blob two(2);
   const auto sorted = canonical({{"b", DType::kBF16, {}, two}, {"a", DType::kU8, {2}, two}});
   ASSERT_TRUE(sorted);

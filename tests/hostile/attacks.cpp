@@ -75,8 +75,8 @@ class Raw {
     return ok();
   }
 
-  // Sends what `make` makes, `per_second` of it (0: as much as goes), with the heartbeats of a member, until it is
-  // thrown out or the time is over. `reconnect_every`: and comes anew.
+  // Sends the messages of `make`, `per_second` of them (0: as many as the connection takes), with the heartbeats of a
+  // member, until the learner ends the connection or the time is over. Reconnects after every `reconnect_every`.
   void flood(double per_second, const std::function<void(wire::ControlMessage&)>& make,
              Duration reconnect_every = std::chrono::hours(1)) {
     TimePoint began = kClock.now(), beat = began;
@@ -136,7 +136,7 @@ class Child : public Raw {
  public:
   using Raw::Raw;
 
-  // What has come from the learner and from the parents, and a heartbeat when it is time.
+  // Handles messages from the learner and the parents, and sends a heartbeat when it is due.
   void live() {
     if (kClock.now() >= beat_) {
       wire::ControlMessage heartbeat;
@@ -258,7 +258,7 @@ Result<Outcome> bad_heartbeat(const AttackOptions& options) {
   return raw.outcome;
 }
 
-// Accuses everybody, of everything, and comes back under a new connection to go on.
+// Accuses all workers of every fault, and reconnects to go on.
 Result<Outcome> slander(const AttackOptions& options) {
   Raw raw(options);
   ECHO_TRY(raw.begin());
@@ -290,7 +290,7 @@ Result<Outcome> renew_flood(const AttackOptions& options) {
   return raw.outcome;
 }
 
-// A child that the learner has sent to its parents claims to hold what nobody has published.
+// A child that the learner has assigned to its parents claims to hold publications that do not exist.
 Result<Outcome> have_flood(const AttackOptions& options) {
   Child child(options);
   ECHO_TRY(child.begin());
@@ -317,7 +317,7 @@ Result<Outcome> have_flood(const AttackOptions& options) {
       ++child.outcome.messages;
       child.outcome.bytes += m.ByteSizeLong();
     }
-    // Nobody takes anything: the cores it would wait on belong to its victims here.
+    // No parent took a message. Do not spin: the victims share these cores.
     if (child.outcome.messages == before) std::this_thread::sleep_for(milliseconds(1));
   }
   child.end();
@@ -356,7 +356,7 @@ Result<Outcome> bad_child(const AttackOptions& options) {
   return child.outcome;
 }
 
-// Lets everybody dial wherever it likes: a machine and port of its choice, anew with every connection.
+// Announces an arbitrary address for other workers to dial: another machine and port with every connection.
 Result<Outcome> dial_anywhere(const AttackOptions& options) {
   Child child(options);
   ECHO_TRY(child.begin());
@@ -398,7 +398,7 @@ Result<Outcome> idle_connections(const AttackOptions& options) {
   return raw.outcome;
 }
 
-// A certificate of the run, and no place in it: asks the parents of somebody else for its publications.
+// A holder of the run's certificate without a place in the topology asks another worker's parents for publications.
 Result<Outcome> unassigned_child(const AttackOptions& options) {
   Child child(options);
   ECHO_ASSIGN(const Identity never_joined, enrol(options.learner, options.tokens.at(1), options.name + "-1"));
@@ -406,7 +406,7 @@ Result<Outcome> unassigned_child(const AttackOptions& options) {
   while (child.going_on()) {
     child.live();
     for (const wire::Parent& parent : child.assign().parents()) {
-      for (const bool with_grant : {false, true}) {  // somebody else's
+      for (const bool with_grant : {false, true}) {  // the grant is another worker's
         auto edge = child.edge_to(parent, never_joined, with_grant);
         if (!edge) continue;
         ++child.outcome.messages;

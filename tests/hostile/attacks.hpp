@@ -1,4 +1,4 @@
-// What a machine that was let into a run may try against it, by name.
+// Attacks of a machine that was admitted to a run, by name.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>

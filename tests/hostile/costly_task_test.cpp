@@ -75,7 +75,7 @@ class CostlyTask : public ::testing::Test {
   const std::uint16_t port_ = free_port();
 };
 
-TEST_F(CostlyTask, WhoLiesAboutItIsFoundBesideTraining) {
+TEST_F(CostlyTask, AWorkerThatReportsWrongScoresIsFoundDuringTraining) {
   Program program(up(run_file("task: {adapter: process, options: {script: task.py}}\n"), {"run.steps=100000"}));
   ASSERT_TRUE(eventually(seconds(60), [&] { return !program.running() || step() >= 2; }));
   ASSERT_TRUE(program.running()) << program.wait(seconds(0)).err;
@@ -112,7 +112,7 @@ TEST_F(CostlyTask, WhoLiesAboutItIsFoundBesideTraining) {
   EXPECT_TRUE(told);
 }
 
-TEST_F(CostlyTask, SeveralTasksShareARunWhoeverScoresThem) {
+TEST_F(CostlyTask, TasksScoredByWorkersAndByTheLearnerShareARun) {
   Program program(up(run_file("tasks:\n"
                               "  - {adapter: arithmetic, weight: 2, options: {operations: [\"+\"]}}\n"
                               "  - {adapter: process, options: {script: task.py}}\n"

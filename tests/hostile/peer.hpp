@@ -26,7 +26,7 @@ Result<Identity> enrol(const overlay::Endpoint& learner, const std::string& toke
 // One thread; blocking, with limits of a few seconds.
 class Peer {
  public:
-  // Without credentials of its own the other end knows it as nobody.
+  // Without credentials, the other end treats this peer as a stranger.
   static Result<std::unique_ptr<Peer>> connect(const overlay::Endpoint& to, const overlay::Credentials& credentials,
                                                WorkerId expected);
   ~Peer();

@@ -1,6 +1,6 @@
-// A running fleet, and machines in it that are not friends: all attacks of attacks.cpp, most at once. Whatever they do,
-// the learner lives, honest workers are neither lost nor judged, training goes on, and who can be shown to misbehave is
-// thrown out with a reason. What the attacks cost is measured by threats_bench.
+// A running fleet under all attacks of attacks.cpp, most of them at once. The learner survives, honest workers are
+// neither lost nor quarantined, training goes on, and a provably misbehaving worker is expelled with a reason.
+// threats_bench measures the cost of the attacks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -25,8 +25,8 @@ namespace {
 using nlohmann::json;
 using std::chrono::seconds;
 
-// Who does this is told to go; of others it is enough that they do no harm. Not the have-flood: who is no child of the
-// learner's is barred by its parent.
+// The learner expels the worker for these attacks. For the others it is enough that they do no harm. The have-flood is
+// not among them: a child that is not the learner's is barred by its parent.
 const std::vector<std::string> kThrownOut = {"bad-heartbeat", "slander", "renew-flood", "wrong-rewards",
                                              "nan",           "talk",    "oversized",   "braggart"};
 // These take all of a machine's cores, so each has a time of its own.
@@ -132,7 +132,7 @@ TEST_F(Threats, NoMachineDecidesOverTheRun) {
   ASSERT_TRUE(report.is_object()) << outcome.err;
   EXPECT_EQ(report.at("ended"), "interrupted");
   EXPECT_EQ(report.at("fleet").at("workers_lost"), 0);
-  // Nothing of what they said reached a file or the log as it was.
+  // Raw bytes of the attackers reached neither a file nor the log.
   std::istringstream log(outcome.err);
   for (std::string line; std::getline(log, line);) EXPECT_TRUE(is_printable(line)) << printable(line);
   std::ifstream events(run_ / "events.jsonl");

@@ -75,7 +75,7 @@ TEST(Alarms, HeldOutAccuracyThatStaysWhileTheRewardRises) {
 }
 
 // Another trainer's rows have what it measures, and a step that is done again after a crash is not counted twice.
-TEST(Alarms, WhatIsNotMeasuredIsNotJudged) {
+TEST(Alarms, MissingMeasurementsRaiseNoAlarm) {
   Alarms alarms;
   for (int step = 1; step <= 40; ++step) {
     EXPECT_TRUE(alarms.hear({{"kind", "step"}, {"step", step}, {"reward_mean", 0.5}}).empty());

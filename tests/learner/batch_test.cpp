@@ -1,4 +1,4 @@
-// What is said of a batch without a tensor: its figures, and what no step could train on.
+// Facts about a batch without a tensor: its figures, and trajectories that no step could train on.
 #include "learner/batch.hpp"
 
 #include <gtest/gtest.h>
@@ -34,7 +34,7 @@ TEST(BatchTest, FiguresNeedNoTrainer) {
       "zero_advantage_fraction": 0.5, "response_tokens": 12})"));
 }
 
-TEST(BatchTest, WhatNoStepCouldTrainOnIsNamed) {
+TEST(BatchTest, UntrainableTrajectoriesAreNamed) {
   model::ModelConfig shape;
   shape.vocab_size = 10;
   shape.positions_max = 5;
@@ -60,7 +60,7 @@ TEST(BatchTest, WhatNoStepCouldTrainOnIsNamed) {
   }
 }
 
-TEST(SourceMakerTest, ARunThatWantsTheBuiltInTrainerIsToldWhereItIsNotThere) {
+TEST(SourceMakerTest, ARunWithoutTheBuiltInTrainerNamesTheBuildOption) {
   const auto none = source_maker({}, {});
   ASSERT_FALSE(none);
   EXPECT_EQ(none.error().code, Code::kInvalid);

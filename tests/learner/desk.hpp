@@ -105,7 +105,7 @@ class DeskTest : public ::testing::Test {
     return next_message().grant();
   }
 
-  // What an honest worker hands in: the right answer, and wrong ones from all members but the first.
+  // An honest worker's submission: the right answer of the first member, and wrong answers of the others.
   schema::Submission made(const schema::Lease& lease, WorkerId worker = WorkerId{1}) {
     schema::Submission submission;
     submission.set_lease(lease.id());

@@ -20,7 +20,7 @@ using testing::IsEmpty;
 
 constexpr WorkerId kAda{1}, kBob{2}, kEve{3};
 
-TEST(DeskInbox, AWorkerOfWhichTooMuchWaitsIsToBeExpelled) {
+TEST(DeskInbox, AWorkerWithTooManyUnreadBytesIsExpelled) {
   DeskInbox inbox(Bytes{100});  // so 16 MiB may wait of each
   EXPECT_TRUE(inbox.admit(kAda, 16u << 20, false).taken);
   const auto refused = inbox.admit(kAda, 1, false);
@@ -166,7 +166,7 @@ struct Edge {
                     [this](const Error* e) { reports.push_back(e ? std::string(to_string(e->code)) : "stores"); }};
 };
 
-TEST(DatabaseEdge, WhatWaitsIsWorkedOffInOrderOnceItStores) {
+TEST(DatabaseEdge, WaitingItemsAreHandledInOrderOnceTheDatabaseStores) {
   Edge e;
   EXPECT_FALSE(e.edge.held_up_by(e.error(Code::kInvalid))) << "an error of another kind";
   bool disk_is_full = true;
@@ -309,7 +309,7 @@ TEST(Roster, LinksAreThoseOfTheOfferThatWasRented) {
 }
 
 // Whatever comes in whatever order, also of workers that never joined.
-TEST(Roster, ItsPartsAgreeWhateverHappens) {
+TEST(Roster, ItsPartsAgreeAfterRandomEvents) {
   Random random(7, 0);
   Entered e;
   TimePoint now{};

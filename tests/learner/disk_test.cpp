@@ -64,7 +64,7 @@ TEST_F(DiskDeskTest, AFullDiskHoldsTheDeskUpAndNoWorkerIsBlamed) {
   wait_refused(3);
   EXPECT_TRUE(desk_->held_up());
   EXPECT_EQ(messages(), 0u) << "what is not stored is not acknowledged";
-  // A worker that asks meanwhile waits, and longer than any lease lasts is nobody's fault but the disk's.
+  // A worker that asks meanwhile waits. No worker is blamed for the time that the disk is full, even beyond a lease.
   schema::WorkerMessage request;
   request.mutable_request()->set_version(0);
   request.mutable_request()->set_policy_digest(digest_bytes());
@@ -103,7 +103,7 @@ TEST_F(DiskDeskTest, ConsumingCanBeRepeated) {
 }
 
 // More than is kept of one worker is dropped, and that is not held against it.
-TEST_F(DiskDeskTest, WhatIsNotKeptMeanwhileGoesToOthers) {
+TEST_F(DiskDeskTest, DroppedSubmissionsAreLeasedToOthers) {
   open(0);
   const schema::WorkGrant grant = ask(0, 1);
   ASSERT_EQ(grant.leases_size(), 1);
@@ -124,7 +124,8 @@ TEST_F(DiskDeskTest, WhatIsNotKeptMeanwhileGoesToOthers) {
   EXPECT_EQ(desk_->counts()->leases.released, 1u);
 }
 
-// What is not about room is tried for a while. Then waiting for a batch ends, for the run to keep what it has.
+// Other errors than a full disk are retried for a while. Then waiting for a batch ends, so that the run keeps its
+// state.
 TEST_F(DiskDeskTest, ADatabaseThatFailsForLongIsGivenUp) {
   open(0);
   const schema::WorkGrant grant = ask(0, 1);
@@ -225,7 +226,7 @@ TEST_F(DiskTest, ADiskThatRefusesIsAnAlarmThatEnds) {
 }
 
 // A checkpoint that finds no room leaves nothing behind, and the one before stays in force.
-TEST_F(DiskTest, ACheckpointWithoutRoomGivesBackWhatItTook) {
+TEST_F(DiskTest, ACheckpointWithoutRoomFreesItsFiles) {
   const auto write = [](const std::filesystem::path& folder) -> Status {
     ECHO_TRY(write_file_atomic(folder / "small", "x"));
     ECHO_TRY(write_file_atomic(folder / "large", std::string(10'000, 'x')));

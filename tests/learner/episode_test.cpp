@@ -40,8 +40,8 @@ class EpisodeTest : public ::testing::Test {
     door_.emplace(std::move(door), *adapter_, *task_.phrasing);
   }
 
-  // What a worker hands in whose policy guesses what `guess` says, given the conversation so far; "!" at the end: no
-  // token ends the turn.
+  // A submission of a worker whose policy answers `guess`, given the turn. A guess that ends with "!" has no token that
+  // ends the turn.
   schema::Submission played(const std::function<std::string(std::size_t turn)>& guess) {
     worker::Groups groups(task_, WorkerId{2});
     schema::Lease lease;
@@ -83,7 +83,7 @@ class EpisodeTest : public ::testing::Test {
   std::optional<learner::Door> door_;
 };
 
-TEST_F(EpisodeTest, TheDoorTakesWhatTheTaskSays) {
+TEST_F(EpisodeTest, TheDoorAcceptsHonestEpisodes) {
   const auto found = [&](std::size_t turn) { return std::to_string(turn == 2 ? wanted() : turn); };
   schema::Submission submission = played(found);
   EXPECT_EQ(verdict(submission), "taken");
@@ -100,7 +100,7 @@ TEST_F(EpisodeTest, TheDoorTakesWhatTheTaskSays) {
   EXPECT_FALSE(played([&](std::size_t) { return "1234!"; }).trajectories(0).finished());
 }
 
-TEST_F(EpisodeTest, TheDoorRefusesWhatWasNotSo) {
+TEST_F(EpisodeTest, TheDoorRefusesAlteredEpisodes) {
   const schema::Submission sound = played([&](std::size_t turn) { return turn == 2 ? std::to_string(wanted()) : "x"; });
   ASSERT_EQ(verdict(sound), "taken");
   const auto spoilt = [&](const std::function<void(schema::Trajectory&)>& spoil) {
@@ -128,7 +128,7 @@ TEST_F(EpisodeTest, TheDoorRefusesWhatWasNotSo) {
   EXPECT_THAT(spoilt([&](auto& t) { shortened(t, 8); }), HasSubstr("loss mask does not begin and end"));
 }
 
-// Of every task there is: it says the same of the same responses, whenever it is asked.
+// Every kind of task gives the same answers to the same responses, at any time.
 TEST(Episodes, AreTheSameForTheSameSeed) {
   const auto adapter = *data_plane::make_adapter("guess", "{}", 3);
   for (std::uint64_t index = 0; index < 50; ++index) {
@@ -147,7 +147,7 @@ TEST(Episodes, AreTheSameForTheSameSeed) {
   }
 }
 
-TEST(Episodes, HalvingWhatIsLeftFindsEveryNumber) {
+TEST(Episodes, BisectionFindsEveryNumber) {
   const auto adapter = *data_plane::make_adapter("guess", "{}", 3);
   for (const auto& problem : adapter->evaluation()) {
     std::uint64_t low = std::stoull(problem.prompt()), high = low + 16,

@@ -1,4 +1,4 @@
-// What an external trainer meets: batches as bytes, leases, policies, and the HTTP interface around them.
+// The interface of an external trainer: batches as bytes, leases, policies, and HTTP.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <httplib.h>
@@ -330,7 +330,7 @@ TEST_F(ApiTest, AConnectionMayBeIdleForLongButNotForever) {
   EXPECT_EQ(answers, 9u);
 }
 
-TEST_F(ApiTest, EndsAtOnceWhateverItsClientsDo) {
+TEST_F(ApiTest, EndsAtOnceBesideStalledClients) {
   start("socket");
   const Raw half(socket_path()), idle(socket_path());
   ASSERT_TRUE(half.send(kHalfABody));
@@ -486,8 +486,9 @@ TEST(Scores, AreReadOnlyForTheBatchTheyAreOf) {
   }
 }
 
-// What the trainer's model says tells who made answers up, by the same rule as with the built-in trainer.
-TEST(Scores, TellWhoseResponsesAreNotThePolicys) {
+// The scores of the trainer's model reveal a worker with invented responses, by the same rule as with the built-in
+// trainer.
+TEST(Scores, RevealTheWorkerWithForeignResponses) {
   std::vector<schema::Trajectory> batch;
   TokenScores scores;
   for (std::uint64_t worker = 1; worker <= 4; ++worker)
@@ -562,7 +563,7 @@ TEST_F(ApiTest, EndsWhileATrainerWaits) {
   EXPECT_FALSE(std::filesystem::exists(path));
 }
 
-TEST(PolicyOf, RoundsAndChecksWhatATrainerSaves) {
+TEST(PolicyOf, RoundsAndChecksATrainersTensors) {
   const auto config = model::preset("tiny-64");
   ASSERT_TRUE(config.has_value());
   const auto policy = model::init_policy(*config, 1);

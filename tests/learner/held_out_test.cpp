@@ -1,4 +1,4 @@
-// What answers to held-out problems are worth, whoever gave them.
+// Scores of answers to held-out problems, from any source.
 #include "learner/held_out.hpp"
 
 #include <gmock/gmock.h>
@@ -73,7 +73,7 @@ TEST_F(HeldOutTest, CountsAnswersLengthsAndRefusals) {
 
 // An interval is as wide as the problems' number says where answers to one are all alike, and as narrow as that of all
 // answers where they have nothing in common.
-TEST_F(HeldOutTest, AnswersToOneProblemCountForAsMuchAsTheyTell) {
+TEST_F(HeldOutTest, AnswersToOneProblemWeighByTheirInformation) {
   HeldOut alike(*adapter_, problems_, 8, 0), unlike(*adapter_, problems_, 8, 0);
   Random random(5);
   double correct = 0;

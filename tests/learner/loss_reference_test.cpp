@@ -271,7 +271,7 @@ TEST_P(NamedLoss, HasTheGradientOfItsFormulaOnRolloutsOfSeveralTurns) {
 }
 
 // A response without a token that counts, because the length limit cut it, has no weight in the baseline by length.
-TEST(LengthWeightedBaseline, LeavesOutWhatTheLossLeavesOut) {
+TEST(LengthWeightedBaseline, LeavesOutTheTokensTheLossLeavesOut) {
   std::vector<schema::Trajectory> batch;
   for (const schema::Trajectory& t : several_turns())
     if (t.group() == 13) batch.push_back(t);

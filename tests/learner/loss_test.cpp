@@ -38,7 +38,7 @@ TEST(GroupAdvantages, EqualRewardsGiveExactlyZero) {
   for (const double value : *a) EXPECT_EQ(value, 0.0);
 }
 
-TEST(GroupAdvantages, RefuseWhatIsNoGroup) {
+TEST(GroupAdvantages, RefuseInvalidGroups) {
   EXPECT_EQ(group_advantages({1, 0, 1}, 2, LossConfig{}).error().code, Code::kInvalid);
   EXPECT_EQ(group_advantages({1, 0}, 1, LossConfig{}).error().code, Code::kInvalid);
   EXPECT_EQ(group_advantages({1, 0}, 0, LossConfig{}).error().code, Code::kInvalid);

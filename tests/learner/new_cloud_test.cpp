@@ -230,7 +230,7 @@ TEST_F(NewCloud, IsSearchedPlannedRentedBilledAndReturned) {
 }
 
 // One that the ledger has as running, one that was asked for, and one in no row.
-TEST_F(NewCloud, WhatAKilledLearnerLeftIsFoundAndReturned) {
+TEST_F(NewCloud, MachinesOfAKilledLearnerAreFoundAndReleased) {
   const learner::RunConfig run = config();
   const double then = SystemClock().unix_seconds() - 3600;
   for (const bool by_next_learner : {false, true}) {
@@ -304,7 +304,7 @@ TEST_F(NewCloud, AHostKnowsItsPortAndEndsItself) {
   ::unsetenv("NIMBUS_ROOM");
 }
 
-TEST_F(NewCloud, ItsFilesAreRecognisedAndItsKeyIsAskedForAndPassedOnToNobody) {
+TEST_F(NewCloud, ItsFilesAreRecognisedAndItsKeyStaysHere) {
   const auto list = parse_offers("nimbus\na 5\n", "file");
   ASSERT_TRUE(list) << list.error().message();
   EXPECT_EQ(list->format, kNimbus);

@@ -1,4 +1,4 @@
-// What is found out about a run before anything is rented, and the plan that comes of it.
+// Checks of a run before anything is rented, and the resulting plan.
 #include "learner/preflight.hpp"
 
 #include <arpa/inet.h>
@@ -46,7 +46,7 @@ const Check& check(const Preflight& result, const std::string& name) {
   return *it;
 }
 
-// A port somebody listens on.
+// A port with a listening socket.
 class TakenPort {
  public:
   TakenPort() : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
@@ -99,7 +99,7 @@ TEST(Preflight, WarnsOfSettingsThatMislead) {
   EXPECT_THAT(warned("sampling", {{"rollout.top_p", "0.5"}}), HasSubstr("its gradient is biased"));
 }
 
-// What goes on has its plan: whatever the offers say by now. Only what it may cost is the run file's.
+// A resumed run keeps its plan, whatever the present offers are. Only the cost limits come from the run file.
 TEST(Preflight, ARunThatGoesOnKeepsItsPlan) {
   const overlay::TemporaryFolder folder;
   const Preflight first = preflight(quickstart());
@@ -180,7 +180,7 @@ TEST(Preflight, EverythingThatIsWrongAtOnce) {
     EXPECT_THAT(status.error().detail, HasSubstr(text));
 }
 
-TEST(Preflight, SaysWhatIsTakenForAnUplinkThatNobodyStated) {
+TEST(Preflight, NamesTheAssumptionForAnUnstatedUplink) {
   const auto warned = [](const Preflight& result) {
     return std::any_of(result.checks.begin(), result.checks.end(),
                        [](const Check& c) { return c.name == "uplink" && c.verdict == Verdict::kWarning; });
@@ -236,7 +236,7 @@ TEST(Preflight, APlanThatCannotBeIsTheOnlyKindOfInfeasible) {
   EXPECT_THAT(both.error().detail, HasSubstr("kappa"));
 }
 
-TEST(Preflight, WhatDoesNotFitIsRefused) {
+TEST(Preflight, LengthsBeyondTheLimitsAreRefused) {
   // The tiny presets have 1024 positions.
   const Preflight longer = preflight(quickstart({{"rollout.response_tokens_max", "1024"}}));
   EXPECT_EQ(check(longer, "lengths").verdict, Verdict::kFailed);
@@ -293,7 +293,7 @@ PreflightFor with_gpu(std::optional<Bytes> memory) {
   return {built_in};
 }
 
-TEST(Preflight, WhatTrainingTakesIsHeldAgainstTheGpusMemory) {
+TEST(Preflight, TrainingMemoryIsComparedWithTheGpus) {
   const auto run = [](std::optional<Bytes> memory) {
     return preflight(
         quickstart({{"model.preset", "qwen3-0.6b"}, {"learner.device", "cuda"}, {"learner.compute", "bf16"}}),
@@ -366,7 +366,7 @@ TEST(Preflight, ABindAddressIsOneOfThisMachine) {
   const Status named = can_listen("not a name", 0);
   ASSERT_FALSE(named);
   EXPECT_THAT(named.error().message(), HasSubstr("'not a name'"));
-  EXPECT_FALSE(can_listen("192.0.2.1", 0));  // of nobody
+  EXPECT_FALSE(can_listen("192.0.2.1", 0));  // an address of no machine
 }
 
 TEST(PlanRun, FollowsTheRunFile) {

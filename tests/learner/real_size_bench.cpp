@@ -61,7 +61,7 @@ class Stopwatch {
                tensors_.most() / 1e9, status_gb("VmRSS:"), tensors_.now() / 1e9,
                static_cast<double>(heap.uordblks + heap.hblkhd) / 1e9);
     std::fflush(stdout);
-    std::ofstream("/proc/self/clear_refs") << "5";  // the process's high-water mark starts anew
+    std::ofstream("/proc/self/clear_refs") << "5";  // resets the process's peak memory
     tensors_.forget_most();
     start_ = clock_.now();
     return most;

@@ -1,5 +1,5 @@
-// Rewards of tasks whose grading takes long: which are graded again, what convicts a worker and what does not, and that
-// nobody waits for it.
+// Rewards of tasks with long grading: the choice of responses that are graded again, the evidence that convicts a
+// worker, and that no worker waits for it.
 #include "learner/regrading.hpp"
 
 #include <gmock/gmock.h>
@@ -31,7 +31,7 @@ TEST(Regrading, LooksAtEverythingWhileThatTakesATwentiethOfAStep) {
   EXPECT_NEAR(regrading.share(), 0.1, 1e-2);
 }
 
-TEST(Regrading, WhoseResponsesTakeLongHidesNobodyElse) {
+TEST(Regrading, AWorkerWithSlowResponsesDoesNotHideOthers) {
   Regrading regrading(1);
   regrading.step_measured(10, 100);
   const WorkerId slow{1}, quick{2};
@@ -45,7 +45,7 @@ TEST(Regrading, WhoseResponsesTakeLongHidesNobodyElse) {
   for (int i = 0; i < 100; ++i) EXPECT_TRUE(regrading.wanted(quick));
 }
 
-TEST(Regrading, ChoosesAShareThatNobodyForesees) {
+TEST(Regrading, ChoosesAnUnpredictableShare) {
   const auto chosen = [](std::uint64_t secret) {
     Regrading regrading(secret);
     regrading.step_measured(10, 1000);
@@ -64,7 +64,7 @@ TEST(Regrading, ChoosesAShareThatNobodyForesees) {
   EXPECT_LT(both, 200u) << "a tenth of a tenth, and the first ones";
 }
 
-TEST(Regrading, WhoDiffersThreeTimesHasToGoAndIsLookedAtCloselyBefore) {
+TEST(Regrading, ThreeDifferencesExpelAWorkerAfterCloserChecks) {
   Regrading regrading(1);
   regrading.step_measured(1, 1000);
   regrading.judge(WorkerId{9}, took(10));  // a share of nearly nothing
@@ -84,7 +84,7 @@ TEST(Regrading, WhoDiffersThreeTimesHasToGoAndIsLookedAtCloselyBefore) {
   EXPECT_EQ(regrading.counts().expelled[0].worker, liar);
 }
 
-TEST(Regrading, WhatMayBeNobodysFaultConvictsNobody) {
+TEST(Regrading, AmbiguousVerdictsConvictNoWorker) {
   Regrading regrading(1);
   const WorkerId slow{1}, unlucky{2};
   for (int i = 0; i < 1000; ++i)
@@ -140,7 +140,7 @@ class RegradingDesk : public DeskTest {
     for (int i = 0; i < 10'000 && !so(desk_->counts()->regrading); ++i) std::this_thread::yield();
     EXPECT_TRUE(so(desk_->counts()->regrading)) << desk_->counts()->regrading.counts.graded;
   }
-  // Why somebody has to go, once that is so.
+  // The reason for expelling a worker, once the desk has one.
   std::string blamed() {
     {
       std::unique_lock lock(mutex_);
@@ -230,7 +230,7 @@ TEST_F(RegradingDesk, ToSayThatTimeRanOutIsNoExcuseForMore) {
   EXPECT_THAT(blamed(), HasSubstr("wrong score"));
 }
 
-TEST_F(RegradingDesk, AProgramThatDoesSomethingElseEachTimeConvictsNobody) {
+TEST_F(RegradingDesk, ANondeterministicGraderConvictsNoWorker) {
   open(0);
   const schema::WorkGrant grant = ask(0, 6);
   std::vector<schema::Submission> submissions;
@@ -245,7 +245,7 @@ TEST_F(RegradingDesk, AProgramThatDoesSomethingElseEachTimeConvictsNobody) {
   EXPECT_EQ(desk_->counts()->regrading.counts.unsettled, 12u);
 }
 
-TEST_F(RegradingDesk, WhereTheLearnerCannotGradeWorkersAreBelieved) {
+TEST_F(RegradingDesk, WithoutAWorkingGraderWorkersScoresStand) {
   open(0);
   const schema::WorkGrant grant = ask(0, 2);
   std::vector<schema::Submission> submissions;
@@ -261,7 +261,7 @@ TEST_F(RegradingDesk, WhereTheLearnerCannotGradeWorkersAreBelieved) {
 }
 
 // Neither acknowledgements nor steps wait while the grader hangs, and what waits for it is bounded.
-TEST_F(RegradingDesk, NobodyWaitsForAGraderThatHangs) {
+TEST_F(RegradingDesk, AHangingGraderDelaysNoWorker) {
   options_.pacing.trajectories_per_step = 30 * 32;
   options_.pacing.group_size = 32;
   open(0);
@@ -293,7 +293,7 @@ TEST_F(RegradingDesk, NobodyWaitsForAGraderThatHangs) {
 }
 
 // A batch that is being trained on stays what it is, and the step ends as it should.
-TEST_F(RegradingDesk, WhatIsBeingTrainedOnIsNotTakenAway) {
+TEST_F(RegradingDesk, ABatchInTrainingIsNotRemoved) {
   options_.pacing.trajectories_per_step = 3 * options_.pacing.group_size;
   open(0);
   const schema::WorkGrant grant = ask(0, 6);

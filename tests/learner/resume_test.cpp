@@ -59,7 +59,7 @@ TEST_F(ResumeTest, AResumeSaysWhichSettingsAreNew) {
   EXPECT_EQ(rows[1].at("step"), 12);
 }
 
-TEST_F(ResumeTest, WhatTheReplayBufferCouldNotMarkIsMarkedByTheResume) {
+TEST_F(ResumeTest, TheResumeMarksGroupsTheReplayBufferCouldNot) {
   std::vector<GroupId> marked;
   const auto consume = [&](std::uint64_t step, const replay_buffer::Batch& batch) -> Status {
     EXPECT_EQ(step, 4u);
@@ -77,7 +77,7 @@ TEST_F(ResumeTest, WhatTheReplayBufferCouldNotMarkIsMarkedByTheResume) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "consumed.json"));
 }
 
-TEST_F(ResumeTest, WhatARunKeepsIsCheckedBeforeAnythingIsTouched) {
+TEST_F(ResumeTest, FixedSettingsAreCheckedBeforeAnythingChanges) {
   const BuiltIn built_in{[](const SourceHost&, bool) { return Result<std::unique_ptr<PolicySource>>(nullptr); },
                          [](const std::string&) { return ok(); },
                          [](const RunConfig& c, const model::ModelConfig&) { return std::to_string(c.run.seed); }};

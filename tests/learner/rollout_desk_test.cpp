@@ -43,8 +43,8 @@ TEST_F(DeskTest, HandsOutNoMoreThanTheLookaheadAndTheRunAllow) {
   EXPECT_EQ(ask(3, 64).leases_size(), 2);
 }
 
-// Who is let go gets no more, and what it has is taken in.
-TEST_F(DeskTest, WhoIsLetGoHandsInWhatItHas) {
+// A released worker gets no more leases, and the desk still accepts its submissions.
+TEST_F(DeskTest, AReleasedWorkerSubmitsItsRemainingLeases) {
   open(0);
   const schema::WorkGrant grant = ask(0, 1);
   ASSERT_EQ(grant.leases_size(), 1);
@@ -62,7 +62,7 @@ TEST_F(DeskTest, WhoIsLetGoHandsInWhatItHas) {
   EXPECT_EQ(ask(0, 1).leases_size(), 1);
 }
 
-TEST_F(DeskTest, WhoWasToldToEndIsToldWhetherThatIsStillWanted) {
+TEST_F(DeskTest, ALeavingWorkerIsStoppedOnceTheRunHasEnded) {
   open(0);
   ASSERT_EQ(ask(0, 1).leases_size(), 1);
   schema::WorkerMessage message;
@@ -73,7 +73,7 @@ TEST_F(DeskTest, WhoWasToldToEndIsToldWhetherThatIsStillWanted) {
   desk_->wants_no_more();
   desk_->receive(WorkerId{1}, message.SerializeAsString());
   EXPECT_TRUE(next_message().has_stop());
-  EXPECT_EQ(leaving_.size(), 1u);  // everybody is told to end now
+  EXPECT_EQ(leaving_.size(), 1u);  // the run has ended, and every worker is stopped
 }
 
 // A worker may be faster with a new policy than the learner is with the end of its publication.
@@ -91,7 +91,7 @@ TEST_F(DeskTest, TokensOfAPolicyThatIsBeingPublishedAreTaken) {
   EXPECT_EQ(misbehaved(), "");
 }
 
-TEST_F(DeskTest, WhatAWorkerReturnsIsThereForOthers) {
+TEST_F(DeskTest, ReturnedLeasesGoToOtherWorkers) {
   open(0);
   const schema::WorkGrant grant = ask(0, 1);
   schema::WorkerMessage message;
@@ -130,8 +130,8 @@ TEST_F(DeskTest, ConductOutlivesConnectionsAndTheLearner) {
   EXPECT_NE(misbehaved(), "");
 }
 
-// Nobody trains on what waits of a worker that made it up; others are asked for those groups.
-TEST_F(DeskTest, WhatIsDisownedIsNotTrainedOn) {
+// Discarded groups of a worker that invented them are leased to other workers.
+TEST_F(DeskTest, DiscardedGroupsAreNotTrainedOn) {
   open(0);
   const schema::WorkGrant grant = ask(0, 1);
   ASSERT_EQ(grant.leases_size(), 1);
@@ -147,13 +147,13 @@ TEST_F(DeskTest, WhatIsDisownedIsNotTrainedOn) {
 
 // ---- whose answers are the policy's ----
 
-// What one step saw of one worker: so many responses, off by so many nats a token.
+// One step's evidence about one worker: the number of responses, and their difference in nats per token.
 std::pair<WorkerId, Scrutiny> off(std::uint64_t worker, double surprise, double dispute, std::uint64_t responses = 8) {
   const auto n = static_cast<double>(responses);
   return {WorkerId{worker}, {responses, surprise * n, dispute * n}};
 }
 
-TEST(Credibility, WhoseAnswersAreNotThePolicysHasToGo) {
+TEST(Credibility, AWorkerWithForeignAnswersIsExpelled) {
   for (const bool surprising : {true, false}) {
     Credibility c;
     const auto liar = off(9, surprising ? 8 : 0, surprising ? 0 : 2);
@@ -167,7 +167,7 @@ TEST(Credibility, WhoseAnswersAreNotThePolicysHasToGo) {
   }
 }
 
-TEST(Credibility, NobodyIsJudgedByFewResponsesOrWithoutOthers) {
+TEST(Credibility, FewResponsesOrNoOtherWorkersConvictNoWorker) {
   Credibility few, alone, once;
   for (std::uint64_t step = 1; step < 8 * Credibility::kInARow; ++step)
     EXPECT_TRUE(few.judge({off(1, 0, 0), off(2, 0, 0), off(9, 9, 9, 1)}, step).empty()) << step;
@@ -177,14 +177,14 @@ TEST(Credibility, NobodyIsJudgedByFewResponsesOrWithoutOthers) {
     EXPECT_TRUE(once.judge({off(1, 0, 0), off(2, 0, 0), off(9, step % 3 ? 9 : 0, 0)}, step).empty());
 }
 
-// A policy that changes fast is far from what everybody generated with.
+// A policy that changes fast differs from the policy that every worker generated with.
 TEST(Credibility, OthersAreTheMeasure) {
   Credibility c;
   for (std::uint64_t step = 1; step < 50; ++step)
     EXPECT_TRUE(c.judge({off(1, 4, 2), off(2, 5, 3), off(3, 3, 2), off(4, 12, 9)}, step).empty());
 }
 
-// Work that others were given, or that nobody was: a driver may mix something up, not again and again.
+// Submissions for leases of other workers, or of none: the desk tolerates a few, because a worker may mix them up.
 TEST_F(DeskTest, LeasesThatItDoesNotHoldAreHeldAgainstAWorker) {
   open(0);
   const schema::WorkGrant grant = ask(0, 1);
@@ -199,7 +199,7 @@ TEST_F(DeskTest, LeasesThatItDoesNotHoldAreHeldAgainstAWorker) {
 }
 
 // Messages that bring nothing: some are part of the work, thousands are a flood.
-TEST_F(DeskTest, WhoOnlyTalksIsToldToGo) {
+TEST_F(DeskTest, AWorkerThatFloodsMessagesIsExpelled) {
   open(0);
   schema::WorkerMessage message;
   message.mutable_progress()->add_leases(1);
@@ -212,8 +212,8 @@ TEST_F(DeskTest, WhoOnlyTalksIsToldToGo) {
   EXPECT_NE(misbehaved().find("messages"), std::string::npos);
 }
 
-// What it may leave unread at once is limited as well, and how long a message may be.
-TEST_F(DeskTest, ASlowDeskDoesNotKeepWhateverIsSent) {
+// The desk also limits a worker's unread messages and the length of each.
+TEST_F(DeskTest, ASlowDeskBoundsUnreadMessages) {
   open(0);
   schema::WorkerMessage message;
   message.mutable_request()->set_policy_digest(digest_bytes());
@@ -300,7 +300,7 @@ TEST_F(DeskTest, MetadataBeyondTheRunsLimitIsRefusedWithTheReason) {
   EXPECT_EQ(desk_->counts()->buffer.stored, 2u);
 }
 
-TEST_F(DeskTest, WhatTheTrainerWouldRefuseIsRefusedAtTheDoor) {
+TEST_F(DeskTest, TheDoorRefusesUntrainableSubmissions) {
   options_.pacing.staleness.lookahead = 2;
   struct Case {
     std::string reason;
@@ -345,7 +345,7 @@ TEST_F(DeskTest, WhatTheTrainerWouldRefuseIsRefusedAtTheDoor) {
       {"wrong score", true, [](auto& t) { (*t.mutable_components())["bonus"] = 1; }},
       {"wrong score", true, [](auto& t) { t.set_text("95"); }},
       {"wrong version", false, [](auto& t) { t.mutable_spans(0)->set_version(0); }},
-      {"malformed", false, [](auto& t) { t.mutable_spans(0)->set_version(2); }},  // nobody has that yet
+      {"malformed", false, [](auto& t) { t.mutable_spans(0)->set_version(2); }},  // not published yet
       {"wrong digest", false, [](auto& t) { t.set_policy_digest("another"); }},
   };
   open(1);
@@ -368,7 +368,7 @@ TEST_F(DeskTest, WhatTheTrainerWouldRefuseIsRefusedAtTheDoor) {
 }
 
 // A run that was resumed with what an older door let in.
-TEST_F(DeskTest, WhatIsStoredAlreadyIsDroppedGroupByGroup) {
+TEST_F(DeskTest, StoredUntrainableGroupsAreDroppedOneByOne) {
   const auto sound = door_.vocab_size;
   door_.trainable = {};
   door_.vocab_size = 1'000'000;
@@ -483,7 +483,7 @@ TEST_F(DeskTest, ARunWhoseGroupsAllFailEndsWithTheReason) {
 TEST(ConductTest, AWorkerIsToBlameOnlyWhereOthersGetOn) {
   Conduct conduct;
   const WorkerId ada{1}, bob{2};
-  for (int i = 0; i < 20; ++i) EXPECT_FALSE(conduct.failed(ada));  // perhaps nobody could
+  for (int i = 0; i < 20; ++i) EXPECT_FALSE(conduct.failed(ada));  // the task may be at fault
   conduct.accepted(bob);
   EXPECT_TRUE(conduct.failed(ada));
   conduct.accepted(ada);
@@ -495,7 +495,7 @@ TEST(ConductTest, AWorkerIsToBlameOnlyWhereOthersGetOn) {
   EXPECT_TRUE(conduct.malformed(bob));
 }
 
-TEST(WorkerMeterTest, AWorkersSpeedIsWhatWasSeenOfIt) {
+TEST(WorkerMeterTest, AWorkersSpeedIsMeasuredFromItsSubmissions) {
   using std::chrono::seconds;
   ManualClock clock;
   const auto heard = [&](WorkerMeter& meter, double busy_s, std::uint64_t rollouts = 0) {
@@ -529,8 +529,8 @@ TEST(WorkerMeterTest, AWorkersSpeedIsWhatWasSeenOfIt) {
   EXPECT_FALSE(heard(honest, 2).turned_away) << "told once";
 }
 
-// The batch it was at when it was stopped took all that time, and nobody wants its results any more.
-TEST(WorkerMeterTest, WhatAWorkerTookWhileItWasAwaySaysNothingOfItsSpeed) {
+// The batch at which the worker stopped took all that time, and its results are stale.
+TEST(WorkerMeterTest, TimeAwayDoesNotCountForAWorkersSpeed) {
   using std::chrono::seconds;
   ManualClock clock;
   WorkerMeter meter;

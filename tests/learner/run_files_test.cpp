@@ -103,7 +103,7 @@ TEST_F(RunFilesTest, EveryKeyHasAMeaning) {
     EXPECT_TRUE(paths.contains(path)) << path;
 }
 
-TEST_F(RunFilesTest, TheReferenceAsAFileLacksOnlyWhatIsRequired) {
+TEST_F(RunFilesTest, TheReferenceAsAFileLacksOnlyRequiredKeys) {
   std::ofstream(folder_ / "run.yaml") << reference_yaml(run_file_keys());
   std::vector<std::pair<std::string, std::string>> given{{"model.preset", "tiny-64"}, {"fleet.offers", "3"}};
   for (const ConfigKey& key : run_file_keys())
@@ -413,11 +413,11 @@ TEST_F(RunFilesTest, TheClockGoesOnAfterAKill) {
     EXPECT_DOUBLE_EQ((*second)->learner_usd().value(), 0.1 + 0.1);
   }
   {
-    const auto third = RunClock::open(folder_, std::nullopt, true, clock);  // nobody says what this machine costs
+    const auto third = RunClock::open(folder_, std::nullopt, true, clock);  // without a price for this machine
     EXPECT_DOUBLE_EQ((*third)->wall_seconds(), 150);
     EXPECT_FALSE((*third)->learner_usd());
   }
-  EXPECT_FALSE((*RunClock::open(folder_, 1.0, true, clock))->learner_usd());  // nor what it has cost before
+  EXPECT_FALSE((*RunClock::open(folder_, 1.0, true, clock))->learner_usd());  // the cost until now is unknown
   EXPECT_DOUBLE_EQ((*RunClock::open(folder_, 1.0, false, clock))->wall_seconds(), 0);
   std::ofstream(folder_ / "usage.json") << "{}";
   EXPECT_EQ(RunClock::open(folder_, 1.0, true, clock).error().code, Code::kCorrupt);
@@ -483,7 +483,7 @@ TEST_F(RunFilesTest, ReportAddsUp) {
   json report = make_report(input);
   EXPECT_EQ(report.at("wall_seconds"), 12.0);
   EXPECT_EQ(report.at("cost").at("usd_total"), 0.5);
-  EXPECT_TRUE(report.at("cost").at("usd_learner").is_null());  // nobody said what it costs
+  EXPECT_TRUE(report.at("cost").at("usd_learner").is_null());  // no price was stated
   EXPECT_FALSE(report.at("cost").at("prices_known"));
   EXPECT_EQ(report.at("cost").at("plan_usd_per_hour"), 0.25);
   EXPECT_TRUE(report.at("workers")[0].at("price_usd_per_hour").is_null());
@@ -528,7 +528,7 @@ TEST_F(RunFilesTest, ReportAddsUp) {
             std::string::npos)
       << report_text(report);
   input.workers.clear();
-  EXPECT_FALSE(make_report(input).at("weights").at("all_workers_identical"));  // nobody to compare
+  EXPECT_FALSE(make_report(input).at("weights").at("all_workers_identical"));  // there is no worker to compare
 }
 
 // The mean share of each part, in seconds of the median T_b.

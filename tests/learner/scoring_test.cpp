@@ -1,5 +1,5 @@
-// Tasks that the learner alone scores: what workers see of them, that groups wait for their scores and nobody for the
-// scorer, and that a grader that fails is nobody's reward of 0.
+// Tasks that only the learner scores: their form for workers, groups that wait for their scores while workers do not
+// wait for the scorer, and a grader's failure, which is never a reward of 0.
 #include <gmock/gmock.h>
 
 #include "learner/scorer.hpp"
@@ -59,7 +59,7 @@ class ScoringDesk : public DeskTest {
     desk_.reset();
   }
 
-  // What an honest worker hands in: the right answer first, and no score.
+  // An honest worker's submission: the right answer first, and no score.
   schema::Submission text_only(const schema::Lease& lease) {
     schema::Lease whole = lease;
     *whole.mutable_problem() = *adapter_->problem(lease.group());
@@ -102,7 +102,7 @@ TEST_F(ScoringDesk, WorkersSeeAPromptAndTrainingSeesScores) {
   EXPECT_EQ(desk_->counts()->regrading.counts.responses, 0u) << "there is nothing to compare with";
 }
 
-TEST_F(ScoringDesk, GroupsWaitForTheirScoresAndNobodyElseDoes) {
+TEST_F(ScoringDesk, GroupsWaitForTheirScoresAndWorkersDoNot) {
   task_->set(false);
   open(0);
   const schema::WorkGrant grant = ask(0, 2);
@@ -118,13 +118,13 @@ TEST_F(ScoringDesk, GroupsWaitForTheirScoresAndNobodyElseDoes) {
   EXPECT_EQ(desk_->counts()->buffer.unscored_groups, 0u);
 }
 
-TEST_F(ScoringDesk, ALearnerThatStartsAgainScoresWhatWaits) {
+TEST_F(ScoringDesk, ARestartedLearnerScoresWaitingGroups) {
   task_->set(false);
   open(0);
   const schema::WorkGrant grant = ask(0, 2);
   for (const schema::Lease& lease : grant.leases()) EXPECT_TRUE(hand_in_text(lease).accepted());
   EXPECT_EQ(desk_->counts()->buffer.unscored_groups, 2u);
-  std::thread grader([&] { task_->set(true); });  // what is being graded comes before the desk has closed, or to nobody
+  std::thread grader([&] { task_->set(true); });  // grading ends before the desk has closed, or its result is dropped
   desk_.reset();
   grader.join();
   open(0);
@@ -158,7 +158,7 @@ TEST_F(ScoringDesk, AGraderThatFailsReturnsTheGroupAndGivesNoReward) {
   EXPECT_THAT(set_aside_[0].detail, HasSubstr("no sandbox here"));
 }
 
-TEST_F(ScoringDesk, AScoreThatNobodyAskedForIsRefused) {
+TEST_F(ScoringDesk, AnUnrequestedScoreIsRefused) {
   open(0);
   const schema::WorkGrant grant = ask(0, 1);
   schema::Submission submission = text_only(grant.leases(0));

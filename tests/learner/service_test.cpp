@@ -276,7 +276,7 @@ TEST_F(ServiceTest, ARunIsTrainedAndItsMachinesGivenBack) {
   for (const auto& w : last["workers"]) EXPECT_EQ(w["version"], kSteps) << w;
 }
 
-TEST_F(ServiceTest, AskedToStopItKeepsWhatItHasAndGivesTheFleetBack) {
+TEST_F(ServiceTest, AStoppedRunKeepsItsStateAndReleasesTheFleet) {
   trained_.after_step = [this](std::uint64_t step) { stop_ = step == 2; };
   const auto outcome = run(config());
   ASSERT_TRUE(outcome) << outcome.error().message();

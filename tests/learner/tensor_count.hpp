@@ -1,4 +1,4 @@
-// Counts the bytes of tensors, whoever makes them: what libtorch's allocators say of every one.
+// Counts the bytes of all tensors, by the reports of libtorch's allocators.
 #pragma once
 #include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>

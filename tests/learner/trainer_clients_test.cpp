@@ -1,5 +1,5 @@
-// Clients of the trainer API as they are: processes of the Python client, behind connections that break and beside
-// clients that stall.
+// Real clients of the trainer API: processes of the Python client, with connections that break and beside clients that
+// stall.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>

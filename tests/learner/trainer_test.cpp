@@ -278,7 +278,7 @@ TEST_F(TrainerTest, MaskedTokensDoNotCount) {
   EXPECT_EQ(report->response_tokens, expected);
 }
 
-TEST_F(TrainerTest, RefusesWhatItCannotTrainOnAndStaysUnchanged) {
+TEST_F(TrainerTest, RefusesUntrainableBatchesAndStaysUnchanged) {
   const auto model = tiny_model(7);
   const auto learner = trainer(model, settings());
   const std::string before = policy_digest(*learner);
@@ -565,7 +565,7 @@ TEST_F(TrainerTest, WarmStartReachesItsTargetAndReports) {
   EXPECT_EQ(warm_start(*model, phrasing(), **adapter, config).error().code, Code::kInvalid);
 }
 
-TEST_F(TrainerTest, EvaluationCountsWhatTheAdapterCallsCorrect) {
+TEST_F(TrainerTest, EvaluationCountsAnswersTheAdapterScoresCorrect) {
   const auto adapter =
       data_plane::make_adapter("arithmetic", R"({"operations":["+"],"operand_max":19,"evaluation_problems":200})", 1);
   ASSERT_TRUE(adapter);

@@ -1,4 +1,4 @@
-// What training is said to take, against what it takes: every tensor that a learner step has is counted.
+// The estimate of training memory against the actual use: the test counts every tensor of a learner step.
 #include "model/training_memory.hpp"
 
 #include <gtest/gtest.h>

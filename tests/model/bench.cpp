@@ -73,8 +73,8 @@ TEST(Bench, Decoding) {
   }
 }
 
-// What a long answer costs the others: 64 rows that are filled up again as they end, against batch after batch of 64,
-// each of which lasts as long as its longest row.
+// The cost of a long answer to other rows: 64 rows that are refilled as they end, against batches of 64, each as long
+// as its longest row.
 TEST(Bench, ContinuousBatching) {
   use_threads(1);
   keep_freed_memory();
@@ -157,7 +157,7 @@ TEST(Bench, Qwen3) {
       item.value().normal_(0, config.initializer_range);
     }
   }
-  // What memory gives at most: a sum over the weights.
+  // The upper bound by memory bandwidth: a sum over the weights.
   const auto seconds_since = [](std::clock_t begin) { return double(std::clock() - begin) / CLOCKS_PER_SEC; };
   double bytes = 0;
   for (const auto& p : model->parameters()) bytes += double(p.numel()) * double(p.element_size());

@@ -139,7 +139,7 @@ TEST(ChatTemplate, LoopsAndScopes) {
       "4");
 }
 
-TEST(ChatTemplate, WhatIsNotKnownIsNamed) {
+TEST(ChatTemplate, UnsupportedFeaturesAreNamed) {
   const std::pair<const char*, const char*> cases[] = {
       {"a\n{% macro f() %}{% endmacro %}", "PARSE line 2: the tag 'macro'"},
       {"{{ 'x' | wordwrap }}", "the filter 'wordwrap'"},
@@ -272,13 +272,13 @@ TEST(Phrasing, FormsPromptsInOneWayEverywhere) {
           .value();
   EXPECT_EQ(phrasing.prompt_text("2").value(), "<|endoftext|>system>Count.|user>Q: 2\nA:|!");
   EXPECT_EQ(phrasing.prompt("2")->front(), 256) << "special tokens of a template are tokens";
-  // What a worker is told makes the same prompts.
+  // A Phrasing made from the parts that a worker receives makes the same prompts.
   const Phrasing told = Phrasing::from_parts(phrasing.tokenizer(), phrasing.eos(), phrasing.prompt_json()).value();
   EXPECT_EQ(told.prompt("2").value(), phrasing.prompt("2").value());
   EXPECT_EQ(told.prompt_json(), phrasing.prompt_json());
 }
 
-TEST(Phrasing, WhatIsToldBetweenTurnsGoesOnFromWhatIsThere) {
+TEST(Phrasing, ObservationsContinueThePresentTokens) {
   const auto text = [](const Phrasing& phrasing, std::string_view response, std::string_view told) {
     return phrasing.tokenizer().decode(*phrasing.follow_up(*phrasing.tokenizer().encode(response), told));
   };
@@ -329,7 +329,7 @@ TEST(Phrasing, MessagesKeepTheirRoles) {
   EXPECT_EQ(chat.tokenizer().decode(*chat.follow_up({}, result)), "|tool>four|user>Sure?|");
 }
 
-TEST(Phrasing, RefusesWhatCannotWork) {
+TEST(Phrasing, RefusesInvalidStyles) {
   const auto refused = [](const ModelFiles& with, PromptStyle style, const char* says) {
     const auto made = Phrasing::make(with, style);
     ASSERT_FALSE(made) << says;
@@ -364,7 +364,7 @@ TEST(Phrasing, TheAnswerIsWithoutTheTokenThatEndsItAndNothingElse) {
 }
 
 // Any text fits a model of bytes; the alphabet of the tiny presets does not have it.
-TEST(Presets, BytesSpeakAnyLanguage) {
+TEST(Presets, BytesEncodeAnyLanguage) {
   const std::string text = "Janet\u2019s ducks cost \u00a35 \U0001f986\n";
   const ModelFiles bytes = files(), characters = ModelFiles::of_preset("tiny-64").value();
   EXPECT_FALSE(characters.tokenizer.encode(text));

@@ -126,7 +126,7 @@ TEST(Config, AcceptsBothNamesOfTheDtypeAndNestedRope) {
   EXPECT_FALSE(ModelConfig::from_json(j.dump()));
 }
 
-TEST(Config, RefusesWhatItDoesNotImplement) {
+TEST(Config, RefusesUnsupportedModels) {
   refused("model_type", "gemma");
   refused("model_type", nullptr);
   refused("rope_scaling", {{"rope_type", "yarn"}, {"factor", 4.0}});

@@ -1,6 +1,6 @@
-// A GPU that is the CPU: runs the device code of model/cuda/kernels.hpp with loops instead of threads, so
-// that its arithmetic and its addresses are tested where no GPU is. What this cannot show: that the code is right under
-// real concurrency, and how fast it is.
+// A GPU emulated on the CPU: runs the device code of model/cuda/kernels.hpp with loops instead of threads. Its
+// arithmetic and addresses are thus tested without a GPU. It does not show that the code is right under real
+// concurrency, or how fast it is.
 #pragma once
 #include <array>
 #include <cstdlib>

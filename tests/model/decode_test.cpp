@@ -19,7 +19,7 @@ using test::EmulatedMachine;
 using test::LoopBlock;
 using torch::Tensor;
 
-// Of a shape that the kernels are for.
+// A configuration with a shape that the kernels support.
 ModelConfig decoded_config(Family family, std::int64_t dim = 16) {
   ModelConfig c = small_config(family, family == Family::kQwen3);
   c.vocab_size = 43;
@@ -92,7 +92,7 @@ TEST(DecodeKernels, NormGateAndProductRoundAsTheTrainingPassDoes) {
 }
 
 // The same as model/sampler draws on a CPU from the same logits.
-TEST(DecodeKernels, DrawsWhatTheCpuDraws) {
+TEST(DecodeKernels, DrawsTheSameTokensAsTheCpu) {
   torch::NoGradGuard no_grad;
   torch::manual_seed(5);
   Random random(8);
@@ -280,7 +280,7 @@ TEST(Decoder, CompanyAndRepetitionChangeNothing) {
   EXPECT_EQ(got[0], got[1]);
 }
 
-TEST(Decoder, RecordsAnewWhereTheCacheHasMoved) {
+TEST(Decoder, RecordsAgainAfterTheCacheHasMoved) {
   torch::NoGradGuard no_grad;
   const auto model = half_model(decoded_config(Family::kQwen3), 14);
   Texts texts(*model, 6);
@@ -314,7 +314,7 @@ TEST(Decoder, AFailureLeavesTheStepToOthersForAWhile) {
   EXPECT_LT(steps, 1000);
 }
 
-TEST(Decoder, SaysWhatItIsNotFor) {
+TEST(Decoder, NamesUnsupportedModels) {
   ModelConfig config = decoded_config(Family::kQwen3);
   const auto message = [](const ModelConfig& c, torch::ScalarType type = torch::kBFloat16) {
     const Status status = Decoder::check(*create(c, torch::kCPU, type).value());

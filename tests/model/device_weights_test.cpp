@@ -19,7 +19,7 @@ class DeviceWeightsTest : public ::testing::Test {
   DeviceWeightsTest() : model_(*init(*preset("tiny-64"), 2, torch::kCPU, torch::kBFloat16)), device_(model_) {}
 
   delta::Digest digest() { return export_policy(*model_)->digest(); }
-  // What a learner step does: some weights move, others by less than bf16 shows.
+  // Mimics a learner step: some weights change, others by less than bf16 resolves.
   void train(double share) {
     torch::NoGradGuard no_gradient;
     for (torch::Tensor& weight : model_->parameters())
@@ -44,7 +44,7 @@ TEST_F(DeviceWeightsTest, APolicyHoldsTheWeightsThatItWasMadeOf) {
   EXPECT_NE(digest(), before);
 }
 
-TEST_F(DeviceWeightsTest, MemoryOfAPolicyThatWasLetGoIsUsedAgain) {
+TEST_F(DeviceWeightsTest, MemoryOfAReleasedPolicyIsReused) {
   std::set<const std::byte*> places;
   delta::SharedState published, last;
   {
@@ -53,7 +53,7 @@ TEST_F(DeviceWeightsTest, MemoryOfAPolicyThatWasLetGoIsUsedAgain) {
       train(0.1);
       last = weights.policy().value();
       places.insert(last->bytes(0).data());
-      published = last;  // the one before is let go
+      published = last;  // releases the policy before
     }
     EXPECT_EQ(places.size(), 2u);
   }

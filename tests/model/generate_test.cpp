@@ -201,7 +201,7 @@ TEST(Generate, TheSeedDecides) {
   EXPECT_NE(a[0], a[1]);  // equal prompts are drawn independently
 }
 
-TEST(Generate, InterruptionKeepsWhatWasDrawn) {
+TEST(Generate, InterruptionKeepsDrawnTokens) {
   const auto model = sampling_model();
   int calls = 0;
   const auto all = generate(*model, {{1}, {2, 3}}, {.tokens_max = 20, .seed = 3}, [&] { return ++calls == 4; }).value();
@@ -232,7 +232,7 @@ TEST(Generate, RefusesBadInput) {
   EXPECT_EQ(generate(*model, {{1}}, {.tokens_max = 63}).value()[0].tokens.size(), 63u);
 }
 
-TEST(Generate, ScoresWhatItHasDrawn) {
+TEST(Generate, ScoresItsOwnTokens) {
   const auto model = sampling_model();
   for (const double temperature : {1.0, 0.6}) {
     const auto got = generate(*model, {{1, 2, 3}}, {.temperature = temperature, .tokens_max = 9, .seed = 4}).value()[0];

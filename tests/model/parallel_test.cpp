@@ -19,7 +19,7 @@ class Parallel : public testing::Test {
  protected:
   ~Parallel() override { use_threads(before_); }
 
-  // Who computed which indices, and how often each was computed.
+  // The threads, their ranges of indices, and how often each index was computed.
   struct Parts {
     std::set<std::thread::id> threads;
     std::vector<std::pair<std::int64_t, std::int64_t>> ranges;

@@ -73,7 +73,7 @@ void expect_same(const Generation& got, const Generation& want, double tolerance
   for (std::size_t i = 0; i < want.logprobs.size(); ++i) EXPECT_NEAR(got.logprobs[i], want.logprobs[i], tolerance) << i;
 }
 
-TEST(PagedCache, BothWaysToAttendGiveWhatAForwardPassGives) {
+TEST(PagedCache, BothWaysToAttendAgreeWithAForwardPass) {
   torch::NoGradGuard no_grad;
   const auto model = test_model();
   const std::vector<std::int64_t> lengths = {1, 15, 16, 17, 40};
@@ -164,7 +164,7 @@ TEST(RunningBatch, AShortOneDoesNotWaitForALongOne) {
   EXPECT_EQ(steps, 12);  // the others went by beside the long one
 }
 
-TEST(RunningBatch, TheSeedAndThePositionDecideWhatIsDrawn) {
+TEST(RunningBatch, TheSeedAndThePositionDecideTheTokens) {
   const auto model = test_model();
   Sequence s{.id = 1, .prompt = {3, 1, 4}, .sampling = {.tokens_max = 30, .seed = 5}};
   const Generation first = alone(model, s);
@@ -195,7 +195,7 @@ TEST(RunningBatch, EvictionChangesNothing) {
   }
 }
 
-TEST(RunningBatch, WhatNeverFitsEndsAlone) {
+TEST(RunningBatch, ASequenceThatNeverFitsEndsAlone) {
   const auto model = test_model();
   const PagedCache one(model->config(), model->device(), model->dtype(), Bytes{1 << 20});
   RunningBatch batch(model, {.cache_max = Bytes{4 * one.page_bytes().count}});
@@ -231,10 +231,10 @@ TEST(RunningBatch, AGroupSharesThePagesOfItsPrompt) {
   EXPECT_EQ(pages(), 3u + 4);
   ASSERT_TRUE(batch.abort(0));
   EXPECT_EQ(pages(), 3u + 3);
-  batch.weights_are(2);  // under which nobody has read the prompt
+  batch.weights_are(2);  // no sequence has read the prompt under these weights
   ASSERT_TRUE(batch.add({.id = 10, .prompt = prompt, .sampling = {.tokens_max = 30, .seed = 10}}));
   batch.step();
-  EXPECT_EQ(pages(), 2u + 3 + 1 + 3);  // the old third page is nobody's now
+  EXPECT_EQ(pages(), 2u + 3 + 1 + 3);  // the old third page is free
   auto got = finish(batch);
   EXPECT_EQ(pages(), 0u);
   for (std::size_t i = 1; i < 4; ++i) expect_same(got.at(i).generation.value(), alone(model, group[i]));
@@ -257,7 +257,7 @@ TEST(RunningBatch, SpansTellTheVersions) {
   const auto got = finish(batch);
   EXPECT_EQ(got.at(1).spans, (std::vector<Span>{{7, 4}, {9, 9}}));
   EXPECT_EQ(got.at(2).spans, (std::vector<Span>{{9, 5}}));
-  // Who came in afterwards has nothing of the old weights.
+  // A sequence that came later uses nothing of the old weights.
   expect_same(got.at(2).generation.value(),
               alone(other, {.id = 2, .prompt = prompt, .sampling = {.temperature = 0, .tokens_max = 5}}));
 }
@@ -309,7 +309,8 @@ TEST(RunningBatch, ItsOwnerSaysWhenASequenceHasEnough) {
 }
 
 TEST(RunningBatch, LogitsThatAreNotFiniteEndTheirSequenceOnly) {
-  const auto untied = random_model(small_config(false), 5);  // tied, the damage would be everybody's
+  const auto untied =
+      random_model(small_config(false), 5);  // with tied embeddings, the damage would affect every sequence
   {
     torch::NoGradGuard no_grad;
     untied->named_parameters()["model.embed_tokens.weight"][7].fill_(NAN);
@@ -374,7 +375,7 @@ TEST(RunningBatch, MemoryThatIsShortMakesItSmaller) {
   EXPECT_EQ(got.at(1).generation.error().code, Code::kExhausted);
 }
 
-TEST(RunningBatch, WhatElseFailsEndsThoseInThePass) {
+TEST(RunningBatch, AFailedPassEndsItsSequences) {
   const auto model = test_model();
   RunningBatch batch(model, {.rows_max = 2});
   for (std::uint64_t id = 1; id <= 3; ++id)
@@ -394,7 +395,7 @@ TEST(RunningBatch, WhatElseFailsEndsThoseInThePass) {
   EXPECT_TRUE(finish(batch).at(4).generation);
 }
 
-// What is kept, by the plain rule.
+// The distribution after filtering, by the definition.
 std::vector<double> kept_distribution(const Tensor& logits, const Sampling& s) {
   const Tensor p64 = (logits.to(torch::kDouble) / s.temperature).softmax(-1);
   std::vector<double> p(p64.data_ptr<double>(), p64.data_ptr<double>() + p64.numel()), out(p.size());
@@ -413,7 +414,7 @@ std::vector<double> kept_distribution(const Tensor& logits, const Sampling& s) {
   return out;
 }
 
-TEST(Sampler, DrawsFromWhatIsKept) {
+TEST(Sampler, DrawsFromTheKeptTokens) {
   torch::manual_seed(3);
   const Tensor logits = torch::randn({1, 200}) * 1.5;
   const std::vector<Sampling> rules = {{},

@@ -1,5 +1,5 @@
-// A block of threads that is a loop on the CPU, for the device code of model/cuda/training_kernels.hpp. What this
-// cannot show: that the code is right under real concurrency, and how fast it is.
+// A block of threads as a loop on the CPU, for the device code of model/cuda/training_kernels.hpp. It does not show
+// that the code is right under real concurrency, or how fast it is.
 #pragma once
 #include <array>
 #include <cstdint>

@@ -99,7 +99,7 @@ TEST(Unicode, PlainCharactersStayAndJoinNothingBefore) {
   EXPECT_GT(plain, 40'000);
 }
 
-TEST(Unicode, NfcInPiecesIsThatOfTheWhole) {
+TEST(Unicode, NfcInPiecesEqualsNfcOfTheWhole) {
   std::vector<char32_t> marks;
   for (char32_t c = 0; c < kEnd; ++c)
     if (utf8proc_get_property(static_cast<utf8proc_int32_t>(c))->combining_class != 0) marks.push_back(c);
@@ -133,7 +133,7 @@ TEST(Unicode, NfcInPiecesIsThatOfTheWhole) {
   }
 }
 
-TEST(Unicode, WhatIsNotUtf8IsFound) {
+TEST(Unicode, InvalidUtf8IsFound) {
   EXPECT_EQ(utf8_error(""), std::nullopt);
   EXPECT_EQ(utf8_error("a\u00e9\u20ac\U0010ffff"), std::nullopt);
   const std::pair<std::string, std::size_t> wrong[] = {

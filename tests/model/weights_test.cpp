@@ -110,7 +110,7 @@ TEST(Policy, LoadsExactlyAndInPlace) {
   EXPECT_TRUE(torch::equal(from->forward(ids), to->forward(ids)));
 }
 
-TEST(Policy, LoadsWhatChangedAndTouchesNothingElse) {
+TEST(Policy, LoadsChangedTensorsOnly) {
   for (const auto type : {torch::kFloat, torch::kBFloat16}) {
     const auto from = random_model(small_config(true), 31), to = random_model(small_config(true), 32);
     const auto old = export_policy(*from).value();
@@ -298,7 +298,7 @@ TEST_F(Folder, AnIndependentReaderFindsTheWeights) {
   EXPECT_EQ(tokenizer.at("eos_token"), "<|endoftext|>");
 }
 
-TEST_F(Folder, WhatAModelBroughtWithItGoesWithIt) {
+TEST_F(Folder, OtherFilesOfAModelAreCopied) {
   saved(folder_, true);
   ASSERT_TRUE(write_file_atomic(folder_ / "tokenizer_config.json", R"({"added": 1, "chat_template": "T"})"));
   ASSERT_TRUE(write_file_atomic(folder_ / "special_tokens_map.json", R"({"kept": true})"));

@@ -120,7 +120,7 @@ std::vector<std::string> check_includes(const std::vector<SourceFile>& files, co
 
 std::vector<std::string> check_torch(const std::vector<SourceFile>& files, const std::vector<std::string>& places,
                                      const std::set<std::string>& torch_sources) {
-  // Back from libtorch, through whoever includes it.
+  // Walks back from libtorch along the includes.
   std::map<std::string, std::vector<const SourceFile*>> includers;
   for (const SourceFile& file : files)
     for (const std::string& include : file.includes) {

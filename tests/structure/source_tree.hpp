@@ -1,4 +1,4 @@
-// Rules about source files, checked by reading them: who includes whom, and what headers look like.
+// Rules about source files, checked by reading them: allowed includes, and the form of headers.
 #pragma once
 #include <filesystem>
 #include <map>

@@ -20,13 +20,13 @@ std::string joined(const std::vector<std::string>& lines) {
   return text;
 }
 
-TEST(Tree, FoldersIncludeOnlyWhatTheyMayUse) {
+TEST(Tree, FoldersIncludeOnlyAllowedFolders) {
   const auto files = read_tree(kRoot, kLayers);
   EXPECT_GT(files.size(), 10u) << "the tree is at " << kRoot;
   EXPECT_EQ(joined(check_includes(files, kLayers)), "");
 }
 
-TEST(Tree, WhatIsBuiltWithoutLibtorchDoesNotIncludeIt) {
+TEST(Tree, SourcesBuiltWithoutLibtorchDoNotIncludeIt) {
   const auto sources = split(ECHOLINE_TORCH_SOURCES, '|');
   EXPECT_EQ(joined(check_torch(read_tree(kRoot, kLayers), split(ECHOLINE_TORCH_PLACES, '|'),
                                {sources.begin(), sources.end()})),

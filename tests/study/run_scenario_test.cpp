@@ -65,7 +65,7 @@ TEST(SimRunConfig, ReadsAScenario) {
   EXPECT_EQ(result->ended, "completed");
 }
 
-TEST(SimRunConfig, PlansWithWhatIsExpectedAndSimulatesWhatIsSo) {
+TEST(SimRunConfig, PlansWithExpectedValuesAndSimulatesActualOnes) {
   const auto plain = load_sim_run(ConfigFile::parse(kScenario, "s.yaml"));
   ASSERT_TRUE(plain.has_value());
   EXPECT_EQ(plain->scenario.step_time, std::chrono::seconds(20));
@@ -87,7 +87,7 @@ TEST(SimRunConfig, PlansWithWhatIsExpectedAndSimulatesWhatIsSo) {
   EXPECT_EQ(s.wire_overhead, 0.05);
 }
 
-TEST(SimRunConfig, SaysWhereAndWhatIsWrong) {
+TEST(SimRunConfig, ErrorsNameTheirPlaceAndReason) {
   const auto says = [](const std::string& text, std::string_view what) {
     const std::string found = problem(text);
     EXPECT_NE(found.find(what), std::string::npos) << "expected: " << what << "\nfound: " << found;

@@ -1,4 +1,4 @@
-// What a sweep makes of reports, also of those that nobody should have written: numbers, tables, files and pages.
+// The results of a sweep, also from malformed reports: numbers, tables, files and pages.
 #include "study/sweep_results.hpp"
 
 #include <gmock/gmock.h>
@@ -146,7 +146,7 @@ TEST_F(Results, OneRowPerCell) {
   EXPECT_GT(std::count(narrow.begin(), narrow.end(), '\n'), 10);
 }
 
-TEST_F(Results, CsvQuotesWhatItMust) {
+TEST_F(Results, CsvQuotesSpecialFields) {
   plan_.cells[0].values[1].second = "=HYPERLINK(\"x\"),1";
   fill();
   const std::string csv = to_csv(collect(plan_, outcomes_));
@@ -199,7 +199,7 @@ std::size_t scripts_of(const std::string& page) {
 
 constexpr ChartLibrary kCharts{"/* a library */", "Licence <of> it"};
 
-TEST_F(Results, ThePageEscapesWhatItShows) {
+TEST_F(Results, ThePageEscapesItsTexts) {
   fill();
   const SweepResults r = collect(plan_, outcomes_);
   const std::string page = sweep_page(r, kCharts);

@@ -47,7 +47,7 @@ TEST(Expressions, HaveTheUsualMeaning) {
   EXPECT_EQ(value_of("max(1, min(S - 1, 3))"), 3);
 }
 
-TEST(Expressions, SayWhatIsWrong) {
+TEST(Expressions, ErrorsNameTheReason) {
   for (const char* text :
        {"", "S-", "1 2", "(1", "min(1", "min()", "1..2", ")", "2 ** 3", "1e999", "S +* 2", "min", "é"}) {
     const auto e = Expression::parse(text);
@@ -108,7 +108,7 @@ TEST(Grid, RemembersHowACellWasWritten) {
   EXPECT_EQ(cells->at(2).given[0].back().second, "S-1");
 }
 
-TEST(Grid, TakesTextsAsTheyStand) {
+TEST(Grid, TakesTextsLiterally) {
   EXPECT_EQ(cells_of({"network.uplink=24 Mbit/s,1 Gbit/s"}), "network.uplink=24 Mbit/s | network.uplink=1 Gbit/s | ");
   EXPECT_EQ(cells_of({"x=[a, b],[c]"}), "x=[a, b] | x=[c] | ");
   EXPECT_EQ(cells_of({"x={a: 1, b: 2},'S-1, 2'", "S=1"}), "x={a: 1, b: 2} S=1 | x='S-1, 2' S=1 | ");
@@ -120,7 +120,7 @@ TEST(Grid, TakesTextsAsTheyStand) {
   EXPECT_EQ(cells_of({"network.bind=::1,127.0.0.1"}), "network.bind=::1 | network.bind=127.0.0.1 | ");
 }
 
-TEST(Grid, SaysWhatIsWrong) {
+TEST(Grid, ErrorsNameTheReason) {
   EXPECT_THAT(cells_of({"S"}), HasSubstr("KEY=VALUE"));
   EXPECT_THAT(cells_of({"=1"}), HasSubstr("expected a key"));
   EXPECT_THAT(cells_of({"S=1,,2"}), HasSubstr("a value is missing"));
@@ -231,7 +231,7 @@ TEST_F(Plans, FilesOfOneNameHaveFoldersOfTheirOwn) {
   std::filesystem::current_path(before);
 }
 
-TEST_F(Plans, DigestsFollowFromWhatIsRun) {
+TEST_F(Plans, DigestsFollowFromTheResolvedRun) {
   SweepArguments a = arguments();
   a.seeds = 2;
   const auto digests = [&](const SweepArguments& arguments) {
@@ -262,7 +262,7 @@ TEST_F(Plans, DigestsFollowFromWhatIsRun) {
   EXPECT_THAT(digests(a), Not(testing::Contains(first[0])));
 }
 
-TEST_F(Plans, TheFileMaySayWhatVaries) {
+TEST_F(Plans, TheFileMayStateTheSweep) {
   const std::string section =
       "\nsweep:\n  seeds: 3\n  over:\n    S: [3, 6]\n    kappa: 1..2\n    fleet.offers: [offers/quickstart.json]\n  "
       "measures: [fleet.workers_lost]\n";
@@ -323,7 +323,7 @@ TEST_F(Plans, ScenariosAreReadByTheSimulator) {
   EXPECT_THAT(config, HasSubstr("offers: " + (folder_.path() / "offers/quickstart.json").string()));
   EXPECT_EQ(p.cells[1].runs[0].seed, 11u);
   EXPECT_NE(p.cells[0].runs[0].digest, p.cells[1].runs[0].digest);
-  // What a cell resolves to is a scenario again, and comes to the same.
+  // A resolved cell is a scenario again and resolves to itself.
   const auto again = load_sim_run(ConfigFile::parse(config, "cell"));
   ASSERT_TRUE(again) << again.error().message();
   EXPECT_EQ(again->config.resolved_yaml, config);

@@ -124,7 +124,8 @@ TEST_F(InstallerTest, WhatHasComeOfADeltaIsUsed) {
     ASSERT_TRUE(installer_.install(delta_));
     EXPECT_EQ(installer_.digest(), second_.digest().bytes);
   }
-  // What was resolved is used: a payload that begins with other bytes than have come is not looked at again there.
+  // The installer uses the resolved prefix: it does not read again the first bytes of a payload that begins
+  // differently.
   ASSERT_TRUE(installer_.install(snapshot_));
   arrive(2);
   std::vector<std::byte> other = bytes_of(delta_);
@@ -193,7 +194,7 @@ TEST_F(InstallerTest, ASnapshotArrivesBesideDeltas) {
   installer_.arriving(parts[1]);
   ASSERT_TRUE(installer_.install(delta_));
   installer_.arriving(parts[2]);
-  // What came before the delta is still used: it is not looked at again.
+  // The installer still uses the bytes that came before the delta, and does not read them again.
   std::vector<std::byte> other = bytes_of(later);
   other[500] ^= std::byte{1};
   overlay::Publication begun = publication(5, std::nullopt, other, first_.digest());

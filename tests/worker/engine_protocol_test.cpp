@@ -1,4 +1,4 @@
-// What inference servers answer, read from bytes; and what can be told from the answers about their weights.
+// Parsing of inference servers' answers, and the conclusions about the weights behind them.
 #include <gtest/gtest.h>
 
 #include "base/random.hpp"

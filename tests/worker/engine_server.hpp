@@ -1,5 +1,5 @@
-// An inference server on loopback that speaks the interface of SGLang or of vLLM as far as workers use it, and
-// misbehaves on request. What draws tokens is given to it.
+// An inference server on loopback with the part of SGLang's or vLLM's interface that workers use. It misbehaves on
+// request. A callback draws the tokens.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -51,12 +51,16 @@ enum class Speaks { kSglang, kVllm, kVllmCompletions };
 struct Fault {
   // "draw", "load", "health", "probe", "pause"
   std::string at;
-  // "status": answers `status` | "hang": for `hangs`, and acts then | "disconnect": in the middle of the body |
-  // "stale": says that it has loaded and has not | "fails": says that it could not | "unnamed": loads, but keeps its
-  // version | "renamed": names a version that it was never given | "no_logprobs" | "few_logprobs" | "nan" | "positive"
-  // | "reordered": two choices, the other first | "foreign": of another prompt | "token": beyond the vocabulary |
-  // "long": more than was asked for | "short": ends at no ending token | "raw": log-probabilities of temperature 1 |
-  // "html"
+  // About the connection:
+  //   "status": answers `status` | "hang": waits for `hangs`, then acts | "disconnect": in the middle of the body |
+  //   "html": answers a proxy's page
+  // About loading:
+  //   "stale": reports a load that did not happen | "fails": reports a failed load | "unnamed": loads, but keeps its
+  //   version | "renamed": names another version than the given one
+  // About responses:
+  //   "no_logprobs" | "few_logprobs" | "nan" | "positive" | "reordered": two choices in the wrong order |
+  //   "foreign": for another prompt | "token": beyond the vocabulary | "long": too many tokens |
+  //   "short": without an ending token | "raw": log-probabilities of temperature 1
   std::string what;
   int times = 1;
   int status = 503;

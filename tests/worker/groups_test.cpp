@@ -254,7 +254,7 @@ TEST_F(GroupsTest, AnEpisodeWithoutRoomIsCut) {
   EXPECT_FALSE(t.finished());
 }
 
-// A game of two: whoever sits opposite is the policy as well, and nothing that it says there is trained on.
+// A game of two: the policy also plays the opponent, and its tokens as the opponent are not trained on.
 class Opposite final : public data_plane::Adapter {
  public:
   class Game final : public data_plane::QuickEpisode {

@@ -442,7 +442,7 @@ TEST_P(RemoteTest, AnswersThatCannotBeRightAreRefused) {
   expect_whole(finish().at(id), 1);
 }
 
-// Somebody starts it anew behind our back, with other weights.
+// Another program restarts the server, with other weights.
 TEST_P(RemoteTest, AnotherProcessAtTheSameAddressGetsThePolicy) {
   attach();
   install(policies_.snapshot(1));
@@ -513,8 +513,8 @@ TEST_P(RemoteTest, AbortedAndUnfitSequencesLeaveNothing) {
 }
 
 TEST_P(RemoteTest, StopEndsEveryWait) {
-  options_.url = "http://127.0.0.1:1";  // nobody is there
-  make();
+  options_.url = "http:  // an address without a server
+      make();
   while_waiting_ = [this] { stop_ = true; };
   EXPECT_EQ(engine_->install(policies_.snapshot(1)).error().code, Code::kCancelled);
 }
@@ -644,7 +644,7 @@ TEST(PolicyFolder, IsItsOwnersAlone) {
   EXPECT_TRUE(fs::exists(where / "mine"));
 }
 
-// A server that is started anew finds its path again, by which vLLM keeps what it has compiled.
+// A restarted server gets the same path, so that vLLM finds its compilation cache.
 TEST(PolicyFolder, ANewOneHasTheFirstFreeNumber) {
   TemporaryFolder memory;
   const auto make = [&] { return *PolicyFolder::make({}, {}, memory.path()); };
@@ -680,7 +680,7 @@ TEST(PolicyFolder, ADeltaIsResolvedWhileItArrives) {
     ASSERT_TRUE(folder->install(policies.snapshot(1)));
     EXPECT_EQ(in_files(), policies.digest(1));
   }
-  // What has come is used: the same bytes are not looked at again.
+  // The folder uses the received bytes and does not read them again.
   arrive(60);
   std::vector<std::byte> other = bytes;
   other[40] ^= std::byte{1};
@@ -704,8 +704,7 @@ TEST(PolicyFolder, ADeltaIsResolvedWhileItArrives) {
 TEST(PolicyFolder, ARepeatedTensorIsWrittenTwice) {
   TemporaryFolder memory;
   Policies policies(4);
-  auto folder =
-      *PolicyFolder::make({}, {}, memory.path(), 1, RepeatedTensor{"lm_head.weight", "model.norm.weight"});
+  auto folder = *PolicyFolder::make({}, {}, memory.path(), 1, RepeatedTensor{"lm_head.weight", "model.norm.weight"});
   const auto expect = [&](std::size_t version) {
     EXPECT_EQ(overlay::Digest(folder->digest()), policies.digest(version).bytes);
     const auto there = *delta::Checkpoint::open(folder->path());
