@@ -98,10 +98,11 @@ std::string run_svg(const std::string& title, const std::vector<json>& metrics) 
       if (row.contains("predicted_seconds")) formula.points[x] = row.at("predicted_seconds");
     }
   }
-  const std::vector<Panel> panels{{"reward and accuracy", {reward, evaluation}},
-                                  {"seconds of a learner step", {wait, train}},
-                                  {"seconds from publishing a policy to having it installed", {t_b, formula, bound}},
-                                  {"staleness, learner steps", {oldest, average}}};
+  const std::vector<Panel> panels{
+      {"reward and accuracy", {reward, evaluation}},
+      {"seconds of a learner step", {wait, train}},
+      {"seconds from publishing a policy to its installation on the workers", {t_b, formula, bound}},
+      {"staleness, learner steps", {oldest, average}}};
   const double height = kTop + static_cast<double>(panels.size()) * (kPanel + kGap) + 10;
   std::string out = fmt::format(
       "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {0} {1}' width='{0}' height='{1}'>\n"

@@ -46,7 +46,8 @@ void check_spread(ConfigSection& s, const char* key_p95, double median, double p
   if (p95 > median && !(median > 0))
     s.error(key_p95, "expected nothing, or a median above 0");
   else if (p95 < median || p95 > kSpreadMax * median)
-    s.error(key_p95, fmt::format("expected the median, {}, to {:.0f} times that, found {}", median, kSpreadMax, p95));
+    s.error(key_p95, fmt::format("expected a value from the median, {}, to {:.0f} times the median, found {}", median,
+                                 kSpreadMax, p95));
 }
 
 // Reads `key` as the median and `key_p95` as the 95th percentile; without it, all values are the median.
@@ -54,7 +55,7 @@ void read_spread(ConfigSection& s, const char* key, const char* key_p95, sim::Lo
                  ConfigDoc doc) {
   s.require(key, value.median, limits, doc);
   std::optional<double> p95;
-  s.read(key_p95, p95, limits, {"above which 5 of 100 lie, when it is not the same for all", "all alike"});
+  s.read(key_p95, p95, limits, {"95th percentile", "all alike"});
   value.p95 = p95.value_or(value.median);
   check_spread(s, key_p95, value.median, value.p95);
 }
@@ -62,33 +63,33 @@ void read_link(ConfigSection& s, const char* key, const char* key_p95, sim::Logn
   BitRate rate;
   std::optional<BitRate> p95;
   s.require(key, rate, kLink, doc);
-  s.read(key_p95, p95, kLink, {"above which 5 of 100 lie, when it is not the same for all", "all alike"});
+  s.read(key_p95, p95, kLink, {"95th percentile", "all alike"});
   value = {rate.bits_per_s, p95.value_or(rate).bits_per_s};
   check_spread(s, key_p95, value.median, value.p95);
 }
 
 void read_market(ConfigSection s, const provisioner::RegionMap& map, Read& c) {
   for (ConfigSection kind :
-       s.sections("market", "machines that can be rented, made up kind by kind, where fleet.offers names no file")) {
+       s.sections("market", "kinds of generated machines that can be rented; not with fleet.offers")) {
     Kind k;
-    kind.read("region", k.region, {"where they stand; a name of your own", "one region for all"});
-    kind.require("count", k.count, {.min = 1, .max = 100'000}, "of them");
+    kind.read("region", k.region, {"region of the machines; any name", "one region for all"});
+    kind.require("count", k.count, {.min = 1, .max = 100'000}, "number of these machines");
     read_spread(kind, "usd_per_hour", "usd_per_hour_p95", k.usd_per_hour, {.min = 0.0, .max = 1e6},
-                "the rent, half of them cost less");
+                "rent of a machine, median");
     read_spread(kind, "tokens_per_s", "tokens_per_s_p95", k.tokens_per_s, {.min = 1e-3, .max = 1e9},
-                "that a machine generates, all its responses together");
+                "tokens/s that a machine generates for all its responses together, median");
     read_link(kind, "up", "up_p95", k.up, "uplink");
     read_link(kind, "down", "down_p95", k.down, "downlink");
     const Limits<double> usd{.min = 0.0, .max = 1e6};
-    kind.read("upload_usd_per_gb", k.upload_usd_per_gb, usd, "price of what they send; 1 GB is 10^9 bytes");
-    kind.read("download_usd_per_gb", k.download_usd_per_gb, usd, "price of what they receive");
+    kind.read("upload_usd_per_gb", k.upload_usd_per_gb, usd, "price of sent data; 1 GB is 10^9 bytes");
+    kind.read("download_usd_per_gb", k.download_usd_per_gb, usd, "price of received data");
     kind.read("reliability", k.reliability, {.min = 0.0, .max = 1.0},
-              "as the market states it; it moves a worker in the topology");
+              "reliability that the market states; decides the worker's place in the topology");
     if (!map.regions.empty() && !k.region.empty() && !map.find(k.region)) {
       std::vector<std::string> names;
       for (const provisioner::Region& r : map.regions) names.push_back(r.name);
-      kind.error("region",
-                 fmt::format("none of network.regions has the place '{}'{}", k.region, did_you_mean(k.region, names)));
+      kind.error("region", fmt::format("the regions of network.regions do not include the place '{}'{}", k.region,
+                                       did_you_mean(k.region, names)));
     }
     c.market.push_back(std::move(k));
   }
@@ -97,93 +98,96 @@ void read_market(ConfigSection s, const provisioner::RegionMap& map, Read& c) {
 void read_misfortune(ConfigSection churn, ConfigSection faults, Read& c) {
   sim::RunChurn& r = c.scenario.churn;
   churn.read("per_hour", r.per_hour, {.min = 0.0, .max = 3600.0},
-             "how often a machine is taken away, an hour; 0.2 is every fifth an hour");
-  churn.read("announced", r.announced, {.min = 0.0, .max = 1.0}, "share of these that are told before");
-  churn.read("notice", r.notice, {.min = Duration(0), .max = std::chrono::hours(1)}, "so long before");
+             "how often a machine is taken away per hour; 0.2: once in five hours");
+  churn.read("announced", r.announced, {.min = 0.0, .max = 1.0}, "share of these machines that get a notice");
+  churn.read("notice", r.notice, {.min = Duration(0), .max = std::chrono::hours(1)},
+             "time from the notice to the loss");
   churn.read("returns_after", r.returns_after, {.min = std::chrono::seconds(1), .max = std::chrono::hours(1000)},
-             "then it is offered again");
+             "time until the machine is offered again");
   churn.read("trace", c.preemptions,
-             {"a file of rows `seconds,share[,region]`: that share of the machines is taken away then", "none"});
+             {"file of rows `seconds,share[,region]`: at that time this share of the machines is taken away", "none"});
   sim::RunFaults& f = c.scenario.faults;
   faults.read("refused", f.refused, {.min = 0.0, .max = 1.0},
-              "share of the attempts to rent that fail: somebody else was faster");
+              "share of the attempts to rent that fail because the offer was taken");
   faults.read("never_joins", f.never_joins, {.min = 0.0, .max = 1.0},
-              "share of the machines that are paid for and never come to work");
+              "share of the rented machines whose worker never joins");
   faults.read("hangs_per_hour", f.hangs_per_hour, {.min = 0.0, .max = 3600.0},
-              "how often a worker is heard no more, while its machine costs on");
-  faults.read("slowdowns", c.slowdowns,
-              {"a file of rows `seconds,share,tokens,links,lasts[,region]`: that share of the machines then has so "
-               "much left of its tokens/s and of its links, for so many seconds (0: for good)",
-               "none"});
+              "how often a worker stops answering per hour, while its machine still costs");
+  faults.read(
+      "slowdowns", c.slowdowns,
+      {"file of rows `seconds,share,tokens,links,lasts[,region]`: from that time, for `lasts` seconds (0: forever), "
+       "this share of the machines keeps only the share `tokens` of its tokens/s and `links` of its links",
+       "none"});
 }
 
 void read_simulation(ConfigSection s, const learner::RunConfig& config, Read& c) {
   sim::RunScenario& r = c.scenario;
   r.seed = config.run.seed;
-  s.read("seed", r.seed, {"what everything that is left to chance follows from", "run.seed"});
+  s.read("seed", r.seed, {"seed of everything random", "run.seed"});
   s.read("parameters", c.parameters, {.min = 1e3, .max = 1e13},
-         {"of the model: a snapshot is two bytes each", "those of the section `model`"});
+         {"number of the model's values; a snapshot has two bytes for each",
+          "number of the model's values; a snapshot has two bytes for each"});
   s.read("density", c.density, {.min = 0.0, .max = 1.0},
-         {"share of the values that change from one publication to the next",
-          "fleet.delta_ratio_expected says how small a delta is"});
-  s.read("densities", c.densities, {"the same by publication; the last one counts for all that follow", "`density`"});
-  s.read("bytes_per_change", c.bytes_per_change, {.min = 0.01, .max = 16.0}, "of a delta, for each value that changed");
+         {"share of the values that change between two publications", "computed from fleet.delta_ratio_expected"});
+  s.read("densities", c.densities,
+         {"the same for each publication; the last one also counts for all later ones", "`density`"});
+  s.read("bytes_per_change", c.bytes_per_change, {.min = 0.01, .max = 16.0}, "bytes of a delta for each changed value");
   s.read_choice("publish", r.publishes, {{"delta", sim::Publishes::kDelta}, {"snapshot", sim::Publishes::kSnapshot}},
-                "what goes out: what has changed (delta), or the whole policy every time (snapshot)");
+                "a publication is a delta or the whole policy (snapshot)");
   s.read_choice("activation", r.activation,
                 {{"cheapest", sim::Activation::kCheapest}, {"random", sim::Activation::kRandom}},
-                "what is rented: what costs least per rollout (cheapest), or whatever comes (random)");
+                "which offers are rented: those that cost least per rollout (cheapest), or random ones");
   s.read_choice("shares", r.shares, {{"by_speed", sim::Shares::kBySpeed}, {"equal", sim::Shares::kEqual}},
-                "what a worker makes of a batch: as much as it can (by_speed), or as much as every other (equal)");
+                "a worker's share of a batch: by its speed, or equal for all workers");
   s.read_choice("leases", r.leases, {{"in_time", sim::Leases::kInTime}, {"any_age", sim::Leases::kAnyAge}},
-                "what work is handed out: what can be trained on when it comes back (in_time), or any, of which what "
-                "has become too stale is rejected (any_age)");
+                "which work is handed out: only work that is fresh enough when it returns (in_time), or all, and stale "
+                "rollouts are rejected (any_age)");
   s.read("step_time", c.step_time, {.min = std::chrono::microseconds(1), .max = std::chrono::hours(1000)},
-         {"T, a learner step without waiting, as it turns out; the plan is made with what is expected",
+         {"actual time T of a learner step without waiting; the plan uses fleet.step_time_expected",
           "fleet.step_time_expected"});
   s.read("step_seconds", r.step_seconds,
-         {"the same step by step, in seconds; after the last one again from the first", "`step_time`"});
+         {"the same for each step, in seconds; after the last one, the first follows again", "`step_time`"});
   for (const double each : r.step_seconds)
     if (!(each > 0 && each <= 3.6e6))
       s.error("step_seconds", fmt::format("expected seconds above 0, at most 3600000, found {}", each));
   s.read("step_time_per_1k_tokens", c.step_time_per_1k_tokens, {.min = Duration(0), .max = std::chrono::hours(1)},
-         "and so much more for every 1,000 tokens that it trains on");
+         "additional step time for every 1,000 tokens trained on");
   s.read("install_time", c.install_time, {.min = Duration(0), .max = std::chrono::hours(1)},
-         {"what installing a policy takes, as it turns out", "fleet.install_time_expected"});
+         {"actual time to install a policy", "fleet.install_time_expected"});
   s.read("encode_time", r.encode_time, {.min = Duration(0), .max = std::chrono::hours(1)},
-         "from the end of a step until its policy is encoded and can be sent; the next step goes on meanwhile");
+         "from the end of a step until its policy is encoded and can be sent; the next step runs meanwhile");
   s.read("acknowledge_time", r.acknowledge_time, {.min = Duration(0), .max = std::chrono::hours(1)},
-         "from a worker's installation of a policy until the learner has heard of it; a part of T_b");
+         "from a worker's installation of a policy until the learner knows of it; part of T_b");
   s.read("wire_overhead", r.wire_overhead, {.min = 0.0, .max = 1.0},
-         "what headers and encryption add to every byte that is sent; 0.05 is what real nodes reckon with");
+         "headers and encryption as a share of the bytes sent; real nodes assume 0.05");
   s.read("groups_at_once", r.groups_at_once, {.min = 1, .max = 1024},
-         "groups that a worker holds: the one it is at, and the next");
+         "groups that a worker holds at once: the current one and the next");
   s.read("work_ahead", r.work_ahead, {.min = Duration(0), .max = std::chrono::hours(1)},
-         "or as many more than one as it does in this time, where that is more");
+         "a worker holds one group and all it completes in this time, if those are more than `groups_at_once`");
   s.read("sequence_tokens_per_s", r.sequence_tokens_per_s, {.min = 1e-3, .max = 1e6},
-         {"the most that a single response gets of a machine; a long one is then late however fast the machine is",
-          "no limit"});
+         {"limit of a single response; with it, a long response is late even on a fast machine", "no limit"});
   s.read("rate_error", c.rate_error, {.min = 0.0, .max = 0.95},
-         "machines do so much more or less than they promise, at most; 0.1 is a tenth");
+         "a machine's speed differs at most by this share from the promised one; 0.1 is 10 %");
   s.read("boot", c.boot, {.min = Duration(0), .max = std::chrono::hours(24)},
-         "from asking for a machine until its worker joins, half of the time less");
+         "from renting a machine until its worker joins, median");
   s.read("boot_p95", c.boot_p95, {.min = Duration(0), .max = std::chrono::hours(24)},
-         {"above which 5 of 100 lie", "always `boot`"});
+         {"95th percentile", "always `boot`"});
   s.read("time_max", r.time_max, {.min = std::chrono::seconds(1), .max = std::chrono::hours(100'000)},
-         "of virtual time; then the run is over, wherever it is");
-  ConfigSection tokens = s.section("tokens", "How long responses are; rollout.response_tokens_max cuts them.");
+         "limit of virtual time, at which the run ends");
+  ConfigSection tokens = s.section("tokens", "Length of responses; limited by rollout.response_tokens_max.");
   const bool file = tokens.has("histogram");
-  tokens.read("histogram", c.lengths, {"a file of rows `tokens,weight`", "`median`"});
+  tokens.read("histogram", c.lengths, {"file of rows `tokens,weight`", "`median`"});
   if (file)
     tokens.read("median", c.tokens_median, {.min = 1.0, .max = 1e7});
   else
-    tokens.require("median", c.tokens_median, {.min = 1.0, .max = 1e7}, "half of the responses are shorter");
+    tokens.require("median", c.tokens_median, {.min = 1.0, .max = 1e7}, "median; half of the responses are shorter");
   tokens.read("p95", c.tokens_p95, {.min = 1.0, .max = 1e7},
-              {"above which 5 of 100 lie; lengths are lognormal", "all are alike"});
+              {"95th percentile; the lengths are lognormal", "all are alike"});
   if (c.tokens_p95 && !file) check_spread(tokens, "p95", c.tokens_median, *c.tokens_p95);
   if (file && (tokens.has("median") || c.tokens_p95))
-    tokens.error("histogram", "expected either a histogram or a median");
-  read_misfortune(s.section("churn", "Machines that are taken away."), s.section("faults", "What else goes wrong."), c);
+    tokens.error("histogram", "expected either `histogram` or `median`, found both");
+  read_misfortune(s.section("churn", "Machines that are taken away from the run."),
+                  s.section("faults", "Other faults."), c);
   read_market(s, config.paths.regions, c);
   for (const double d : c.densities)
     if (!(d >= 0 && d <= 1)) s.error("densities", fmt::format("expected numbers from 0 to 1, found {}", d));
@@ -197,7 +201,8 @@ void read_simulation(ConfigSection s, const learner::RunConfig& config, Read& c)
   // Random activation ignores prices, so it cannot keep to limits on them.
   if (r.activation == sim::Activation::kRandom && (config.fleet.usd_per_hour_max || config.fleet.usd_max))
     s.error("activation",
-            "random: who does not look at prices cannot keep to fleet.usd_per_hour_max and usd_max; leave them out");
+            "random activation ignores prices, so it cannot keep to fleet.usd_per_hour_max and usd_max; remove these "
+            "limits");
 }
 
 std::uint32_t region_of(sim::RunScenario& s, const std::string& name) {
@@ -324,15 +329,15 @@ Result<SimRun> read(ConfigFile file) {
   Read c;
   if (!file.root().has("simulation"))
     file.root().error(
-        "", "expected a section `simulation` that says what the world is like; configs/sim/small.yaml has one");
+        "", "expected a section `simulation` that describes the world, found none; see configs/sim/small.yaml");
   ConfigSection simulation = file.root().section("simulation");
   read_simulation(simulation, run.config, c);
   c.delta_expected = file.root().section("fleet").has("delta_ratio_expected");
   const bool model = run.config.model.preset || run.config.model.path;
   if (!c.parameters && !model)
-    simulation.error("parameters", "needed where there is no section `model`: how many the model has");
+    simulation.error("parameters", "expected the number of the model's values, because there is no section `model`");
   if (c.market.empty() == run.config.fleet.offers.empty())
-    simulation.error("market", "expected exactly one of fleet.offers (a file) and simulation.market (made up)");
+    simulation.error("market", "expected either fleet.offers (a file) or simulation.market (generated)");
   ECHO_TRY(file.finish());
   run.config.resolved_yaml = file.resolved();
   run.scenario = c.scenario;

@@ -112,8 +112,8 @@ Result<LikeRun> like_run(const std::filesystem::path& folder) {
   run.ages = measured.ages.shares();
   auto report = learner::read_json_object(folder / "report.json");
   if (!report && report.error().code == Code::kNotFound)
-    return fail(Code::kNotFound, "sim run",
-                "{} has no report.json: the run has not ended; `echoline status` says how it stands", folder.string());
+    return fail(Code::kNotFound, "sim run", "{} has no report.json, so the run has not ended; see `echoline status`",
+                folder.string());
   if (!report) return report.error();
   run.report = std::move(*report);
   Boots boots;
@@ -124,7 +124,7 @@ Result<LikeRun> like_run(const std::filesystem::path& folder) {
   if (const std::uint64_t steps = measured.step_seconds.totals().count();
       steps < kStepsMin || parameters == 0 || deltas.empty() || measured.rollouts == 0)
     return fail(Code::kInvalid, "sim run",
-                "{}: {} steps and {} deltas are too little to go by, at least {} steps are needed", folder.string(),
+                "{}: the run has {} steps and {} deltas; expected at least {} steps and one delta", folder.string(),
                 steps, deltas.size(), kStepsMin);
   const auto set = [&](const char* key, std::string value) {
     run.world.emplace_back(std::string("simulation.") + key, std::move(value));

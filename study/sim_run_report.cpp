@@ -253,7 +253,7 @@ std::string sim_run_table(const json& r) {
                        duration(b.at("t_b_seconds_p95")), duration(b.at("lower_bound_seconds"))));
   line("", fmt::format("the learner sent {}", bytes(b.at("learner_bytes_sent"))));
   if (s.at("crossing_bytes_sent").get<std::uint64_t>() > 0)
-    line("", fmt::format("{} crossed from one region to another", bytes(s.at("crossing_bytes_sent"))));
+    line("", fmt::format("{} sent between regions", bytes(s.at("crossing_bytes_sent"))));
   for (const auto& [name, region] : s.at("regions").items())
     line("  " + name.substr(0, 10),
          fmt::format("{} machines, {} rollouts, ${:.2f}", region.at("machines").get<std::uint64_t>(),

@@ -156,7 +156,7 @@ Result<double> Expression::value(const std::function<std::optional<double>(const
       stack.push_back(s.number);
     } else if (s.kind == Kind::kName) {
       const auto known = of(names_[s.count]);
-      if (!known) return fail(Code::kInvalid, "", "'{}' has no number as its value here", names_[s.count]);
+      if (!known) return fail(Code::kInvalid, "", "'{}' has no value that is a number", names_[s.count]);
       stack.push_back(*known);
     } else if (s.kind == Kind::kNegate) {
       stack.push_back(-pop());
@@ -174,7 +174,7 @@ Result<double> Expression::value(const std::function<std::optional<double>(const
                                                   : a / b);
     }
   }
-  if (!std::isfinite(stack.back())) return fail(Code::kInvalid, "", "the result is too large for a number");
+  if (!std::isfinite(stack.back())) return fail(Code::kInvalid, "", "the result is too large");
   return stack.back();
 }
 

@@ -58,8 +58,8 @@ class Reader {
       for (const std::string& name : number->names())
         if (!known(name)) unknown.push_back(name);
       if (!unknown.empty() && (unknown.size() < number->names().size() || !item.numbers.empty()))
-        return fail(Code::kInvalid, "", "'{}': '{}' is neither a swept key nor one to which the file gives a number{}",
-                    text, unknown.front(), did_you_mean(unknown.front(), keys_));
+        return fail(Code::kInvalid, "", "'{}': '{}' is neither a swept key nor a key with a number in the file{}", text,
+                    unknown.front(), did_you_mean(unknown.front(), keys_));
       if (!unknown.empty() && item.numbers.empty()) return plain(text);
       if (ends.size() == 1 && number->is_plain_number()) return item;
       item.numbers.push_back(std::move(*number));
@@ -107,8 +107,7 @@ class Enumeration {
 
   Status run() {
     if (++steps_ > kStepsMax)
-      return fail(Code::kInvalid, "sweep", "there are too many combinations to look at: expected at most {} cells",
-                  kSweepCellsMax);
+      return fail(Code::kInvalid, "sweep", "too many combinations; expected at most {} cells", kSweepCellsMax);
     if (values_.size() == assignments_.size()) return add_(in_order(&Value::text), in_order(&Value::given));
     const Assignment* next = nullptr;
     for (const Assignment& a : assignments_)
@@ -120,8 +119,8 @@ class Enumeration {
     if (item.numbers.size() == 1) return with(*next, {number_text(first), item.text});
     ECHO_ASSIGN(const double last, number(*next, item.numbers.back()));
     if (first != std::floor(first) || last != std::floor(last))
-      return about(
-          *next, fmt::format("a range counts in whole numbers, found {} to {}", number_text(first), number_text(last)));
+      return about(*next, fmt::format("expected whole numbers as ends of the range, found {} to {}", number_text(first),
+                                      number_text(last)));
     if (last - first >= static_cast<double>(kSweepCellsMax))
       return about(*next, fmt::format("expected a range of at most {} numbers, found {} to {}", kSweepCellsMax,
                                       number_text(first), number_text(last)));
@@ -150,7 +149,7 @@ class Enumeration {
   }
   Error circle() const {
     for (const Assignment& a : assignments_)
-      if (!values_.contains(a.key)) return about(a, "it depends on a value that depends on it");
+      if (!values_.contains(a.key)) return about(a, "its value depends on itself");
     return {};
   }
 
@@ -309,7 +308,7 @@ Result<std::vector<GridCell>> expand(const std::vector<SweepAxis>& axes, const N
     }
     ECHO_TRY(Enumeration(assignments, keys, fixed, add, steps).run());
   }
-  if (cells.empty()) return fail(Code::kInvalid, "sweep", "there is no cell: every range is empty");
+  if (cells.empty()) return fail(Code::kInvalid, "sweep", "the sweep has no cells: every range is empty");
   return cells;
 }
 

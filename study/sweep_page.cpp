@@ -118,8 +118,8 @@ Plot front_plot(const SweepResults& results) {
                                     results.measures.begin());
   };
   const std::size_t x = index_of(results.pareto_x), y = index_of(results.pareto_y);
-  Plot plot{fmt::format("{} against {}: no cell is better in both than those on the line", results.measures[y].title,
-                        results.measures[x].title),
+  Plot plot{fmt::format("{} against {}: no cell is better in both than the cells on the line",
+                        results.measures[y].title, results.measures[x].title),
             results.measures[x].title,
             results.measures[y].title,
             {},
@@ -186,8 +186,8 @@ std::string sweep_page(const SweepResults& results, const ChartLibrary& charts) 
               {"done", fmt::format("{} of {}", done, runs)}});
   if (plan.seeds > 1)
     page.paragraph(
-        "Intervals are 95 % intervals of the mean over seeds, by Student's t, cut to what is possible. Of two seeds "
-        "they are 12.7 standard errors wide to either side, of three 4.3.");
+        "Intervals are 95 % intervals of the mean over seeds, by Student's t, limited to possible values. With two "
+        "seeds they extend 12.7 standard errors to either side, with three 4.3.");
   const Axis axis = axis_of(results);
   std::vector<Plot> plots;
   if (!results.pareto.empty()) plots.push_back(front_plot(results));

@@ -31,7 +31,7 @@ struct SweepSection {
 // A value of the section as text for --over. Lists are separate values, so a list has no text.
 Result<std::string> value_text(const json& value) {
   if (value.is_string()) return value.get<std::string>();
-  if (value.is_null()) return fail(Code::kInvalid, "", "expected a value, found nothing");
+  if (value.is_null()) return fail(Code::kInvalid, "", "expected a value, found null");
   return value.dump();  // flow style: YAML as well
 }
 
@@ -230,7 +230,7 @@ Status check(const SweepPlan& plan) {
   for (const std::string& key : plan.keys)
     if (std::find(std::begin(kOwnKeys), std::end(kOwnKeys), key) != std::end(kOwnKeys))
       return fail(Code::kInvalid, "sweep",
-                  "'{}' cannot be swept: every run of a sweep has its own; --seeds N takes N seeds", key);
+                  "'{}' cannot be swept: the sweep sets it for every run; use --seeds N for N seeds", key);
   if (plan.cells.size() * plan.seeds > kSweepRunsMax)
     return fail(Code::kInvalid, "sweep", "expected at most {} runs, found {} cells with {} seeds each", kSweepRunsMax,
                 plan.cells.size(), plan.seeds);
@@ -290,7 +290,8 @@ Result<SweepPlan> plan_sweep(const SweepArguments& a) {
   axes.insert(axes.begin(), section.axes.begin(), section.axes.end());
   if (axes.empty() && a.seeds == 0 && section.seeds == 1)
     return fail(Code::kInvalid, "sweep",
-                "nothing is swept: give --over KEY=V1,V2 or --seeds N, or {} a section `sweep:`", a.config.string());
+                "nothing to sweep: give --over KEY=V1,V2 or --seeds N, or add a section `sweep:` to {}",
+                a.config.string());
 
   SweepPlan plan;
   plan.config = a.config;

@@ -14,22 +14,23 @@ using nlohmann::json;
 
 const std::vector<Measure>& standard_measures() {
   static const std::vector<Measure> measures{
-      {"steps_per_s", "steps/s", "learner steps per second, without the warm start"},
+      {"steps_per_s", "steps/s", "learner steps per second, after the warm start"},
       {"learner.idle_fraction", "idle", "share of the time in which the learner waited for a batch"},
-      {"broadcast.t_b_seconds_median", "T_b s", "seconds from publishing a policy to having it installed, median"},
-      {"staleness.mean", "stale", "staleness of what was trained on, mean"},
-      {"staleness.p95", "stale p95", "staleness of what was trained on, 95 % are at most this"},
+      {"broadcast.t_b_seconds_median", "T_b s",
+       "seconds from publishing a policy to its installation on the workers, median"},
+      {"staleness.mean", "stale", "staleness of the rollouts trained on, mean"},
+      {"staleness.p95", "stale p95", "staleness of the rollouts trained on, 95th percentile"},
       {"reward.last", "reward", "mean reward of the last step"},
       {"eval.after", "eval", "accuracy on held-out problems at the end"},
       {"learning.effective_sample_fraction_mean", "ess",
        "effective sample size as a share of the batch, mean over the steps"},
       {"learning.behaviour_kl_mean", "kl", "divergence from the policy that generated, mean over the steps"},
-      {"learning.clip_fraction_mean", "clip", "share of the tokens that was clipped, mean over the steps"},
-      {"learning.gradient_norm_max", "grad", "the longest gradient, before clipping"},
-      {"learning.alarms_begun", "alarms", "alarms of collapse that began"},
+      {"learning.clip_fraction_mean", "clip", "share of clipped tokens, mean over the steps"},
+      {"learning.gradient_norm_max", "grad", "largest gradient norm before clipping"},
+      {"learning.alarms_begun", "alarms", "alarms of collapse"},
       {"wall_seconds", "wall s", "seconds of the whole run"},
       {"cost.usd_total", "usd", "US dollars of the whole run"},
-      {"cost.usd_per_1k_rollouts", "usd/1k", "US dollars of the fleet for a thousand rollouts"},
+      {"cost.usd_per_1k_rollouts", "usd/1k", "US dollars of the fleet per thousand rollouts"},
   };
   return measures;
 }

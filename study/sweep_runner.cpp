@@ -65,7 +65,8 @@ Result<std::unique_ptr<Descriptor>> take_lock(const std::filesystem::path& out) 
   if (lock->get() < 0) return os_error("lock sweep", out / "lock");
   if (::flock(lock->get(), LOCK_EX | LOCK_NB) != 0)
     return fail(Code::kUnavailable, "lock sweep",
-                "another echoline sweep works in {}: wait for its end, or give --out another folder", out.string());
+                "another echoline sweep uses {}: wait until it ends, or choose another folder with --out",
+                out.string());
   return lock;
 }
 
@@ -89,7 +90,7 @@ class Runner {
       }
     total_ = waiting_.size();
     if (const std::size_t cached = outcomes_.size() - total_; cached > 0)
-      options_.line(fmt::format("{} of {} runs are there already", cached, outcomes_.size()));
+      options_.line(fmt::format("{} of {} runs are complete from an earlier sweep", cached, outcomes_.size()));
     started_ = clock_.now();
     while (!active_.empty() || (!waiting_.empty() && !stop_)) {
       if (!stop_) ECHO_TRY(start_some());
@@ -177,7 +178,7 @@ class Runner {
     if (!line.empty()) a.last_line = line;
     if (a.logged > kLogBytesMax) return;
     a.logged += line.size() + 1;
-    fmt::print(a.log.get(), "{}\n", a.logged > kLogBytesMax ? "the rest is left out: the log is too long" : line);
+    fmt::print(a.log.get(), "{}\n", a.logged > kLogBytesMax ? "the log is too long: the rest is left out" : line);
     std::fflush(a.log.get());
   }
 
@@ -199,7 +200,7 @@ class Runner {
     else if (end.signal)
       outcome.why = fmt::format("ended by signal {} ({})", *end.signal, ::strsignal(*end.signal));
     else if (*end.status == 0)
-      outcome.why = "it left no report.json that says how it ended";
+      outcome.why = "it wrote no report.json that says how it ended";
     else
       outcome.why = fmt::format("exit code {}", *end.status);
     if (!a.last_line.empty() && !a.too_long) outcome.why += fmt::format(": {}", printable(a.last_line, 300));
@@ -222,7 +223,7 @@ class Runner {
     } else if (!active_.empty()) {
       text += fmt::format("; {} at work", active_.size());
     } else if (!waiting_.empty()) {
-      text += "; waiting for what an earlier sweep has left at work";
+      text += "; waiting for runs that an earlier sweep left running";
     }
     if (ended_ > 0 && ended_ < total_)
       text += fmt::format("; about {} left", span_text((clock_.now() - started_) / static_cast<std::int64_t>(ended_) *

@@ -180,7 +180,7 @@ TEST(SimRun, LikeTakesTheMeasurementsOfAnotherRun) {
   write("metrics.jsonl", metrics.substr(0, 300));
   const Outcome little = run_program({"sim", "run", "--like", folder.path().string()});
   EXPECT_EQ(little.status, 2);
-  EXPECT_NE(little.err.find("too little"), std::string::npos) << little.err;
+  EXPECT_NE(little.err.find("expected at least"), std::string::npos) << little.err;
 }
 
 // The lookahead follows S, so S bounds ages, and the report says so.

@@ -113,7 +113,7 @@ TEST_F(Simulated, AKilledSweepResumesWithTheMissingRuns) {
   EXPECT_EQ(third.status, 0);
   EXPECT_EQ(third.out, outcome.out);
   EXPECT_EQ(starts(), after);
-  EXPECT_THAT(third.err, HasSubstr("8 of 8 runs are there already"));
+  EXPECT_THAT(third.err, HasSubstr("8 of 8 runs are complete from an earlier sweep"));
   EXPECT_THAT(read(out() / "sweep.csv"), HasSubstr("staleness.budget,runs,runs_done,"));
   EXPECT_EQ(json_file(out() / "sweep.json").at("cells").size(), 4u);
 }
@@ -152,7 +152,7 @@ TEST_F(Simulated, CtrlCEndsCurrentRunsAndKeepsFinishedOnes) {
   ASSERT_TRUE(eventually(seconds(60), [&] { return reports().size() == 4 && starts().size() == 6; }));
   const Outcome busy = run_program(words(), seconds(180));  // a second sweep may not work there meanwhile
   EXPECT_EQ(busy.status, 1);
-  EXPECT_THAT(busy.err, HasSubstr("another echoline sweep works in"));
+  EXPECT_THAT(busy.err, HasSubstr("another echoline sweep uses"));
   sweep.signal(SIGINT);
   const Outcome outcome = sweep.wait(seconds(120));
   EXPECT_EQ(outcome.status, 1);

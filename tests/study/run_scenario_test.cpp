@@ -95,23 +95,25 @@ TEST(SimRunConfig, ErrorsNameTheirPlaceAndReason) {
   says(with(kScenario, "density: 0.05", "desnity: 0.05"),
        "s.yaml:8:3: unknown key 'simulation.desnity'; did you mean 'density'?");
   says(with(kScenario, "density: 0.05", "density: 2"), "s.yaml:8:12:");
-  says(with(kScenario, "  parameters: 1e8\n", ""), "needed where there is no section `model`");
+  says(with(kScenario, "  parameters: 1e8\n", ""), "expected the number of the model's values");
   says(with(kScenario, "budget: 3", "budget: -1"), "s.yaml:3:21:");
   says(with(kScenario, "count: 3, ", ""), "count");
   says(with(kScenario, "count: 3", "count: 100001"), "100000");
   says(with(kScenario, "count: 3", "count: 99_999"), "expected at most 100000 machines in all");
-  says(with(kScenario, "p95: 400", "p95: 50"), "expected the median, 100, to 1000 times that, found 50");
-  says(with(kScenario, "usd_per_hour_p95: 0.3", "usd_per_hour_p95: 1000"), "to 1000 times that");
+  says(with(kScenario, "p95: 400", "p95: 50"),
+       "expected a value from the median, 100, to 1000 times the median, found 50");
+  says(with(kScenario, "usd_per_hour_p95: 0.3", "usd_per_hour_p95: 1000"), "to 1000 times the median");
   says(with(kScenario, "{median: 100, p95: 400}", "{p95: 400}"), "median");
   says(with(kScenario, "{median: 100, p95: 400}", "{histogram: /nowhere/lengths.csv}"), "/nowhere/lengths.csv");
   says(with(kScenario, "to: here", "to: hre"), "no region 'hre' in network.regions; did you mean 'here'?");
-  says(with(kScenario, "region: there, c", "region: thre, c"), "none of network.regions has the place 'thre'");
+  says(with(kScenario, "region: there, c", "region: thre, c"),
+       "the regions of network.regions do not include the place 'thre'");
   says(with(kScenario, "headroom: 0.2", "headroom: 0.2, offers: o.json"),
-       "exactly one of fleet.offers (a file) and simulation.market");
+       "expected either fleet.offers (a file) or simulation.market");
   says(with(kScenario, "headroom: 0.2", "headroom: 0.2, search: true"), "a simulated market is not searched");
   says(with(kScenario, "steps: 20", "steps: 2000000"), "at most 1000000 steps");
   says(with(with(kScenario, "density: 0.05", "activation: random"), "headroom: 0.2", "headroom: 0.2, usd_max: 5"),
-       "leave them out");
+       "remove these limits");
   says(with(kScenario, "simulation:", "simulaton:"), "unknown key 'simulaton'");
   says(with(kScenario, "simulation:", "simulaton:"), "expected a section `simulation`");
 }

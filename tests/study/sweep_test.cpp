@@ -137,7 +137,7 @@ TEST(Grid, ErrorsNameTheReason) {
   EXPECT_THAT(cells_of({"S=1..9999", "kappa=1..9999"}), HasSubstr("at most 10000 cells"));
   EXPECT_THAT(cells_of({"S=1..9999", "kappa=2..1", "G=1..9999"}), HasSubstr("no cell"));
   EXPECT_THAT(cells_of({"S=2..1"}), HasSubstr("every range is empty"));
-  EXPECT_THAT(cells_of({"S=a", "kappa=S+1"}), HasSubstr("'S' has no number"));
+  EXPECT_THAT(cells_of({"S=a", "kappa=S+1"}), HasSubstr("'S' has no value that is a number"));
 }
 
 TEST(Fuzz, AnyTextIsReadOrRefused) {
@@ -287,7 +287,7 @@ TEST_F(Plans, TheFileMayStateTheSweep) {
 
 TEST_F(Plans, MistakesHaveTheirPlace) {
   SweepArguments a = arguments();
-  EXPECT_THAT(refusal(a), HasSubstr("nothing is swept"));
+  EXPECT_THAT(refusal(a), HasSubstr("nothing to sweep"));
   a.over = {"stalness.budget=1"};
   EXPECT_THAT(refusal(a), HasSubstr("--over stalness.budget=1: unknown key 'stalness'; did you mean 'staleness'?"));
   a.over = {"S=1,3,5000,6000"};
