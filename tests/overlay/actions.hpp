@@ -1,4 +1,4 @@
-// What a core has done, as tests look at it.
+// Reads the actions of a core, for tests.
 #pragma once
 #include <vector>
 

@@ -135,7 +135,7 @@ TEST(Member, SavesItsFloorWhileTheLastChunksArrive) {
   ASSERT_EQ(delivered.size(), 1u);
   EXPECT_EQ(delivered[0].publication.version, Version{1});
 
-  // Of a snapshot ahead it is not raised early: deltas that come meanwhile have to pass.
+  // A snapshot ahead does not raise the floor early, because deltas that come meanwhile have to pass.
   tell(ConnId{3}, snapshot.opening);
   tell(ConnId{3}, snapshot.closing);
   EXPECT_TRUE(take().first.empty());

@@ -1,4 +1,4 @@
-// Who is given the bundle, and how many at once.
+// Admission to the bundle's download, and the number of downloads at once.
 #include "overlay/learner/bundle_gate.hpp"
 
 #include <gmock/gmock.h>
@@ -27,7 +27,7 @@ std::string request(const std::string& token, const std::string& name = "Authori
   return "GET /bundle HTTP/1.1\r\nHost: x\r\n" + name + ": Bearer " + token + "\r\nAccept: */*\r\n\r\n";
 }
 
-TEST(BundleGate, OnlyWhoHoldsATokenOfThisRunIsServed) {
+TEST(BundleGate, OnlyHoldersOfThisRunsTokensAreServed) {
   BundleGate g = gate();
   const auto good = g.asked(ConnId{2}, request(token(1)), kNow);
   EXPECT_TRUE(good.serve);

@@ -51,8 +51,8 @@ TEST(Conduct, SeveralIndependentWordsCondemn) {
   EXPECT_FALSE(c.quarantined(id(1), kThen + Conduct::kWordMemoryMs));
 }
 
-// Whoever speaks ill of many weighs less with every word: k liars cannot hold down as many as they like.
-TEST(Conduct, WordsOfWhoAccusesManyWeighLittle) {
+// Each further accusation of one worker weighs less, so that k liars cannot demote any number of workers.
+TEST(Conduct, AWorkerThatAccusesManyWeighsLittle) {
   Conduct c(kBeat);
   const auto accuse = [&](std::uint64_t child, std::uint64_t parent) {
     c.bad_chunk(id(child), id(parent), kThen);
@@ -64,7 +64,7 @@ TEST(Conduct, WordsOfWhoAccusesManyWeighLittle) {
   EXPECT_LE(down, 1u);
 }
 
-TEST(Conduct, WhoAccusesManyWhomNobodyElseAccusesLies) {
+TEST(Conduct, AWorkerThatAloneAccusesManyLies) {
   Conduct c(kBeat);
   const auto accuse = [&](std::uint64_t child, std::uint64_t parent) {
     c.bad_chunk(id(child), id(parent), kThen);
@@ -81,7 +81,7 @@ TEST(Conduct, WhoAccusesManyWhomNobodyElseAccusesLies) {
 }
 
 // Two machines that come again under new identities, and one child that says what is true of each of them.
-TEST(Conduct, WhatIsSaidOfThoseThatHaveGoneMakesNoLiar) {
+TEST(Conduct, AccusationsOfGoneWorkersMakeNoLiar) {
   Conduct c(kBeat);
   const auto accuse = [&](std::uint64_t child, std::uint64_t parent, std::uint64_t gone) {
     const auto here = [&](WorkerId each) { return each.value > gone; };
@@ -93,7 +93,7 @@ TEST(Conduct, WhatIsSaidOfThoseThatHaveGoneMakesNoLiar) {
   EXPECT_EQ(accuse(90, 21, 18), Ruling::kChild) << "three are here: somebody else should know of them";
 }
 
-TEST(Conduct, WhoIsQuarantinedIsStillPartedFromWhomItAccuses) {
+TEST(Conduct, AQuarantinedWorkerIsStillPartedFromTheWorkersItAccuses) {
   Conduct conduct(kBeat);
   for (const std::uint64_t child : {2, 3})
     for (int i = 0; i < 2; ++i) conduct.bad_chunk(WorkerId{child}, WorkerId{1}, kThen);
@@ -113,7 +113,7 @@ TEST(Conduct, WhoIsQuarantinedIsStillPartedFromWhomItAccuses) {
 }
 
 // Two that agree do not take away from many what they get on with: they are parted from it, and that is all.
-TEST(Conduct, WhoServesMoreThanAccuseIsNotCondemned) {
+TEST(Conduct, AWorkerThatServesMoreThanAccuseItIsNotQuarantined) {
   Conduct c(kBeat);
   const auto accuse = [&](std::uint64_t child, std::uint64_t parent, std::uint64_t at) {
     c.bad_chunk(id(child), id(parent), at);
@@ -125,7 +125,7 @@ TEST(Conduct, WhoServesMoreThanAccuseIsNotCondemned) {
   EXPECT_FALSE(c.quarantined(id(1), kThen));
   EXPECT_TRUE(c.apart(id(1), id(2), kThen) && c.apart(id(1), id(3), kThen));
   EXPECT_EQ(accuse(4, 1, kThen), Ruling::kParent) << "three against three: it is not the accusers";
-  // What was delivered long ago says nothing of today.
+  // Old deliveries do not count.
   const std::uint64_t later = kThen + 2 * Conduct::kEdgeMemoryMs;
   for (std::uint64_t child = 12; child <= 17; ++child) c.delivered(id(11), id(child), kThen);
   EXPECT_EQ(accuse(12, 11, later), Ruling::kPart);
@@ -167,7 +167,7 @@ TEST(Conduct, AnEdgeThatFailsAgainAndAgainPartsItsEnds) {
   EXPECT_TRUE(c.apart(ms + Conduct::kEdgeMemoryMs).empty());
 }
 
-TEST(Conduct, WhoseEdgesFailWithEverybodyIsTheCause) {
+TEST(Conduct, AWorkerWhoseEdgesAllFailIsTheCause) {
   Conduct c(kBeat);
   TimePoint now{};
   std::uint64_t ms = kThen;
@@ -249,7 +249,7 @@ std::vector<std::uint64_t> quarantined(const Desk& desk) {
   return ids;
 }
 
-TEST(LearnerConduct, BadChunksPartAndWhomSeveralAccuseForwardsNoMore) {
+TEST(LearnerConduct, BadChunksPartAnEdgeAndSeveralAccusersEndForwarding) {
   Desk desk(8);
   desk.join_all(4);
   desk.tell(2, Poisoned{id(1), {}, 5});
@@ -263,11 +263,11 @@ TEST(LearnerConduct, BadChunksPartAndWhomSeveralAccuseForwardsNoMore) {
   EXPECT_THAT(quarantined(desk), ElementsAre(1));
   EXPECT_THAT(desk.chain(), ElementsAre(3, 2, 4, 1));
   bad(desk, 2, 4);   // not an edge of this worker
-  bad(desk, 2, 99);  // nobody
+  bad(desk, 2, 99);  // no worker of the run
   EXPECT_THAT(desk.chain(), ElementsAre(3, 2, 4, 1));
 }
 
-TEST(LearnerConduct, WhoHasGoneMakesNoLiarOfItsAccuser) {
+TEST(LearnerConduct, AGoneWorkerMakesNoLiarOfItsAccuser) {
   Desk desk(8);
   desk.join_all(4);
   bad(desk, 2, 1);
@@ -333,9 +333,9 @@ TEST(LearnerConduct, TwentySevenFailuresInTwoSecondsTearNothingApart) {
   EXPECT_EQ(desk.chain().at(0), 1u);
 }
 
-TEST(LearnerConduct, NobodyIsSeedForAccusing) {
+TEST(LearnerConduct, AccusersDoNotBecomeSeeds) {
   Desk desk(8);
-  desk.join_all(2);  // nobody else can feed it
+  desk.join_all(2);  // no other worker can feed it
   for (int i = 0; i < 3; ++i, desk.pass(milliseconds(500)))
     desk.tell(2, EdgeFailed{id(1), EdgeTroubleKind::kLost, "reset"});
   EXPECT_THAT(desk.chains(), ElementsAre(ElementsAre(id(1)), ElementsAre(id(2)))) << "fed, and feeding nobody";
@@ -344,7 +344,7 @@ TEST(LearnerConduct, NobodyIsSeedForAccusing) {
   EXPECT_THAT(desk.core.topology().children_of(id(1)), testing::Not(testing::Contains(id(2))));
 }
 
-// What kept the child from its parent may be over, and the parent may never reach it.
+// The child may reach its parent again, while the parent may never reach the child.
 TEST(LearnerConduct, BothEndsOfAnEdgeTryInTurns) {
   Desk desk(8);
   desk.join_all(2);
@@ -361,7 +361,7 @@ TEST(LearnerConduct, BothEndsOfAnEdgeTryInTurns) {
   EXPECT_THAT(desk.said<DialChild>(std::uint64_t{1}), SizeIs(2));
 }
 
-TEST(LearnerConduct, WhoCannotBeReachedTriesItself) {
+TEST(LearnerConduct, AnUnreachableWorkerDialsItself) {
   Desk desk(8);
   desk.join(1);
   desk.join(2, false);
@@ -373,7 +373,7 @@ TEST(LearnerConduct, WhoCannotBeReachedTriesItself) {
 }
 
 // A parent that sends nothing of small publications, which no rate of a hop shows: its child is helped each time.
-TEST(LearnerConduct, WhoseChildWaitsInVainForWhatItHoldsIsPutApartFromIt) {
+TEST(LearnerConduct, AParentThatWithholdsChunksIsPartedFromItsChild) {
   for (const bool holds : {true, false}) {
     Desk desk(8);
     desk.join_all(3);
@@ -396,7 +396,7 @@ TEST(LearnerConduct, WhoseChildWaitsInVainForWhatItHoldsIsPutApartFromIt) {
 }
 
 // A parent that says nothing of a publication, and one whose other messages keep it from being said.
-TEST(LearnerConduct, WhoIsNotEvenToldOfItIsPutApartLikewise) {
+TEST(LearnerConduct, AParentThatWithholdsAnnouncementsIsPartedToo) {
   for (const bool holds : {true, false}) {
     Desk desk(8);
     desk.join_all(3);
@@ -437,8 +437,8 @@ TEST(LearnerConduct, AHelperThatBringsNothingIsNotSentAgain) {
   EXPECT_THAT(helpers, ElementsAre(id(3), id(3), kLearnerId, kLearnerId));
 }
 
-// Those who failed at forwarding help where nobody else can.
-TEST(LearnerConduct, WhoFailedHelpsAfterTheOthers) {
+// A worker that failed at forwarding helps only if no other worker can.
+TEST(LearnerConduct, AWorkerThatFailedHelpsAfterTheOthers) {
   LearnerConfig config = Desk::config(8);
   config.policy = chains::TopologyPolicy::kTrees;
   Desk desk(config);
@@ -465,7 +465,7 @@ TEST(LearnerConduct, WhoFailedHelpsAfterTheOthers) {
   EXPECT_EQ(desk.said<Help>(other(0)).back().from.worker, id(other(1)));
 }
 
-TEST(LearnerConduct, WhoFailedClimbsByWhatItDeliversAndIsTriedAgain) {
+TEST(LearnerConduct, AWorkerThatFailedClimbsByDeliveriesAndIsRetried) {
   LearnerConfig config = Desk::config(8);
   config.policy = chains::TopologyPolicy::kTrees;
   Desk desk(config);
@@ -487,7 +487,7 @@ TEST(LearnerConduct, WhoFailedClimbsByWhatItDeliversAndIsTriedAgain) {
     desk.tell(parent.value, Installed{Version{version}, digest_of(version), 0});
   }
   EXPECT_FALSE(may_forward(parent)) << "what it installs itself says nothing";
-  // Somebody whom it helped has installed what it brought.
+  // A worker that it helped has installed the version.
   Heartbeat beat;
   beat.holdings = {{full(30), 10}};
   const std::uint64_t other = parent == id(1) ? 2 : 1;
@@ -503,8 +503,8 @@ TEST(LearnerConduct, WhoFailedClimbsByWhatItDeliversAndIsTriedAgain) {
   EXPECT_TRUE(may_forward(parent));
 }
 
-// What a worker says of those from whom it never had anything needs no second opinion.
-TEST(LearnerConduct, WhoAccusesStrangersIsToldToGo) {
+// Accusations of workers that never sent this worker anything need no second accuser.
+TEST(LearnerConduct, AWorkerThatAccusesStrangersIsExpelled) {
   for (const bool poisoned : {true, false}) {
     Desk desk(8);
     desk.join_all(6);
@@ -550,8 +550,8 @@ void garbage(Desk& desk, std::uint64_t worker) {
   desk.take();
 }
 
-// Nobody has to be believed what it has: the digest of a policy is known to whoever has it.
-TEST(LearnerConduct, WhatWasNeverPublishedIsInstalledByNobody) {
+// The learner need not trust an acknowledgement: only a holder of the policy knows its digest.
+TEST(LearnerConduct, AnUnpublishedVersionCountsAsInstalledByNoWorker) {
   Desk desk;
   desk.join_all(2);
   ASSERT_TRUE(desk.publish(make(full(1), 10)).has_value());
@@ -572,7 +572,7 @@ TEST(LearnerConduct, WhatWasNeverPublishedIsInstalledByNobody) {
   EXPECT_TRUE(desk.has(id(2)));
 }
 
-TEST(LearnerConduct, WhatIsInNoKnownFormIsCountedBeforeItIsPunished) {
+TEST(LearnerConduct, MalformedMessagesAreCountedBeforeTheyExpel) {
   LearnerConfig config = Desk::config(8);
   config.check_heartbeat = [](std::string_view bytes) -> Status {
     return bytes == "bad" ? Status(fail(Code::kInvalid, "read vitals", "not two numbers")) : ok();
@@ -626,9 +626,9 @@ TEST(LearnerConduct, AMessageWithoutEndIsNotKept) {
   EXPECT_THAT(desk.lost(1), HasSubstr("more than 100000 bytes"));
 }
 
-// ---- how much they say ----
+// ---- message budgets ----
 
-TEST(Budget, IsFarAboveWhatAWorkerNeedsAndEndsFloods) {
+TEST(Budget, IsFarAboveAWorkersNeedsAndEndsFloods) {
   MessageBudget budget(kBeat);
   TimePoint now{};
   for (int i = 0; i < 10'000; ++i, now += kBeat)
@@ -726,7 +726,7 @@ TEST(LearnerConduct, AFloodOverADataConnectionCostsTheMembership) {
 }
 
 // Room for what is not whole is shared: who hoards it loses it, not who comes when it is full.
-TEST(LearnerConduct, WhoHoardsHalfMessagesHasToComeAnew) {
+TEST(LearnerConduct, AWorkerThatHoardsPartialMessagesIsDisconnected) {
   LearnerConfig config = Desk::config(8);
   config.assembling_bytes_max = 100'000;
   Desk desk(config);
@@ -837,7 +837,7 @@ TEST(LearnerConduct, OneThatIsAloneInBeingLateSaysNothingOfABroadcast) {
   }
 }
 
-TEST(LearnerConduct, WhoLeavesABroadcastSaysNothingOfItsTime) {
+TEST(LearnerConduct, AWorkerThatLeavesABroadcastDoesNotCountForItsTime) {
   Desk desk(8);
   desk.join_all(4);
   ASSERT_TRUE(desk.publish(make(full(0), 1000)).has_value());

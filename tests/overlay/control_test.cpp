@@ -1,4 +1,4 @@
-// Control messages: every one survives the wire, and every limit is checked by whoever reads.
+// Control messages: each survives the wire, and the reader checks every limit.
 #include "overlay/wire/control.hpp"
 
 #include <gmock/gmock.h>
@@ -27,7 +27,7 @@ T round_trip(const T& message) {
   return decoded ? std::get<T>(*decoded) : T{};
 }
 
-// What is said of a message that no node of ours writes.
+// The error for a message that no node writes, or "accepted".
 std::string refusal(const wire::ControlMessage& message) {
   std::string bytes;
   EXPECT_TRUE(message.SerializeToString(&bytes));
@@ -171,7 +171,7 @@ TEST(Control, EdgesSurviveTheWire) {
 
 // A machine may send any bytes: past the decoder there is only text on one line, so that no log, file or JSON above has
 // to care.
-TEST(Control, WhatMachinesSayIsText) {
+TEST(Control, TextsOfMachinesArePrintable) {
   const std::string evil("\xff\xc3(\n\x1b[2J\0\xe2\x80\xae\xc2\x85", 14);
   const std::string safe = "\\xff\\xc3(\\n\\x1b[2J\\x00\\u{202e}\\u{85}";
   const auto heard = [&](wire::ControlMessage w) {
@@ -325,7 +325,7 @@ TEST(Control, EveryStripeHasOneParent) {
   EXPECT_THAT(refusal(none), HasSubstr("port"));
 }
 
-TEST(Control, WhatAChildHasIsChecked) {
+TEST(Control, AHaveMessageIsChecked) {
   EXPECT_THAT(refusal(Have{{}, {3, 1}, {}}), HasSubstr("expected a power of two of at most 64 stripes, found 3"));
   EXPECT_THAT(refusal(Have{{}, {128, 1}, {}}), HasSubstr("found 128"));
   EXPECT_THAT(refusal(Have{{}, {0, 0}, {}}), HasSubstr("found 0"));

@@ -59,7 +59,7 @@ TEST(Membership, AMachineEnrolsWithItsTokenOnce) {
   EXPECT_THAT(enrol(made_key("thief")).error().detail, HasSubstr("used before")) << "also after a restart";
 }
 
-TEST(Membership, NobodyIsEnrolledBeforeItsTokenIsMarkedOnDisk) {
+TEST(Membership, EnrolmentWaitsForTheTokensMarkOnDisk) {
   Hall hall;
   hall.learner().disk_fails = true;
   const trust::Secret token = *trust::issue_token(hall.authority(), "vast-7", trust::Nonce{}, kMadeUnix_s);
@@ -88,7 +88,7 @@ TEST(Membership, EnrolmentWaitsForALearnerAndGivesUpInTime) {
   EXPECT_EQ(static_cast<EnrolCore&>(*hopeless.core).result().error().code, Code::kUnavailable);
 }
 
-TEST(Membership, OnlyTheAuthorityThatTheTokenNamesIsBelieved) {
+TEST(Membership, OnlyTheTokensAuthorityIsTrusted) {
   Hall hall;
   const trust::Secret token = *trust::issue_token(hall.authority(), "vast-7", trust::Nonce{}, kMadeUnix_s);
   const trust::Authority other = made_authority("run", "mallory");
@@ -116,7 +116,7 @@ TEST(Membership, CertificatesAreRenewedWithoutAnInterruption) {
   EXPECT_THAT(worker.all<act::Away>(), IsEmpty());
 }
 
-TEST(Membership, WhoIsRevokedIsServedByNobody) {
+TEST(Membership, NoNodeServesARevokedWorker) {
   Hall hall;
   hall.join_all(3);
   const auto chain = hall.chain();
@@ -159,7 +159,7 @@ TEST(Membership, ADrainedWorkerLeavesWhenItsChildrenAreHandedOver) {
 
 // ---- edges ----
 
-TEST(Edges, WhoCannotBeReachedIsALeaf) {
+TEST(Edges, AnUnreachableWorkerIsALeaf) {
   Hall hall;
   hall.may_dial = [](HallNode&, HallNode& to) { return to.id != WorkerId{1}; };
   hall.join_all(3);
@@ -245,7 +245,7 @@ TEST(Edges, StripesComeFromTwoParentsAndFromOneWhenTheOtherDies) {
   ASSERT_TRUE(hall.add(second, 50, 50).has_value());
   ASSERT_TRUE(hall.finish(second).has_value());
   ASSERT_TRUE(hall.run_until([&] { return b->keys().size() == 2; }));
-  hall.cut(hall.learner(), *child);  // it joins again, and is assigned anew
+  hall.cut(hall.learner(), *child);  // it joins again and gets a new assignment
   ASSERT_TRUE(hall.run_until([&] { return hall.all_have(1); }));
   EXPECT_EQ(child->delivered[1].payload, second.payload);
   EXPECT_EQ(child->member().stats().chunk_bytes_in.count, 200u * 1024);
@@ -263,7 +263,7 @@ TEST(Edges, ChunksThatAreLostOnAnEdgeComeAfterAll) {
   ASSERT_TRUE(hall.run_until([&] { return hall.all_have(0); }, minutes(5)));
 }
 
-TEST(Edges, AParentThatForwardsNothingIsFoundOut) {
+TEST(Edges, AParentThatForwardsNothingIsFound) {
   Hall hall;
   hall.join_all(3);
   const auto chain = hall.chain();
@@ -276,7 +276,7 @@ TEST(Edges, AParentThatForwardsNothingIsFoundOut) {
   ASSERT_TRUE(hall.run_until([&] { return hall.all_have(1); }, minutes(5)));
 }
 
-// What a child has is a bitmap of kilobytes: its introduction must pass all the same.
+// A child's list of chunks may be a bitmap of kilobytes. The parent must still accept its introduction.
 TEST(Edges, APublicationOfVeryManyChunksGoesOnAfterABreak) {
   Hall hall([](LearnerConfig& c) { c.core.limits.up = BitRate::from_mbit_per_s(8000); });
   HallNode& worker = *hall.join_all(1, in_memory)[0];
@@ -308,7 +308,7 @@ TEST(Edges, AParentCanIntroduceItselfWhenManyWereRevoked) {
 }
 
 // A core that is asked for rare courses of events all the time still does its work.
-TEST(Edges, ChildrenThatDoNotSayWhatTheyHaveAreServedAllTheSame) {
+TEST(Edges, ChildrenThatListNoChunksAreServed) {
   struct Always final : FaultPoints {
     bool fire(std::string_view) override { return true; }
   } always;
@@ -379,7 +379,7 @@ TEST(Restart, ALearnerThatGoesBackTakesItsWorkersWithIt) {
   ASSERT_TRUE(hall.run_until([&] { return hall.all_have(2); }));
   const Made again = make(full(1), 50'000, {.epoch = 1, .seed = 1}),
              second = make(delta(2, 1), 5'000, {.epoch = 1, .policy_digest = digest_of(22), .seed = 1});
-  std::size_t asked = 0;  // everybody has to begin with the version that the learner went back to
+  std::size_t asked = 0;  // every worker has to begin with the version that the learner went back to
   hall.on_need_catch_up = [&](const act::NeedCatchUp& need) {
     EXPECT_EQ(need.current, Version{1});
     ++asked;

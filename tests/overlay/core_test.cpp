@@ -1,4 +1,4 @@
-// Learner and workers together, without sockets: publications reach everybody whatever happens on the way.
+// Learner and workers together, without sockets: publications reach every worker despite faults on the way.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ std::vector<std::byte> payload_of(const HallNode& node, const PublicationKey& ke
   return {};
 }
 
-TEST(Overlay, APublicationReachesEverybodyOnce) {
+TEST(Overlay, APublicationReachesEveryWorkerOnce) {
   Hall hall;
   const auto workers = hall.join_all(4);
   EXPECT_EQ(workers[0]->all<act::Welcomed>().at(0).welcome, "hello worker 1");
@@ -66,7 +66,7 @@ TEST(Overlay, ChunksAreForwardedWhileThePublicationIsStillBeingMade) {
   EXPECT_EQ(last()->delivered[0].payload, made.payload);
 }
 
-TEST(Overlay, WhoeverIsBehindADeadWorkerGoesOnWithoutReceivingAnythingTwice) {
+TEST(Overlay, WorkersBehindADeadWorkerGoOnWithoutDuplicates) {
   Hall hall;
   hall.join_all(5);
   const Made made = make(full(0), 200 * 1024, {.write_bytes = 16 * 1024});
@@ -111,7 +111,7 @@ TEST(Overlay, ABrokenConnectionIsOpenedAgain) {
 
 // ---- lies ----
 
-TEST(Overlay, WhomTwoChildrenGotBadChunksFromForwardsNoMoreAndOnlyIt) {
+TEST(Overlay, AWorkerThatTwoChildrenAccuseForwardsNoMore) {
   Hall hall;
   hall.join_all(5);
   const auto chain = hall.chain();
@@ -265,7 +265,7 @@ TEST(Overlay, ALateJoinerIsHelpedByAPeerAndNotByTheLearner) {
     ASSERT_TRUE(hall.publish(make(delta(v, v - 1), 10'000)).has_value());
   }
   ASSERT_TRUE(hall.run_until([&] { return hall.all_have(3); }));
-  hall.run_for(std::chrono::seconds(1));  // a heartbeat says what everybody holds
+  hall.run_for(std::chrono::seconds(1));  // heartbeats report the holdings of every worker
   ASSERT_EQ(hall.chain()[1], &forgetful);
   const std::uint64_t sent = hall.core().stats().chunk_bytes_sent.count;
   HallNode& late = hall.join();
@@ -298,8 +298,8 @@ TEST(Overlay, WhereNothingHelpsTheLearnerProvidesASnapshot) {
   EXPECT_EQ(hall.learner().all<act::NeedCatchUp>().size(), 1u);
 }
 
-// What was to be published expired while its digest could not be saved. It is published all the same once it can be.
-TEST(Overlay, WhatExpiredBeforeItWasSavedIsProvidedAnew) {
+// A publication expired while its digest could not be saved. The learner still publishes it once the disk works.
+TEST(Overlay, AVersionThatExpiredBeforeItWasSavedIsPublishedAgain) {
   Hall hall;
   hall.join_all(2);
   MadeOptions soon_over;
@@ -316,7 +316,7 @@ TEST(Overlay, WhatExpiredBeforeItWasSavedIsProvidedAnew) {
 }
 
 // One delta from where the worker stands, whichever that is; several workers at several versions get one each.
-TEST(Overlay, WhoMissedManyVersionsGetsOneDeltaFromTheLearner) {
+TEST(Overlay, AWorkerThatMissedManyVersionsGetsOneDelta) {
   Hall hall([](LearnerConfig& c) {
     c.policy = chains::TopologyPolicy::kStar;
     c.folded_max = 64;
@@ -397,7 +397,7 @@ TEST(Overlay, LargeMessagesGoInPartsAndHeartbeatsBetweenThem) {
   EXPECT_TRUE(hall.learner().all<act::Lost>().empty());
 }
 
-TEST(Overlay, TheEndOfTheRunIsHeardInTheMiddleOfAMessage) {
+TEST(Overlay, TheEndOfTheRunInterruptsAMessage) {
   Hall hall([](LearnerConfig& c) { c.core.limits.up = BitRate::from_mbit_per_s(8); });
   HallNode& worker = *hall.join_all(1)[0];
   hall.core().send_message(worker.id, slice_of(text_of(1, 1'000'000)), hall.now());

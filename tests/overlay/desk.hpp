@@ -71,7 +71,7 @@ struct Desk {
     for (std::uint64_t id = 1; id <= n; ++id) join(id);
     pass(2 * TopologyPlan::kDelay);
   }
-  // Heartbeats of everybody but `silent`, every half second.
+  // Lets `time` pass. Every worker but `silent` sends a heartbeat each half second.
   void pass(Duration time, const std::set<std::uint64_t>& silent = {}) {
     for (const TimePoint end = now + time; now < end;) {
       now = std::min(end, now + std::chrono::milliseconds(500));

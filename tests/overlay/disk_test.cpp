@@ -17,7 +17,7 @@ using testing::SizeIs;
 
 namespace fs = std::filesystem;
 
-// What the disk has answered; to be read once it is gone, for then everything is done.
+// The disk's answers. Read them after the disk is destroyed, when all work is done.
 struct Answers {
   std::vector<Status> saved;
   std::vector<std::pair<std::uint32_t, bool>> spooled;
@@ -83,7 +83,7 @@ TEST_F(DiskTest, KeepsTheState) {
   EXPECT_EQ(*disk->read_state(), std::string("two\0", 4));
 }
 
-TEST_F(DiskTest, GivesBackWhatItWasGiven) {
+TEST_F(DiskTest, ReturnsStoredChunks) {
   const Made made = make(full(0), 3000), other = make(delta(1, 0), 2000);
   open();
   start();
@@ -167,7 +167,7 @@ TEST_F(DiskTest, SpoolsOfNoUseAreDeleted) {
   EXPECT_TRUE(only(".payload").empty());
 }
 
-TEST_F(DiskTest, SaysWhatItCannotWrite) {
+TEST_F(DiskTest, ReportsFailedWrites) {
   open();
   fs::remove(folder / "spool");
   std::ofstream(folder / "spool") << "a file where the folder should be";

@@ -248,8 +248,8 @@ TEST(Driver, EndsWithAPeerThatNeverReads) {
   EXPECT_GE(speaking.sent(), Driver::kUnreadBytesMax);
 }
 
-// What comes in without a pause must not hold up what goes out.
-TEST(Driver, ReadsInTurnWithWhateverElseThereIsToDo) {
+// Incoming data without a pause must not delay outgoing data.
+TEST(Driver, ReadsInTurnWithOtherWork) {
   Pair pair;
   Waits listening(pair.authority, kListener, Pair::key_of(kListener));
   Streams speaking(pair.authority, kSpeaker, Pair::key_of(kSpeaker));
@@ -276,7 +276,8 @@ class Counts final : public Idle {
   bool done_ = false;
 };
 
-// While other parts of the process take every file there is, the loop goes on; afterwards whoever waited is let in.
+// While other parts of the process use up all file descriptors, the loop goes on. Afterwards it accepts the waiting
+// connections.
 TEST(Driver, NeitherSpinsNorEndsWhereNoFileIsLeft) {
   Pair pair;
   Counts listening(pair.authority, kListener, Pair::key_of(kListener));

@@ -1,4 +1,4 @@
-// What a parent sends to its children: everything they lack, by the cheapest way, and nothing twice.
+// A parent's chunks for its children: all that they lack, by the cheapest way, and nothing twice.
 #include "overlay/edge_sender.hpp"
 
 #include <gmock/gmock.h>
@@ -121,7 +121,7 @@ ChunkSet chunks(std::initializer_list<std::uint32_t> indices) {
   return set;
 }
 
-TEST(EdgeSender, SendsOnlyWhatTheChildLacks) {
+TEST(EdgeSender, SendsOnlyChunksTheChildLacks) {
   Parent parent(false);
   parent.add(full(0), 4000);
   parent.add(delta(1, 0), 3000);
@@ -144,7 +144,7 @@ TEST(EdgeSender, SendsOnlyWhatTheChildLacks) {
 }
 
 // A snapshot that has only begun to arrive is not a shortcut past the delta that is under way.
-TEST(EdgeSender, WhatIsStillArrivingCostsWhatItWillBe) {
+TEST(EdgeSender, AnArrivingPublicationCostsItsFullSize) {
   Parent parent(true);
   parent.add(full(0), 20'000);
   ASSERT_TRUE(parent.open({Version{0}, {}, {}}));
@@ -161,7 +161,7 @@ TEST(EdgeSender, WhatIsStillArrivingCostsWhatItWillBe) {
   EXPECT_THAT(parent.take().keys(), IsEmpty());
 }
 
-TEST(EdgeSender, SendsWhatIsStillBeingMadeAsItComes) {
+TEST(EdgeSender, SendsChunksOfAnOpenPublicationAsTheyCome) {
   Parent parent(true);
   const Made made = make(full(0), 5000);
   parent.begin(made);
@@ -247,7 +247,7 @@ TEST(EdgeSender, ALaggardGetsTheCheapestWayByBytes) {
   }
 }
 
-TEST(EdgeSender, SaysOnceWhatItCannotServeAndGoesOnFromThere) {
+TEST(EdgeSender, ReportsAnUnservableVersionOnceAndGoesOnFromThere) {
   Parent parent(false);
   parent.add(delta(5, 4), 1000);
   parent.open({Version{2}, {}, {}});
@@ -260,7 +260,7 @@ TEST(EdgeSender, SaysOnceWhatItCannotServeAndGoesOnFromThere) {
   ASSERT_EQ(troubles.size(), 1u);
   EXPECT_EQ(troubles[0].child, kChild);
   EXPECT_EQ(troubles[0].position, Version{2});
-  parent.add(delta(6, 5), 1000);  // somebody else brings the child to 5; the rest comes from here
+  parent.add(delta(6, 5), 1000);  // another parent brings the child to 5; the rest comes from here
   const Sent rest = parent.take();
   EXPECT_THAT(rest.keys(), ElementsAre(delta(6, 5)));
   EXPECT_THAT(rest.complaints, IsEmpty());
@@ -335,7 +335,7 @@ TEST(EdgeSender, ALearnerAsksForASnapshotWhereOneDeltaCostsMore) {
 }
 
 // It has all chunks of 1 but does not know that they are all, and 2 whole: 1 has to be closed.
-TEST(EdgeSender, AChildGoesOnOnlyFromWhatIsClosed) {
+TEST(EdgeSender, AChildGoesOnOnlyFromAClosedPublication) {
   Parent parent(true);
   for (std::uint64_t v = 1; v <= 2; ++v) parent.add(delta(v, v - 1), 1000);
   parent.open({Version{0},
@@ -390,7 +390,7 @@ TEST(EdgeSender, SendsItsStripesOnly) {
   EXPECT_THAT(parent.take().chunks, IsEmpty());
 }
 
-TEST(EdgeSender, StreamsShareAnEdgeAndWhatOneLosesIsSentAgain) {
+TEST(EdgeSender, StreamsShareAnEdgeAndLostChunksAreSentAgain) {
   Parent parent(false);
   const Made made = make(full(0), 1 << 20);
   ASSERT_TRUE(parent.open({}));
@@ -418,7 +418,7 @@ TEST(EdgeSender, StreamsShareAnEdgeAndWhatOneLosesIsSentAgain) {
   EXPECT_EQ(have.count(), made.chunks.size());
 }
 
-TEST(EdgeSender, WhatIsOnItsWayIsNotSentAgainBecauseTheChildCannotListItYet) {
+TEST(EdgeSender, ChunksInFlightAreNotSentAgain) {
   Parent parent(false);
   const Made made = make(full(0), 5000);
   ASSERT_TRUE(parent.open({}));
@@ -445,7 +445,7 @@ TEST(EdgeSender, ChunksOfAReplacedPublicationDoNotCountForTheNewOne) {
   EXPECT_THAT(parent.take().chunks.at(full(0)), ElementsAre(0u, 1u, 2u, 3u, 4u));
 }
 
-TEST(EdgeSender, DoesNotPileUpWhatAChildDoesNotRead) {
+TEST(EdgeSender, BoundsTheQueueOfAChildThatDoesNotRead) {
   Parent parent(false);
   parent.add(full(0), 1 << 20);
   ASSERT_TRUE(parent.open({}));  // its window is full, and it never reads
@@ -479,7 +479,7 @@ TEST(EdgeSender, KeepsItsLimitsAndReports) {
 }
 
 // A child may list whatever it likes, again and again: what it listed before is forgotten.
-TEST(EdgeSender, WhatAChildListsOfUnknownPublicationsIsNotKept) {
+TEST(EdgeSender, ListsOfUnknownPublicationsAreNotKept) {
   Parent parent(false);
   const Made made = make(full(0), 5000);
   parent.begin(made);

@@ -253,7 +253,7 @@ TEST(Frame, KeysAndEndpointsAsText) {
 TEST(Payload, PiecesAndTheWhole) {
   EXPECT_EQ(Payload().bytes()->size(), 0u);
   const Slice one(random_bytes(1, 100)), two(random_bytes(2, 50));
-  EXPECT_EQ(Payload({one}).bytes()->data(), one.data());  // as it is
+  EXPECT_EQ(Payload({one}).bytes()->data(), one.data());  // no copy
   const Payload both({one, two});
   EXPECT_EQ(both.size(), 150u);
   const Slice whole = *both.bytes();

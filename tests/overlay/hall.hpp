@@ -15,7 +15,7 @@
 namespace echoline::overlay {
 
 struct HallNode {
-  // What is kept of one publication on the node's disk.
+  // One publication's records on the node's disk.
   struct Spool {
     std::vector<act::Spool> records;
   };
@@ -88,7 +88,7 @@ class Hall {
   void run_for(Duration time);
   // False when `holds` is not true within `limit` of the hall's time.
   bool run_until(const std::function<bool()>& holds, Duration limit = std::chrono::seconds(60));
-  // Everybody alive has been handed everything up to `version`.
+  // True if every live worker has received all versions up to `version`.
   bool all_have(std::uint64_t version);
   // Performs what a core asked for after it was called directly.
   void settle(HallNode& node) { perform(node); }

@@ -1,4 +1,4 @@
-// Whom the learner sends to whom when somebody lacks what its parents cannot bring.
+// The helpers that the learner assigns to workers whose parents cannot serve them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,7 +10,8 @@ namespace {
 using std::chrono::milliseconds;
 using testing::SizeIs;
 
-// Whoever has it all helps few at a time; the next ones are sent elsewhere, or ask again later.
+// A worker with the whole publication helps few at a time. The learner sends the next ones elsewhere, or lets them ask
+// again.
 TEST(Learner, SpreadsThoseWhoNeedHelp) {
   Desk desk(8);
   desk.join_all(20);
@@ -33,7 +34,7 @@ TEST(Learner, SpreadsThoseWhoNeedHelp) {
   EXPECT_THAT(desk.said<Help>(20), SizeIs(2));
 }
 
-// Who asks without end finds those who could help busy, and waits.
+// A worker that asks without end finds all helpers busy, and waits.
 TEST(Learner, AWorkerHelpsOnlySoManyAtATime) {
   LearnerConfig c = Desk::config(8);
   c.catch_ups_on_demand = false;
@@ -72,10 +73,10 @@ TEST(Learner, ItselfHelpsOnlyAsManyAsItCanSendTo) {
   };
   // One now, two for the two seconds until the others ask again, and two more.
   EXPECT_EQ(helped_of(1, 20), 5u);
-  EXPECT_EQ(helped_of(1, 20), 5u);  // the same ones, who have asked before
+  EXPECT_EQ(helped_of(1, 20), 5u);  // the same ones, which have asked before
   desk.now += milliseconds(2500);
   EXPECT_EQ(helped_of(21, 40), 2u);
-  Heartbeat beat;  // who has the whole helps others at once
+  Heartbeat beat;  // a worker with the whole publication helps others at once
   beat.holdings = {{{Version{0}, {}}, 1'000'000}};
   desk.tell(1, beat);
   EXPECT_EQ(helped_of(31, 40), Helpers::kHelpedMax);

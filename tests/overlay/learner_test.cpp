@@ -1,4 +1,4 @@
-// The learner's protocol, driven by hand: whom it admits, whom it believes, and how it mends its topology.
+// The learner's protocol, driven by hand: admission, trust, and the repair of its topology.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -121,7 +121,7 @@ TEST(Learner, EnrolsWithATokenOnce) {
   EXPECT_EQ(identity->worker, WorkerId{1});
   EXPECT_EQ(identity->key, key.public_key());
   EXPECT_EQ(desk.core.state().known.at(WorkerId{1}).name, "vast-7");
-  // The answer may have been lost on its way: the same machine gets it again, nobody else.
+  // The answer may have been lost: the same machine gets it again, and no other machine does.
   EXPECT_EQ(desk.said<Enrolled>(enrol(key, token.reveal(), "vast-7", key)).at(0).certificate, enrolled[0].certificate);
   EXPECT_THAT(desk.goodbye(enrol(other, token.reveal(), "vast-7", other)), HasSubstr("used before"));
   const trust::Secret old = *trust::issue_token(authority, "vast-7", trust::Nonce{std::byte{1}}, kMadeUnix_s - 1000);
@@ -161,8 +161,8 @@ TEST(Learner, RenewsAndRevokes) {
   EXPECT_FALSE(desk.has(WorkerId{1}));
 }
 
-// Five thousand are expelled within an hour: nobody is forgotten as long as a certificate of theirs may be valid, and
-// everybody afterwards.
+// Five thousand workers are expelled within an hour. The learner remembers each as long as its certificate may be
+// valid, and no longer.
 TEST(Learner, RevokesHoweverManyAndForgetsThemWhenTheirCertificatesHaveEnded) {
   Desk desk;
   desk.join(1);
@@ -244,8 +244,8 @@ TEST(Learner, WhoHasEnrolledComesBackWithItsKey) {
   EXPECT_THAT(again.goodbye(refused), HasSubstr("revoked"));
 }
 
-// Two attempts at the same target are a second apart, and nobody but whoever issues tokens names another host than the
-// one a worker comes from.
+// Two attempts at the same target are a second apart. Only the issuer of tokens can name another host than the worker's
+// source address.
 TEST(Learner, DialsWorkersWhereTheyComeFrom) {
   LearnerConfig c = Desk::config(16);
   c.state.emplace().known[WorkerId{4}].host = "gpu.example";
@@ -315,7 +315,7 @@ TEST(Learner, GrantsAnewBeforeAGrantEnds) {
     desk.pass(std::chrono::minutes(1));
   }
   EXPECT_LE(desk.said<Assign>(2).size(), 10u);
-  // Who is given another parent is not served by the first any more.
+  // A child with a new parent is no longer served by the old one.
   EXPECT_TRUE(desk.said<Release>(1).empty());
   desk.tell(1, Draining{});
   ASSERT_THAT(desk.chain(), ElementsAre(2, 1));
@@ -394,7 +394,7 @@ TEST(Learner, ServesItsOwnChildrenOnly) {
   EXPECT_FALSE(desk.closed(helped));
   desk.pass(milliseconds(100));
   EXPECT_EQ(desk.said<SignedManifest>(helped).size(), 1u);
-  // One that begins anew replaces what was open before; a further stream does not.
+  // An edge with a new introduction replaces the child's open edge. A further stream does not.
   const ConnId first = edge(1, {"run", 0, {}, false, {}, one}), more = edge(1, {"run", 1, {}, false, {}, one});
   EXPECT_FALSE(desk.closed(first));
   const ConnId anew = edge(1, {"run", 0, {}, false, {}, one});
@@ -419,7 +419,7 @@ TEST(Learner, RefusesBadPublications) {
   EXPECT_THAT(desk.publish(make(delta(4, 2), 10, {.policy_digest = digest_of(9)}), true).error().detail,
               HasSubstr("published before with digest"));
   EXPECT_EQ(desk.core.add(PublicationId{}, {}, desk.now).error().code, Code::kNotFound);
-  // What was taken back was never published.
+  // An abandoned publication was never published.
   const Made five = make(delta(5, 4), 10);
   ASSERT_TRUE(desk.core.begin(five.announcement, five.opening, false, desk.now).has_value());
   desk.core.abandon(five.id, desk.now);
@@ -640,7 +640,7 @@ TEST(Learner, WhoIsAwayIsGoneAfterItsTimeAndNotBefore) {
   EXPECT_EQ(desk.core.stats().lost, 1u);
   desk.join(1);  // late, but it is who it was
   EXPECT_TRUE(desk.has(WorkerId{1}));
-  // Its machine has ended, or it is expelled: nobody waits.
+  // The machine has ended, or the worker is expelled: the learner does not wait.
   for (const std::uint64_t id : {2, 3}) desk.core.on_closed(desk.control.at(WorkerId{id}), "reset", desk.now);
   desk.core.give_up(WorkerId{2}, "its machine has ended", desk.now);
   desk.core.expel(WorkerId{3}, "its rollouts were wrong", desk.now);
@@ -651,7 +651,7 @@ TEST(Learner, WhoIsAwayIsGoneAfterItsTimeAndNotBefore) {
   EXPECT_THAT(desk.core.stats().away, IsEmpty());
 }
 
-// What the workers said while this process stood still lies in its sockets: timers come first.
+// Messages that arrived while this process was stopped are still in its sockets, because timers run first.
 TEST(Learner, JudgesNobodyForTheTimeInWhichItDidNotRun) {
   Desk desk(patient(seconds(3), seconds(10)));
   desk.join_all(3);
@@ -864,8 +864,8 @@ TEST(Learner, FindsASlowHopAndRoutesAroundIt) {
   EXPECT_THAT(desk.core.stats().slow_hops, SizeIs(1));
 }
 
-// Of two children of one parent one is slow, or says so. The uplink they share is there for both: the slow one is put
-// where nobody waits for it, and the parent stays. A child that is alone is believed, once.
+// One of a parent's two children is slow, or claims to be. Both share the parent's uplink, so the learner makes the
+// slow child a leaf and leaves the parent. The complaint of an only child is trusted, once.
 TEST(Learner, WhoIsSlowAloneIsMovedItself) {
   for (const bool both : {false, true}) {
     Desk desk(trees(8));
@@ -899,7 +899,7 @@ TEST(Learner, WhoIsSlowAloneIsMovedItself) {
   }
 }
 
-// Somebody with a slow link, who lacks what all its parents have: each of them sends its part of what the link carries.
+// A child with a slow link lacks chunks that all its parents have. Each parent sends its part of the link's rate.
 TEST(Learner, AChildOfSeveralParentsIsNotExpectedToReceiveAllOfItFromEach) {
   Desk desk(trees(8));
   for (std::uint64_t id = 1; id <= 5; ++id) desk.join(id);
@@ -923,7 +923,7 @@ TEST(Learner, AChildOfSeveralParentsIsNotExpectedToReceiveAllOfItFromEach) {
   EXPECT_THAT(desk.all<act::FoundSlowHop>(), IsEmpty());
 }
 
-// Deltas that were made for single workers go where a snapshot, which serves everybody, finds no room.
+// The learner drops deltas for single workers if a snapshot, which serves every worker, finds no room.
 TEST(Learner, ASnapshotGetsTheRoomOfWhatWasMadeForOne) {
   LearnerConfig c = Desk::config(16);
   c.catch_ups_on_demand = true;

@@ -35,7 +35,7 @@ inline Digest digest_of(std::uint64_t version) {
 inline PublicationKey full(std::uint64_t version) { return {Version{version}, {}}; }
 inline PublicationKey delta(std::uint64_t version, std::uint64_t base) { return {Version{version}, Version{base}}; }
 
-// What may differ from an ordinary publication.
+// Differences from an ordinary publication.
 struct MadeOptions {
   std::uint32_t chunk_bytes = 1024;
   std::string run_id = "run";
@@ -94,7 +94,7 @@ inline Made make(const PublicationKey& key, std::size_t bytes, const MadeOptions
   return made;
 }
 
-// What the learner would give a child, for a parent.
+// Contents of a grant that the learner gives a child for a parent.
 struct GrantOptions {
   std::uint32_t stripes = 1;
   std::uint64_t mask = 1;

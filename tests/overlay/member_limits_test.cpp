@@ -73,7 +73,7 @@ TEST(Member, WhatComesLaterDoesNotHideThatARepairIsMissing) {
   m.whole(make(delta(1, 0), 100));
   m.core.install_failed(Version{1}, "digest", m.now);
   m.take();
-  ASSERT_THAT(m.said<NeedHelp>(kControl), SizeIs(1));  // nobody answers
+  ASSERT_THAT(m.said<NeedHelp>(kControl), SizeIs(1));  // no answer
   for (std::uint64_t v = 2; v <= 120 && m.said<NeedHelp>(kControl).size() < 2; ++v) {
     m.newest = Version{v};
     m.whole(make(delta(v, v - 1), 100));
@@ -145,8 +145,8 @@ TEST(Member, AsksForHelpThoughSomethingNewBeginsAgainAndAgain) {
   EXPECT_LE(version, StallWatch::kBegunMax + 3);
 }
 
-// Its parents take for sent what it had no room for. One that is dialled anew goes on bringing a little, which the rest
-// does not follow.
+// The parents count dropped chunks as sent. A parent with a new connection goes on to bring a few chunks, and the
+// others do not.
 TEST(Member, AsksForWhatItLostThoughAParentGoesOnBringingALittle) {
   MemberConfig c = config();
   c.store.memory_max = {5000};
@@ -194,7 +194,7 @@ TEST(Member, TheWayBackToItsFloorGetsTheRoomOfOtherWays) {
   EXPECT_THAT(m.delivered(), ElementsAre(full(1), delta(2, 1), delta(8, 2)));
 }
 
-// What comes after a slow snapshot finds no room meanwhile: that says nothing of the snapshot's parents.
+// Versions behind a slow snapshot find no room meanwhile. The snapshot's parents are not to blame.
 TEST(Member, WaitsForASlowSnapshotThoughWhatFollowsHasNoRoom) {
   MemberConfig c = config();
   c.store.memory_max = {5000};
@@ -283,8 +283,7 @@ TEST(Member, ComesBackToItsFloorThoughItsDiskLostTheWayThere) {
   EXPECT_THAT(m.delivered(), ElementsAre(full(1), delta(2, 1), delta(3, 2)));
 }
 
-// What was staged is lost while its floor is being saved, and all that goes without it is here already: no chunk will
-// come.
+// The disk loses the staged chunks while the floor is being saved. Everything else is here, so no chunk will come.
 TEST(Member, InstallsWhatCameWhileTheDiskLostWhatWasStaged) {
   MemberConfig c = config();
   c.store = {Bytes{5000}, Bytes{1 << 20}, true};
@@ -332,7 +331,7 @@ TEST(Member, HoldsItsDownloadLimit) {
     Random random(3);
     TimePoint now(seconds(1));
     std::uint64_t total = 0;
-    while (now < TimePoint(seconds(11))) {  // somebody always has more to read
+    while (now < TimePoint(seconds(11))) {  // a connection always has more to read
       const std::size_t n = core.read_bytes_max(1 << 20);
       EXPECT_LE(n, 16 * 1024u);
       core.on_received(n, now);

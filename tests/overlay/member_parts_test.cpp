@@ -1,4 +1,4 @@
-// What a worker's application is given of publications while they arrive.
+// Parts of publications that a worker's application gets while they arrive.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -97,7 +97,7 @@ TEST(MemberParts, DeliversNoMorePartsThanTheApplicationReads) {
   EXPECT_EQ(come(), 6u) << "it has all of it";
 }
 
-// What had to leave memory before the application came to it is read back, and only that.
+// The member reads back from disk only the chunks that left memory before the application came to them.
 TEST(MemberParts, DeliversWhatIsOnDiskFromThere) {
   MemberConfig c = with_parts(Bytes{1024});
   c.store = {Bytes{3000}, Bytes{1 << 20}, true};

@@ -110,8 +110,8 @@ TEST(Member, LetsGoOfAHelperAfterTheSecondBadChunk) {
   EXPECT_EQ(m.said<NeedHelp>(kControl).size(), asked + 1) << "somebody else is asked for";
 }
 
-// Where what was sent before stands seconds deep in the network, a helper that is dialled anew comes behind it. One
-// that is heard and brings nothing is another matter.
+// If seconds of earlier data wait in the network, a newly dialled helper queues behind them. A helper that is heard but
+// brings no chunk gets no more time.
 TEST(Member, GivesEachHelperMoreTimeWhileNothingIsHeardOfIt) {
   constexpr int kPatience = StallWatch::kStallHeartbeats;
   for (const bool heard : {false, true}) {
@@ -385,8 +385,8 @@ TEST(Member, AsksForHelpThoughItsPublicationBeginsAnewAgainAndAgain) {
   EXPECT_THAT(m.said<NeedHelp>(kControl), SizeIs(1));
 }
 
-// The learner signed the version again after a restart, and then nobody had more of that than this worker, while all
-// others have the one from before it whole.
+// The learner signed the version again after a restart. This worker alone has some of the new copy, and all others have
+// the old one whole.
 TEST(Member, LetsGoOfANewerCopyThatNobodyFinishes) {
   Member m;
   MadeOptions before, after;
@@ -396,7 +396,7 @@ TEST(Member, LetsGoOfANewerCopyThatNobodyFinishes) {
   m.newest = Version{3};
   m.tell(m.parent, newer.opening);
   m.frame(m.parent, newer.chunk(0));
-  m.whole(older);  // a parent with the older one may be as far behind as anybody: it is refused, not yet taken
+  m.whole(older);  // the parent with the older copy may be behind itself, so the copy is refused for now
   EXPECT_THAT(m.delivered(), IsEmpty());
   m.pass(kBeat * (StallWatch::kStallHeartbeats - 2));
   EXPECT_GT(m.core.stats().memory.count, 0u);
@@ -422,7 +422,7 @@ TEST(Member, ForwardsEachProvenChunkAsItComes) {
   EXPECT_EQ(m.core.stats().chunk_bytes_forwarded.count, made.chunks[2].data.size());
   m.frame(m.parent, with_flipped_bit(made.chunk(0), 3));  // never a bad one
   EXPECT_EQ(m.core.stats().chunk_bytes_forwarded.count, made.chunks[2].data.size());
-  // What is forwarded is what came, byte for byte, and not a copy.
+  // The forwarded chunk shares its bytes with the received one.
   const auto sends = m.all<act::Send>();
   EXPECT_TRUE(std::any_of(sends.begin(), sends.end(), [&](const act::Send& s) {
     return s.conn == ConnId{2} && s.tail.data() == made.chunks[2].data.data();
@@ -448,8 +448,8 @@ TEST(Member, RefusesChildrenItShouldNotHave) {
   EXPECT_TRUE(comes({Kind::kWorker, kSelf}, hello));
   EXPECT_TRUE(comes({Kind::kWorker, WorkerId{10}}, PeerHello{"another", 0, {}, false, {}}));
   EXPECT_TRUE(comes({Kind::kWorker, WorkerId{10}}, Draining{}));
-  EXPECT_TRUE(comes({Kind::kWorker, WorkerId{10}}, EdgeStatus{}));  // nobody was asked to dial
-  // Who says nothing is closed in time.
+  EXPECT_TRUE(comes({Kind::kWorker, WorkerId{10}}, EdgeStatus{}));  // no dial was requested
+  // A silent connection is closed in time.
   const ConnId silent{next};
   EXPECT_FALSE(comes({Kind::kWorker, WorkerId{11}}, {}));
   m.pass(Core::kHandshakeTimeout);
@@ -486,7 +486,8 @@ TEST(Member, NobodyIsKeptOutByTheConnectionsOfOneCertificate) {
   EXPECT_EQ(m.core.stats().chunk_bytes_forwarded.count, 1000u);
 }
 
-// A worker that holds parts of much says so in a second message: a parent takes no long one from who may be anybody.
+// A worker that holds parts of many versions lists them in a second message, because a parent accepts no long message
+// from a stranger.
 TEST(Member, SaysWhatItHasInPiecesThatAStrangerMaySend) {
   Member m;
   for (std::uint64_t v = 1; v <= 200; ++v) {
@@ -551,7 +552,7 @@ TEST(Member, ServesWhomTheLearnerHasSent) {
   EXPECT_TRUE(served({"run", 0, Version{3}, false, {}, made_grant(9, 7, {.catch_up_to = Version{3}})}));
   const ConnId child = comes({"run", 0, {}, false, half, made_grant(9, 7, halves)});
   EXPECT_FALSE(m.closed(child));
-  // What it is granted may change, and nothing else does.
+  // The grant of an open edge may change. Its other properties may not.
   Have both;
   both.wanted = {2, 0b11};
   m.tell(child, made_grant(9, 7, {.stripes = 2, .mask = 0b11}));
@@ -615,7 +616,7 @@ TEST(Member, ShowsItsGrantAndTheOneThatFollows) {
   EXPECT_TRUE(m.said<Have>(conn).empty()) << "nothing else has changed";
 }
 
-// The machine slept, or nobody could renew: it has the key, and the learner gives it another certificate.
+// The certificate expired while the machine slept or the learner was unreachable. The worker's key gets it another one.
 TEST(Member, ComesBackThoughItsCertificateHasEnded) {
   const auto certificate = [](double now_unix_s) {
     return *made_authority().issue({made_key("worker 7").public_key(), trust::PeerIdentity::Kind::kWorker, kSelf, 2,

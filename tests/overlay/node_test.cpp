@@ -145,7 +145,7 @@ TEST_F(NodeTest, TheOthersFinishWhenTheWorkerBeforeThemIsKilled) {
   learner.start();
   victim.join(learner.node->endpoint().port, learner.node->issue_token("victim")->reveal());
   ASSERT_TRUE(chained(1));
-  ASSERT_TRUE(learner.publish(0, {}, 100'000).has_value());  // from now on, who joins stands behind
+  ASSERT_TRUE(learner.publish(0, {}, 100'000).has_value());  // from now on, new workers stand behind the others
   for (int i = 0; i < 2; ++i) start_worker(TestWorker::of(learner, "offer"));
   ASSERT_TRUE(chained(3));
   ASSERT_TRUE(eventually([&] { return learner.board.read([&] { return learner.acked.size() == 2; }); }));
@@ -255,8 +255,8 @@ TEST_F(NodeTest, ARestartedWorkerKeepsItsIdentityAndItsChunks) {
   EXPECT_EQ(after.node->stats().chunk_bytes_in.count, 256u * 1024);
 }
 
-// A host that is there for many runs keeps its folder: what it was in one is nothing in the next.
-TEST_F(NodeTest, AMachineJoinsTheRunOfItsTokenWhateverItWasBefore) {
+// A host that serves many runs keeps its folder. Its state in one run does not matter in the next.
+TEST_F(NodeTest, AMachineJoinsTheRunOfItsTokenWithOlderState) {
   learner.start();
   WorkerOptions options = TestWorker::of(learner, "host");
   options.folder = folder / "worker";
@@ -341,7 +341,7 @@ TEST_F(NodeTest, WorkersFindALearnerThatWasKilledAndRestarted) {
   EXPECT_FALSE(worker.gone);
 }
 
-// A learner that publishes when it is told to, and says whether all have it and nobody was lost.
+// A learner that publishes on request, and reports whether all workers have the version and none was lost.
 class PausedLearnerProcess : public Process {
  public:
   static constexpr std::size_t kWorkers = 3;
@@ -390,8 +390,8 @@ class PausedLearnerProcess : public Process {
 };
 const bool PausedLearnerProcess::piped_ = ::pipe(PausedLearnerProcess::asked_) == 0;
 
-// Stopped for four times as long as a worker puts up with: everybody is who it was, on both sides.
-TEST_F(NodeTest, ALearnerThatWasStoppedForAWhileLosesNobody) {
+// The learner is stopped for four times a worker's patience. All workers keep their identities, on both sides.
+TEST_F(NodeTest, AStoppedLearnerLosesNoWorker) {
   PausedLearnerProcess paused;
   for (std::size_t i = 0; i < PausedLearnerProcess::kWorkers; ++i) {
     WorkerOptions options;
@@ -416,7 +416,7 @@ TEST_F(NodeTest, ALearnerThatWasStoppedForAWhileLosesNobody) {
 
 // ---- strangers ----
 
-TEST_F(NodeTest, WhoIsRefusedIsToldWhyAndNoTokenIsLogged) {
+TEST_F(NodeTest, RefusalsNameTheReasonAndNoTokenIsLogged) {
   LearnerOptions durable = TestLearner::quick();
   durable.folder = folder / "learner";
   learner.start(durable);
@@ -445,7 +445,7 @@ TEST_F(NodeTest, WhoIsRefusedIsToldWhyAndNoTokenIsLogged) {
   std::string forged = issue("a");
   forged[forged.size() - 5] = forged[forged.size() - 5] == 'x' ? 'y' : 'x';
   EXPECT_NE(refusal(options, forged), "started");
-  // Of another run: the learner there is not the one that the token names, and is shown nothing.
+  // With a token of another run, the worker rejects the learner and shows it nothing.
   WorkerOptions elsewhere = options;
   elsewhere.learner = other.node->endpoint();
   elsewhere.join_timeout = seconds(1);
@@ -466,7 +466,7 @@ TEST_F(NodeTest, WhoIsRefusedIsToldWhyAndNoTokenIsLogged) {
       EXPECT_EQ(log.find(token.substr(at, 20)), std::string::npos);
 }
 
-// A plain TCP connection to a node, by somebody who may not know what is spoken there.
+// A plain TCP connection to a node, by a stranger that may not know the protocol.
 std::unique_ptr<Descriptor> connect_to(const Endpoint& to) {
   auto fd = std::make_unique<Descriptor>(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
@@ -477,7 +477,7 @@ std::unique_ptr<Descriptor> connect_to(const Endpoint& to) {
   return fd;
 }
 
-TEST_F(NodeTest, WhoSpeaksAnotherProtocolIsCutOffAndHarmsNobody) {
+TEST_F(NodeTest, APeerOfAnotherProtocolIsCutOff) {
   learner.start();
   const auto connection = connect_to(learner.node->endpoint());
   const int stranger = connection->get();
@@ -491,7 +491,7 @@ TEST_F(NodeTest, WhoSpeaksAnotherProtocolIsCutOffAndHarmsNobody) {
 }
 
 // Connections that say nothing, and some that begin a handshake and never finish it.
-TEST_F(NodeTest, AThousandIdleConnectionsKeepNobodyOut) {
+TEST_F(NodeTest, AThousandIdleConnectionsBlockNoWorker) {
   rlimit files{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &files), 0);
   const rlimit before = files;

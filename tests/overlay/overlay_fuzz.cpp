@@ -1,5 +1,5 @@
-// Fuzz target of what the overlay reads from the network and from disk. Whatever comes, nothing that the learner did
-// not sign gets in, and nobody stumbles.
+// Fuzz target: the overlay's input from the network and from disk. No input crashes a node, and only data that the
+// learner signed is accepted.
 #include "tests/overlay/overlay_fuzz.hpp"
 
 #include <cstring>
@@ -45,7 +45,7 @@ void each_frame(Bytes_ stream, bool admitted, std::size_t piece, Use&& use) {
   }
 }
 
-// What was understood can be said again, and means the same.
+// A decoded message can be encoded again, with the same meaning.
 void as_control(Bytes_ bytes) {
   const auto message = decode_control(bytes);
   if (!message) {
@@ -213,7 +213,7 @@ void later(Core& core, int steps) {
   }
 }
 
-// `from`: 0 the learner, 1 a parent, 2 a child, 3 somebody unknown.
+// `from`: 0 the learner, 1 a parent, 2 a child, 3 a stranger.
 void as_member(std::byte from, Bytes_ bytes) {
   MemberCore core(member_config());
   core.start(kNow);
@@ -271,7 +271,7 @@ void as_learner(std::byte from, Bytes_ bytes) {
     core.on_frame(conn, std::move(frame), kNow);
     look(core);
   });
-  later(core, 3);               // not for so long that somebody counts as silent
+  later(core, 3);               // too short for a worker to count as silent
   bool other_is_there = false;  // what one worker says costs no other its place
   for (const WorkerView& view : core.stats().workers) other_is_there |= view.info.id == WorkerId{2};
   ECHO_CHECK(other_is_there || conn == ConnId{2});
@@ -300,7 +300,7 @@ void as_spool(Bytes_ bytes) {
     wanted += useful;
     return useful;
   });
-  // What was cut off does not come back, nor does a spool that was of no use.
+  // Truncated records do not come back, nor does an unusable spool.
   std::size_t again = 0;
   disk->recover([&](Frame) { return ++again > 0; });
   ECHO_CHECK(again == (wanted > 0 ? frames : 0));

@@ -1,4 +1,4 @@
-// What the overlay's fuzz target expects of its input: a kind, then bytes for it.
+// The input of the overlay's fuzz target: a kind, then bytes for it.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -12,12 +12,12 @@ namespace echoline::overlay {
 enum class FuzzKind : std::uint8_t {
   kStream,   // a byte of options, then a stream of frames
   kControl,  // the body of a control frame
-  kSigned,   // a byte that says of what, then a body that the learner is taken to have signed
+  kSigned,   // a byte for the message's type, then a body, treated as signed by the learner
   kState,    // the body of a state file
   kStore,    // a byte of options, then frames that arrive at a publication store
   kSpool,    // the length of the log (4 bytes), the log, the payload: a spool on disk
-  kMember,   // a byte that says from whom, then frames that a worker receives
-  kLearner,  // a byte that says from whom, then frames that the learner receives
+  kMember,   // a byte for the sender, then frames that a worker receives
+  kLearner,  // a byte for the sender, then frames that the learner receives
 };
 inline constexpr std::uint8_t kFuzzKinds = 8;
 

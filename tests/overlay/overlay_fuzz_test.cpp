@@ -113,7 +113,7 @@ std::vector<Bytes_> message_frames() {
   return frames;
 }
 
-// The publications as they travel, and others of the same names that somebody else has signed.
+// The frames of the publications, and of forged ones with the same names.
 std::vector<Bytes_> publication_frames(bool with_forged) {
   std::vector<Bytes_> frames;
   std::vector<Made> all = fuzz_publications();

@@ -1,4 +1,4 @@
-// What the learner signs: nothing passes that it did not make, whole, for this run and for this purpose.
+// The learner's signatures: a reader accepts only whole data that the learner signed for this run and purpose.
 #include "overlay/wire/proof.hpp"
 
 #include <gmock/gmock.h>
@@ -51,7 +51,7 @@ TEST(Seal, ProvesEveryChunkOfEveryCount) {
       EXPECT_EQ(head.path.size(), static_cast<std::size_t>(std::bit_width(count - 1)));
       EXPECT_EQ(s.hashes[i], trust::blake3(s.pieces[i]));
       EXPECT_TRUE(proves(head, s.pieces[i]));
-      if (count > 1) {  // somebody else's bytes, or its own at another place
+      if (count > 1) {  // another piece's bytes, or its own at another place
         EXPECT_FALSE(proves(head, s.pieces[(i + 1) % count]));
         ChunkHead elsewhere = head;
         elsewhere.index = s.heads[(i + 1) % count].index;
@@ -189,7 +189,7 @@ TEST(Signed, LimitsHoldEvenForTheLearner) {
   EXPECT_THAT(refusal(sign(many, kKey)), HasSubstr("16386 ends of ranges of revoked workers in one beacon"));
 }
 
-TEST(WorkerSet, KeepsRangesAndFillsOnlyGapsWithoutAnybody) {
+TEST(WorkerSet, KeepsRangesAndFillsOnlyEmptyGaps) {
   WorkerSet set{WorkerId{2}, WorkerId{3}, WorkerId{5}, WorkerId{9}, WorkerId{12}};
   EXPECT_EQ(set.ranges(), (std::vector<WorkerSet::Range>{{2, 3}, {5, 5}, {9, 9}, {12, 12}}));
   for (std::uint64_t id = 0; id < 15; ++id)

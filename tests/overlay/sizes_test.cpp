@@ -1,4 +1,4 @@
-// What nodes have room for follows from the policy's size; and the hosts that others can dial.
+// Limits of nodes that follow from the policy's size, and the hosts that others can dial.
 #include "overlay/sizes.hpp"
 
 #include <gmock/gmock.h>

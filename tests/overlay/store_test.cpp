@@ -97,7 +97,7 @@ TEST(PublicationStore, TheManifestMayComeLast) {
   EXPECT_EQ(kept.store.newest(), Version{4});
 }
 
-TEST(PublicationStore, RefusesWhatTheLearnerDidNotSend) {
+TEST(PublicationStore, RefusesForgedChunks) {
   Kept kept;
   const Made made = make(full(3), 2500), other = make(full(4), 2500), forged = make(full(3), 2500, {.key = "mallory"});
   ASSERT_TRUE(kept.begin(made).has_value());
@@ -135,7 +135,7 @@ TEST(PublicationStore, RefusesWhatTheLearnerDidNotSend) {
   EXPECT_EQ(*kept.put(made.chunk(2)), Put::kCompleted);
 }
 
-TEST(PublicationStore, DropsAWholeThatIsNotWhatItsManifestSays) {
+TEST(PublicationStore, DropsAPublicationThatDiffersFromItsManifest) {
   const Made made = make(full(3), 2500);
   for (const bool last : {true, false}) {
     Manifest lie = made.manifest;
@@ -287,7 +287,7 @@ TEST(PublicationStore, ADiskThatGivesBackOtherBytesLosesThePublication) {
 }
 
 // It was dropped while some of its chunks were in memory and others were being read, and is announced again.
-TEST(PublicationStore, WhatIsBegunAnewKnowsNothingOfItsChunksBefore) {
+TEST(PublicationStore, ARestartedPublicationForgetsItsEarlierChunks) {
   Kept kept(kSmallMemory);
   const Made made = make(full(3), 40'000);
   kept.spool(made, made.chunks.size());
@@ -328,7 +328,7 @@ TEST(PublicationStore, IsCongestedWhileTheDiskIsBehind) {
   EXPECT_FALSE(kept.store.congested());
 }
 
-TEST(PublicationStore, WhatTheDiskDidNotTakeIsWrittenWhenItIsTriedAgain) {
+TEST(PublicationStore, ChunksTheDiskRefusedAreWrittenOnARetry) {
   Kept kept(kSmallMemory);
   const Made made = make(full(3), 1000);
   ASSERT_TRUE(kept.begin(made).has_value());
@@ -350,9 +350,9 @@ TEST(PublicationStore, WhatTheDiskDidNotTakeIsWrittenWhenItIsTriedAgain) {
   EXPECT_TRUE(kept.entry(full(3)).chunks[0].on_disk);
 }
 
-// What is larger than memory is dropped while the disk has failed, and whatever the disk took of it came too late for
-// it: the disk works again all the same, and the publication finds room when it comes again.
-TEST(PublicationStore, ADiskWorksAgainThoughWhatItTookWasDroppedMeanwhile) {
+// A publication larger than memory is dropped while the disk fails, and the disk's late success no longer helps it. The
+// disk still counts as working again, and the publication finds room when it comes again.
+TEST(PublicationStore, ADiskWorksAgainAlthoughItsPublicationWasDropped) {
   Kept kept(kSmallMemory);
   const Made made = make(full(3), 40'000);
   ASSERT_TRUE(kept.begin(made).has_value());
@@ -371,7 +371,7 @@ TEST(PublicationStore, ADiskWorksAgainThoughWhatItTookWasDroppedMeanwhile) {
 }
 
 // A disk that is full does not become busy with what it does not take.
-TEST(PublicationStore, OfWhatTheDiskDidNotTakeLittleIsOfferedAgain) {
+TEST(PublicationStore, FewRefusedChunksAreOfferedToTheDiskAgain) {
   Kept kept({Bytes{100'000}, Bytes{100'000}, true});
   const Made made = make(full(3), 40'000);
   ASSERT_TRUE(kept.begin(made).has_value());
@@ -386,7 +386,7 @@ TEST(PublicationStore, OfWhatTheDiskDidNotTakeLittleIsOfferedAgain) {
 }
 
 // A delta from where the worker stands needs none of the others that lead to its version.
-TEST(PublicationStore, WhatCanBeInstalledAtOnceGetsTheRoomOfOtherWays) {
+TEST(PublicationStore, AnInstallableDeltaGetsTheRoomOfOtherWays) {
   Kept kept({Bytes{20'000}, {}, false});
   for (std::uint64_t v = 4; v <= 5; ++v) ASSERT_TRUE(kept.whole(make(delta(v, v - 1), 9000), 3).has_value());
   const Made at_once = make(delta(5, 2), 15'000);
@@ -395,7 +395,7 @@ TEST(PublicationStore, WhatCanBeInstalledAtOnceGetsTheRoomOfOtherWays) {
 }
 
 // Nor does it need snapshots that have begun and do not go on, older than what is here or of its own version.
-TEST(PublicationStore, WhatCanBeInstalledAtOnceGetsTheRoomOfSnapshotsThatDoNotEnd) {
+TEST(PublicationStore, AnInstallableDeltaGetsTheRoomOfStalledSnapshots) {
   Kept kept({Bytes{27'000}, {}, false});
   ASSERT_TRUE(kept.whole(make(full(0), 9000)).has_value());
   for (const std::uint64_t v : {1, 2, 3}) {
@@ -418,8 +418,8 @@ TEST(PublicationStore, WhatCanBeInstalledAtOnceGetsTheRoomOfSnapshotsThatDoNotEn
   EXPECT_NE(kept.store.find(delta(1, 0)), nullptr);
 }
 
-// What comes later cannot be installed before what is missing, and makes room for it.
-TEST(PublicationStore, WhatComesLaterMakesRoomForWhatComesBefore) {
+// A later version cannot be installed before the missing one, and makes room for it.
+TEST(PublicationStore, LaterVersionsMakeRoomForEarlierOnes) {
   Kept kept({Bytes{20'000}, {}, false});
   ASSERT_TRUE(kept.whole(make(delta(2, 1), 9000)).has_value());
   ASSERT_TRUE(kept.whole(make(delta(3, 2), 9000)).has_value());
@@ -434,7 +434,7 @@ TEST(PublicationStore, WhatComesLaterMakesRoomForWhatComesBefore) {
   EXPECT_NE(kept.store.find(full(4)), nullptr);
 }
 
-TEST(PublicationStore, WhatIsRecoveredIsProvenAgainAndNotWrittenAgain) {
+TEST(PublicationStore, RecoveredChunksAreVerifiedAndNotWrittenAgain) {
   Kept kept(kSmallMemory);
   const Made made = make(full(3), 3000);
   kept.store.set_recovering(true);

@@ -43,7 +43,7 @@ TEST(Strangers, OneCertificateHasItsShare) {
     EXPECT_THAT(s.add(ConnId{100 + i}, nobody("10.0.0.9"), kLate), IsEmpty());
 }
 
-TEST(Strangers, WhoeverHasMostMakesRoom) {
+TEST(Strangers, TheAddressWithMostConnectionsMakesRoom) {
   ConnectionLimits limits = ConnectionLimits::of(1024);
   limits.strangers = 4;
   Strangers s(limits);

@@ -32,7 +32,7 @@ inline Credentials tls_node(const trust::Authority& authority, WorkerId worker, 
           .run_id = authority.run_id()};
 }
 
-// What one end has read so far, and the error that ended it.
+// The bytes that one end has read so far, and the error that ended it.
 struct TlsReading {
   std::vector<std::byte> bytes;
   std::optional<Error> error;

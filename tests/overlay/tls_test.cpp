@@ -56,8 +56,8 @@ TEST(Tls, BothEndsKnowEachOther) {
   }
 }
 
-// What a path that swallows large packets would lose: whatever comes first, both ways, fills one, and something smaller
-// follows that shows it.
+// Detects a path that swallows large packets: the first flight of each end fills one packet, and a smaller one follows
+// that passes.
 TEST(Tls, TheFirstFlightsFillAPacketAndALittleMore) {
   const trust::Authority authority = tls_authority();
   TlsPair pair = tls_pair(tls_node(authority, kThree), kFour, tls_node(authority, kFour));
@@ -73,7 +73,7 @@ TEST(Tls, TheFirstFlightsFillAPacketAndALittleMore) {
   EXPECT_TRUE(pair.client.established() && pair.server.established());
 }
 
-TEST(Tls, BytesArriveAsTheyWere) {
+TEST(Tls, BytesArriveUnchanged) {
   TlsPair pair = established();
   std::vector<std::byte> sent, wire;
   for (const std::size_t size : {1u, 100u, 16384u, 16385u, 65536u, 0u, 1'000'000u}) {
@@ -184,7 +184,7 @@ TEST(Tls, AnEnrollingMachineIsNotFooled) {
   EXPECT_EQ(played.client.identity(), trust::PeerIdentity{});
 }
 
-TEST(Tls, ANodeThatRequiresCertificatesAdmitsNobody) {
+TEST(Tls, ANodeThatRequiresCertificatesRefusesAStranger) {
   const trust::Authority authority = tls_authority();
   TlsPair pair = tls_pair({.authority = authority.fingerprint()}, kThree, tls_node(authority, kThree));
   pair.settle();
@@ -238,7 +238,7 @@ TEST(Tls, ExpiredCertificatesAreRefused) {
   EXPECT_TRUE(timeless.client.established());
 }
 
-TEST(Tls, SomebodyElseIsRefused) {
+TEST(Tls, AnUnexpectedWorkerIsRefused) {
   const trust::Authority authority = tls_authority();
   TlsPair pair = tls_pair(tls_node(authority, kThree), WorkerId{5}, tls_node(authority, kFour));
   pair.settle();
@@ -246,7 +246,7 @@ TEST(Tls, SomebodyElseIsRefused) {
   expect_error(pair.server_reading.error, Code::kInvalid, "somebody else was expected");
 }
 
-TEST(Tls, ContextsRefuseWhatCannotWork) {
+TEST(Tls, ContextsRefuseInvalidCredentials) {
   const trust::Authority authority = tls_authority();
   const auto error = [](const Credentials& credentials) -> std::optional<Error> {
     const auto context = TlsContext::create(credentials);
@@ -403,7 +403,7 @@ TEST(Tls, EitherEndMayClose) {
   EXPECT_TRUE(late.empty());
   tls_deliver(wire, pair.server, pair.server_reading);
   EXPECT_FALSE(pair.server.peer_closed());
-  // What the other end still sends arrives.
+  // Data that the other end still sends arrives.
   ASSERT_TRUE(pair.server.write(some_bytes(30), late));
   tls_deliver(late, pair.client, pair.client_reading);
   EXPECT_EQ(pair.client_reading.bytes, some_bytes(30));

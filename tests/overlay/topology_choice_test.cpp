@@ -51,8 +51,8 @@ TEST(TopologyChoice, AnotherKindIsTakenWhenItWasSoonerThreeTimes) {
     EXPECT_THAT(desk.said<Assign>(conn).back().parents, ::testing::Not(IsEmpty()));
 }
 
-// Three here and three far away: what they say of where they stand decides who has a policy from whom.
-TEST(TopologyChoice, WhoStandsFarAwayIsFedOnce) {
+// Three workers are near and three far away. The place that each states decides its parents.
+TEST(TopologyChoice, AFarRegionIsFedOnce) {
   LearnerConfig c = Desk::config(64);
   c.policy = TopologyPolicy::kTrees;
   c.regions.ways.assign(2, std::vector<chains::RegionWay>(2));
@@ -81,7 +81,7 @@ TEST(TopologyChoice, WhoStandsFarAwayIsFedOnce) {
   EXPECT_NEAR(crossing(), 1, 1e-9) << desk.core.topology().to_text();
   EXPECT_EQ(desk.core.stats().workers[5].info.place, "far");
   ASSERT_TRUE(desk.publish(make(full(0), 300'000)).has_value());
-  // Whoever was the relay goes: another takes its place, and nothing more crosses.
+  // The relay leaves: another worker takes its place, and still one copy crosses.
   WorkerId relay;
   for (const auto& [id, parents] : desk.core.topology().parents())
     if (id.value > 3 && parents.front().value <= 3) relay = id;
@@ -127,7 +127,7 @@ TEST(TopologyChoice, TheChunkFollowsTheLargestOfLate) {
   EXPECT_EQ(desk.core.chunk_for(delta(3, 2), desk.now), chunk);
 }
 
-TEST(TopologyChoice, WhatIsALittleSoonerMovesNobody) {
+TEST(TopologyChoice, ASmallGainMovesNoWorker) {
   for (const TopologyPolicy policy : {TopologyPolicy::kTrees, TopologyPolicy::kStripes, TopologyPolicy::kBestChains}) {
     Choosing desk(policy, 64);
     desk.join_all(3);
@@ -138,7 +138,7 @@ TEST(TopologyChoice, WhatIsALittleSoonerMovesNobody) {
   }
 }
 
-TEST(TopologyChoice, NobodyIsMovedInTheMiddleOfABroadcast) {
+TEST(TopologyChoice, NoWorkerMovesDuringABroadcast) {
   Choosing desk(TopologyPolicy::kStar);
   desk.join_all(8);
   ASSERT_TRUE(desk.publish(make(full(0), 60'000)).has_value());
@@ -175,8 +175,8 @@ TEST(TopologyChoice, OnlyWhereItWasAskedFor) {
   EXPECT_EQ(desk.core.topology().policy, TopologyPolicy::kStar);
 }
 
-// What an uplink carries is known at its other end.
-TEST(LearnerRates, WhatAParentHasDeliveredItsChildrenSay) {
+// The receiver measures an uplink.
+TEST(LearnerRates, ChildrenReportTheirParentsDeliveries) {
   LearnerConfig c = Desk::config(8);
   c.tells_heartbeats = true;
   Desk desk(std::move(c));

@@ -1,5 +1,5 @@
-// Fuzz target: bytes as what a stranger sends (to a server, a client, an established session), as a certificate, and as
-// a join token. The first byte chooses. Everything may be refused, nothing may crash, and nobody is believed.
+// Fuzz target: bytes as a stranger's input (to a server, a client, an established session), as a certificate, and as a
+// join token. The first byte chooses. The reader may refuse all input, must not crash, and must not accept an identity.
 #include "overlay/trust/token.hpp"
 #include "tests/overlay/fixed_random.hpp"
 #include "tests/overlay/tls_pair.hpp"
@@ -58,7 +58,7 @@ void as_token(std::span<const std::byte> bytes) {
   const auto read = trust::read_token(text);
   const auto checked = trust::check_token(text, authority, kTlsNow, "vast-7");
   ECHO_CHECK(!checked || (text == issued && read && *read == *checked));
-  // Nothing of it is told. No word of our messages is this long.
+  // No error repeats a part of the token. No word of the error messages is this long.
   const std::string_view part = text.reveal().substr(std::min<std::size_t>(6, text.reveal().size()), 12);
   for (const auto& result : {read, checked})
     ECHO_CHECK(result || part.size() < 12 || part.find(' ') != std::string_view::npos ||

@@ -176,7 +176,7 @@ CertificateRequest worker_request(std::uint64_t worker) {
           .now_unix_s = kNow};
 }
 
-TEST(Certificate, SaysWhoItIs) {
+TEST(Certificate, NamesItsIdentity) {
   const Authority authority = authority_of("run 1");
   for (const std::uint64_t worker : {std::uint64_t{1}, std::uint64_t{77}, ~std::uint64_t{0}}) {
     const auto leaf = authority.issue(worker_request(worker));
@@ -228,7 +228,7 @@ TEST(Certificate, HoldsForItsTime) {
   EXPECT_EQ(later->expires_unix_s, 4e9 + 3600);
 }
 
-TEST(Certificate, OfAnotherAuthorityRunOrKindIsRefused) {
+TEST(Certificate, AnotherAuthorityRunOrKindIsRefused) {
   const Authority authority = authority_of("run"), same_key = authority_of("other run");
   const Authority other = *Authority::create("run", key_number(9));
   const auto leaf = authority.issue(worker_request(1));
@@ -352,7 +352,7 @@ TEST_F(AuthorityFiles, ReadableByOthersAreRefused) {
   }
 }
 
-TEST_F(AuthorityFiles, OfAnotherRunAreRefused) {
+TEST_F(AuthorityFiles, FilesOfAnotherRunAreRefused) {
   ASSERT_TRUE(Authority::open_or_create(folder_, "run"));
   expect_refused(Code::kInvalid, "expected the key of run 'other', found that of run 'run'", "other");
 }
@@ -394,7 +394,7 @@ TEST_F(AuthorityFiles, CreatedAtOnceAreTheSame) {
 
 // ---- tokens ----
 
-TEST(Token, SaysWhatItIsFor) {
+TEST(Token, NamesItsRunAndInstance) {
   const Authority authority = authority_of("run");
   const Nonce nonce = from_hex<16>("000102030405060708090a0b0c0d0e0f");
   for (std::size_t size = 1; size <= kInstanceBytesMax; ++size) {
@@ -430,7 +430,7 @@ TEST(Token, HoldsForItsTimeInstanceAndRun) {
   expect(other, kNow, "vast-7", Code::kCorrupt);
 }
 
-TEST(Token, EveryChangedCharacterIsNoticedAndNoneIsTold) {
+TEST(Token, EveryChangedCharacterIsRefusedAndNoneIsShown) {
   const Authority authority = authority_of("run");
   const Secret text = *issue_token(authority, "vast-7", random_nonce(), kNow);
   const auto expect_refused = [&](std::string changed) {

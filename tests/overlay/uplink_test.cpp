@@ -130,7 +130,7 @@ TEST(Uplink, SourcesTakeTurnsAndAWindowHoldsEach) {
   sent = wire.take();
   EXPECT_EQ(sent[ConnId{2}], 10'000u);
   EXPECT_EQ(sent[ConnId{4}], 0u);
-  // Somebody who had nothing is asked again when it says so, not before.
+  // The uplink asks an idle source again only after wake().
   idle.left = 1;
   wire.uplink.pump(at(2));
   EXPECT_TRUE(wire.take().empty());
@@ -164,7 +164,7 @@ TEST(Uplink, TheLimitIsSharedByWeight) {
   run_until(at(11));
   EXPECT_NEAR(static_cast<double>(total[ConnId{2}]), 8e6, 0.1e6);
   EXPECT_NEAR(static_cast<double>(total[ConnId{4}]), 2e6, 0.1e6);
-  // Who comes later has its part from then on, and is owed no more than a window.
+  // A source that comes later gets its share from then on, and is owed no more than a window.
   late.left = 100'000;
   wire.uplink.wake(late);
   run_until(at(23));
@@ -192,7 +192,7 @@ TEST(Uplink, ParallelConnectionsShareASource) {
   sent = wire.take();
   EXPECT_GE(sent[ConnId{2}], 190'000u);
   EXPECT_EQ(sent[ConnId{4}], 0u);
-  // What one held is lost with it; the other goes on.
+  // A closed connection loses its waiting bytes, and the other goes on.
   wire.uplink.close(ConnId{2});
   wire.uplink.on_sent(ConnId{2}, 1000, at(3));  // too late to count
   wire.uplink.on_sent(ConnId{4}, 5000, at(3));
@@ -224,7 +224,7 @@ TEST(Uplink, AFrameBegunIsFinishedOnItsConnection) {
   EXPECT_NEAR(seconds(now - at(1)), 0.1, 0.001);
 }
 
-TEST(MessageQueue, CutsMessagesAndCountsWhatIsWaiting) {
+TEST(MessageQueue, CutsMessagesAndCountsWaitingBytes) {
   MessageQueue queue;
   queue.push(Slice(random_bytes(1, MessageQueue::kPartBytes + 100)));
   queue.push(Slice(random_bytes(2, 200)));
@@ -241,8 +241,8 @@ TEST(MessageQueue, CutsMessagesAndCountsWhatIsWaiting) {
   EXPECT_FALSE(queue.next(ConnId{2}).has_value());
 }
 
-// What does not wait for its turn must not end up inside of a frame.
-TEST(Uplink, WhatIsSentNowLeavesBehindTheFrameUnderWay) {
+// An urgent frame must not split the frame that is being sent.
+TEST(Uplink, AnUrgentFrameFollowsTheFrameBeingSent) {
   Wire wire(BitRate::from_mbit_per_s(8));
   MessageQueue queue;
   queue.push(Slice(std::vector<std::byte>(30'000)));
@@ -279,7 +279,7 @@ TEST(Uplink, WhatIsSentNowLeavesBehindTheFrameUnderWay) {
 
 // ---- silence ----
 
-TEST(SilenceMeter, LearnsHowRegularlyAPeerIsHeard) {
+TEST(SilenceMeter, LearnsTheIntervalsOfAPeer) {
   SilenceMeter meter;
   EXPECT_EQ(meter.deadline(), kNever);
   meter.begin(milliseconds(100), at(1));
@@ -355,7 +355,7 @@ TEST(HopMonitor, FindsTheHopWhoseSenderStaysAhead) {
   EXPECT_NEAR(found[0].rate.bytes_per_s(), 0.2e6, 0.05e6);
   EXPECT_EQ(found[0].expected, kMegabytePerS);
   EXPECT_LT(now, at(6));
-  EXPECT_TRUE(monitor.find().empty());  // once, then watched anew
+  EXPECT_TRUE(monitor.find().empty());  // reported once, then measured from the start
 }
 
 TEST(HopMonitor, LeavesAHopAloneThatIsOnlyBehindOrFastEnough) {
@@ -372,7 +372,7 @@ TEST(HopMonitor, LeavesAHopAloneThatIsOnlyBehindOrFastEnough) {
     small.observe(kHop, HopMonitor::kGapBytesMin - 1, 0, kMegabytePerS, now);
     EXPECT_TRUE(small.find().empty());
   }
-  HopMonitor unplanned;  // nobody to compare it with
+  HopMonitor unplanned;  // without a rate to compare with
   for (TimePoint now = at(1); now < at(20); now += milliseconds(200)) {
     unplanned.observe(kHop, 1 << 30, 0, {}, now);
     EXPECT_TRUE(unplanned.find().empty());
@@ -418,7 +418,7 @@ TEST(HopMonitor, FindsAHopThatBecomesSlowWithinTwiceItsPatience) {
 }
 
 // Its acknowledgements wait behind what it sends, so it receives slowly, too.
-TEST(HopMonitor, BlamesAnExhaustedUplinkForWhatItsOwnerReceives) {
+TEST(HopMonitor, BlamesAnExhaustedUplinkForItsOwnersSlowDownload) {
   HopMonitor monitor;
   const HopMonitor::Hop into{kLearnerId, WorkerId{1}};
   std::vector<HopMonitor::Finding> found;
@@ -442,7 +442,7 @@ TEST(HopMonitor, ForgetsAWorker) {
   EXPECT_TRUE(monitor.find().empty());
 }
 
-TEST(HopMonitor, ForgetsHopsThatNobodySpeaksOf) {
+TEST(HopMonitor, ForgetsHopsWithoutReports) {
   HopMonitor monitor;
   for (std::uint64_t w = 2; w < 100; ++w)
     for (TimePoint now = at(static_cast<double>(w) * 10); now < at(static_cast<double>(w) * 10 + 5);

@@ -35,7 +35,7 @@ TEST(AllocateGreedy, TakesTheCheapestPrefix) {
   EXPECT_DOUBLE_EQ(a->usd_per_hour, 3);
 }
 
-TEST(AllocateGreedy, DropsWhatTheOvershootMakesUnnecessary) {
+TEST(AllocateGreedy, DropsUnnecessaryOffersAfterAnOvershoot) {
   // By unit cost 0 (0.10), 1 (0.20), 2 (0.25); with 2 in, 1 is not needed.
   const std::vector<Candidate> pool{{10, 1}, {5, 1}, {20, 5}};
   const auto a = allocate_greedy(pool, 30);
@@ -175,7 +175,7 @@ bool allowed(const std::vector<Candidate>& pool, const std::vector<std::size_t>&
   return set.size() <= limits.workers_max;
 }
 
-TEST(Allocate, NeverRentsTogetherWhatExcludesEachOther) {
+TEST(Allocate, NeverRentsConflictingOffersTogether) {
   Random random(5);
   int feasible = 0, with_machines = 0;
   for (int round = 0; round < 600; ++round) {

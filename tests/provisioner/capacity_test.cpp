@@ -65,7 +65,7 @@ TEST(CapacityTarget, RefusesNonsense) {
   EXPECT_EQ(code({1, 1, seconds(1)}, {}, -0.1), Code::kInvalid);
 }
 
-TEST(Staleness, WhatTheLearnerNeeds) {
+TEST(Staleness, TheNeededStalenessFollowsFromTheBroadcastTime) {
   // k = ceil((100/20 + 3)/4) = 2.
   EXPECT_EQ(needed_staleness({100, 3, seconds(4)}, seconds(3), 20), 4);
   // Exactly one step is one step.
@@ -93,7 +93,7 @@ TEST(Staleness, AFleetThatMeetsTheRequirementNeedsNoMoreThanTheBound) {
   }
 }
 
-TEST(Staleness, TheLagCountsWhatIsOnItsWayAndWhatIsOvertaken) {
+TEST(Staleness, TheLagCountsVersionsInFlightAndOvertakenOnes) {
   EXPECT_EQ(staleness_lag(seconds(10), {}, {}), 0);
   EXPECT_EQ(staleness_lag(seconds(10), seconds(1), {}), 1);   // the version is on its way while its step trains
   EXPECT_EQ(staleness_lag(seconds(10), seconds(10), {}), 1);  // exactly one step is one step

@@ -124,7 +124,7 @@ TEST_F(DownTest, ReleasesAllOfTheRunAndNothingElse) {
   EXPECT_EQ(server.rented().size(), 1u);
 }
 
-TEST_F(DownTest, DoesNotBelieveAServiceThatCannotSay) {
+TEST_F(DownTest, AFailedReleaseKeepsItsRowOpen) {
   Ledger ledger = open();
   running(ledger, "1");
   server.fault({.kind = "destroy", .status = 500, .times = 1000});
@@ -258,7 +258,7 @@ TEST_F(DownTest, AKillAtAnyOfFiftyPointsForgetsNothing) {
     int status = 0;
     ASSERT_EQ(waitpid(pid, &status, 0), pid);
     ASSERT_TRUE(WIFSIGNALED(status) && killed) << "the driver ended by itself with " << status;
-    // What was on its way is still done by the service.
+    // Waits until the service has done all pending requests.
     for (int quiet = 0, before = -1; quiet < 5; ++quiet) {
       const int now =
           server.count("create") + server.count("destroy") * 1000 + static_cast<int>(server.rented().size()) * 7;

@@ -93,7 +93,7 @@ class ExecTest : public testing::Test {
   std::string path;
 };
 
-TEST_F(ExecTest, NamesAreWhatSchedulersTake) {
+TEST_F(ExecTest, NamesAreValidForSchedulers) {
   EXPECT_EQ(exec_name("Run_A.1234abcd/7"), "run-a-1234abcd-7");
   EXPECT_EQ(exec_name("Run_A.1234abcd/"), "run-a-1234abcd-");
   EXPECT_EQ(exec_name("1.run.1234abcd/7"), "x-run-1234abcd-7");
@@ -135,7 +135,7 @@ esac)sh");
   EXPECT_THAT(said("args"), HasSubstr("--gpus A100:2 --disk-size 50 --image-id docker:registry/echoline:1"));
 }
 
-TEST_F(ExecTest, WhatFailsIsLookedForAndNotBelieved) {
+TEST_F(ExecTest, AFailedCommandsEffectIsLookedUp) {
   program("begin", "cat > /dev/null; echo \"x1 $1 up\" > list; echo broken >&2; exit 3");
   program("end", "[ -f stuck ] && exit 4; : > list");
   program("show", "[ -f blind ] && exit 5; cat list 2>/dev/null; exit 0");
@@ -165,7 +165,7 @@ TEST_F(ExecTest, WhatFailsIsLookedForAndNotBelieved) {
   std::ofstream(folder / "list") << "no-name\n";
   EXPECT_FALSE(driver.listed("")->complete);
 
-  // Who ends is told, once.
+  // An ended instance is reported once.
   program("begin", "echo \"x2 $1 up\" > list; echo x2");
   provider->start(5, spec());
   ASSERT_TRUE(driver.next<Started>());

@@ -1,4 +1,4 @@
-// The fleet's core under a clock moved by hand, with a provider and a ledger that do as they are told.
+// The fleet's core under a manual clock, with a scripted provider and ledger.
 #include "provisioner/fleet_core.hpp"
 
 #include <gmock/gmock.h>
@@ -96,7 +96,7 @@ class Fleet : public testing::Test {
   std::vector<fleet::Note> notes;
 };
 
-TEST_F(Fleet, WhatThePlanChoseIsRentedOnceAndKept) {
+TEST_F(Fleet, PlannedOffersAreRentedOnceAndKept) {
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.1)}, {"a", "b"});
   learner_waits(true);  // as every learner does until the first batch is there
   pass(minutes(30));
@@ -105,8 +105,8 @@ TEST_F(Fleet, WhatThePlanChoseIsRentedOnceAndKept) {
   EXPECT_DOUBLE_EQ(core->numbers().working_rollouts_per_s, 120);
 }
 
-// What was promised is a guess for the first groups alone. A slow worker that keeps 80 % of it is taken for exactly
-// that, or the learner waits for what the fleet believes it has.
+// The promised rate counts only for the first groups. A slow worker that keeps 80 % of it must count for exactly that.
+// Otherwise the learner waits for rollouts that the fleet only believes to have.
 TEST_F(Fleet, APromiseDoesNotFlatterForEver) {
   rules.group_size = 8;
   make({offer("a", 1, 0.1), offer("b", 200, 0.1)}, {"a", "b"});
@@ -122,9 +122,9 @@ TEST_F(Fleet, APromiseDoesNotFlatterForEver) {
   EXPECT_NEAR(measured(), 0.8, 1e-9);
 }
 
-// What is to be let go before its provider has said that it runs may run all the same: it is looked for after a minute,
-// however long a machine may take to boot.
-TEST_F(Fleet, WhatIsNotWantedAnyMoreIsLookedForSoonWhereNoAnswerComes) {
+// A machine is released before its provider has reported that it runs. It may still start, so the fleet looks for it
+// after a minute, even if a machine may take longer to boot.
+TEST_F(Fleet, AReleasedMachineWithoutAnAnswerIsLookedUpSoon) {
   rules.fleet.join_timeout = minutes(10);
   rules.fleet.usd_per_hour_max = 0.25;
   starts = false;
@@ -179,7 +179,7 @@ TEST_F(Fleet, APerMilleIsNotMissing) {
   EXPECT_THAT(rented, ElementsAre("a", "b", "c"));
 }
 
-// A step, an evaluation or a boot of minutes: nobody hands in anything, and nobody is to blame.
+// During a step, an evaluation or a boot of minutes, workers submit nothing, and no worker is to blame.
 TEST_F(Fleet, ALearnerStepOfMinutesRentsNothing) {
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.1)}, {"a", "b"});
   for (int step = 0; step < 5; ++step) {
@@ -195,7 +195,7 @@ TEST_F(Fleet, ALearnerStepOfMinutesRentsNothing) {
   EXPECT_THAT(asked_to_stop, IsEmpty());
 }
 
-TEST_F(Fleet, WhoNeverJoinsIsStoppedAndReplaced) {
+TEST_F(Fleet, AMachineThatNeverJoinsIsStoppedAndReplaced) {
   rules.fleet.join_timeout = seconds(300);
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.2)}, {"a", "b"});
   joins = false;
@@ -208,7 +208,7 @@ TEST_F(Fleet, WhoNeverJoinsIsStoppedAndReplaced) {
   EXPECT_THAT(asked_to_stop, ElementsAre(tickets["b"]));
   EXPECT_THAT(rented, ElementsAre("a", "b", "c"));
   EXPECT_EQ(state("b"), MachineState::kStopping);
-  // Nobody answers: it is asked again, until the provider says that it is gone.
+  // Without an answer, the fleet asks again, until the provider reports that the machine is gone.
   pass(minutes(5));
   EXPECT_GT(std::count(asked_to_stop.begin(), asked_to_stop.end(), tickets["b"]), 3);
   EXPECT_THAT(ended, IsEmpty());
@@ -249,8 +249,9 @@ TEST_F(Fleet, AnOutbidMachineIsReplacedAtOnceAndNotAtThatPrice) {
   EXPECT_THAT(rented, ElementsAre("a", "b", "c", "a"));
 }
 
-// Whoever says before that it takes a machine away: another is there at once, and the old one hands in what it has.
-TEST_F(Fleet, WhatIsAboutToEndIsReplacedAtOnceAndDrained) {
+// The provider announces that it takes a machine away. The fleet rents another at once, and the old one submits its
+// work.
+TEST_F(Fleet, AnEndingMachineIsReplacedAtOnceAndDrained) {
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.2), offer("d", 60, 0.3)}, {"a", "b"});
   drains = false;
   pass(seconds(5));
@@ -266,7 +267,7 @@ TEST_F(Fleet, WhatIsAboutToEndIsReplacedAtOnceAndDrained) {
   EXPECT_THAT(asked_to_stop, ElementsAre(tickets["a"]));
   EXPECT_EQ(core->machines().of("a"), nullptr);
   EXPECT_EQ(core->numbers().lost, 1u);
-  // A worker that was told to end by whoever runs its machine says so itself, and goes.
+  // A worker whose operator stops it reports that it leaves, and goes.
   tell(fleet::Leaving{worker("b")});
   pass(seconds(1));
   EXPECT_THAT(rented, ElementsAre("a", "b", "c", "d"));  // and not a, whose bid was too low
@@ -288,7 +289,7 @@ TEST_F(Fleet, DrainingEndsAfterAWhileOrWithTheMachine) {
   tell(fleet::Exited{tickets["a"], "it is gone"});
   EXPECT_EQ(core->machines().of("a"), nullptr);
   EXPECT_THAT(ended, ElementsAre(tickets["a"]));
-  tell(fleet::Joined{worker("b"), "b"});  // it was away, and is told anew
+  tell(fleet::Joined{worker("b"), "b"});  // it was away, and is drained again
   EXPECT_EQ(told_to_drain.size(), 3u);
   pass(rules::kDrain - seconds(11));
   EXPECT_THAT(asked_to_stop, IsEmpty());
@@ -317,7 +318,7 @@ TEST_F(Fleet, MeasuredBytesMoveThePriceOfTraffic) {
   for (std::size_t i = 0; i < LateMedian<Duration>::kSamplesMin; ++i) tell(fleet::StepMeasured{seconds(20)});
   EXPECT_NEAR(core->numbers().usd_per_hour, 0.1 + 2 * 0.01, 1e-9);  // half as many publications an hour
   for (std::size_t i = 0; i < LateMedian<Duration>::kSamplesMax; ++i) tell(fleet::StepMeasured{seconds(10)});
-  // Of one that works, what it has really received and forwarded counts: 1 MB and 2 MB a second.
+  // A working machine's traffic counts as measured: 1 MB received and 2 MB forwarded per second.
   std::uint64_t mb = 1000;  // what it took to join is none of it
   pass(minutes(3), [&](int) {
     beat("a", 120, 1);
@@ -331,8 +332,8 @@ TEST_F(Fleet, MeasuredBytesMoveThePriceOfTraffic) {
   EXPECT_THAT(rented, ElementsAre("a", "near"));
 }
 
-// What the market lacks now is not asked for, what is new or cheaper there is; what is rented stays as it was.
-TEST_F(Fleet, WhatIsRentedNextComesFromTheMarketOfNow) {
+// After a refresh, the fleet asks for no offer that is gone and prefers new or cheaper ones. Rented machines stay.
+TEST_F(Fleet, LaterRentalsUseTheRefreshedMarket) {
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.2), offer("d", 60, 0.3)}, {"a", "b"});
   pass(seconds(5));
   tell(fleet::OffersRefreshed{{offer("a", 60, 0.1), offer("d", 60, 0.15), offer("e", 60, 0.18)}});
@@ -351,7 +352,7 @@ TEST_F(Fleet, WhatIsRentedNextComesFromTheMarketOfNow) {
   EXPECT_EQ(notes.size(), told);
 }
 
-TEST_F(Fleet, WhatWasPlannedAndIsGoneBeforeItIsAskedForIsReplacedAtOnce) {
+TEST_F(Fleet, AVanishedOfferIsReplacedAtOnce) {
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.2)}, {"a", "b"});
   tell(fleet::OffersRefreshed{{offer("a", 60, 0.1), offer("c", 60, 0.2)}});
   pass(seconds(1));
@@ -445,7 +446,7 @@ TEST_F(Fleet, AFailedStartMovesOnToTheNextOffer) {
 }
 
 // A create call that errs and rents all the same.
-TEST_F(Fleet, WhatPerhapsWasRentedIsLookedForAndStopped) {
+TEST_F(Fleet, AMachineThatMayBeRentedIsLookedUpAndStopped) {
   make({offer("a", 120, 0.1), offer("b", 120, 0.2)}, {"a"});
   starts = false;
   pass(seconds(1));
@@ -453,7 +454,7 @@ TEST_F(Fleet, WhatPerhapsWasRentedIsLookedForAndStopped) {
   EXPECT_THAT(looks, ElementsAre(tickets["a"]));
   EXPECT_THAT(ended, IsEmpty());
   pass(seconds(70));
-  EXPECT_GE(looks.size(), 2u);  // nobody has said yet
+  EXPECT_GE(looks.size(), 2u);  // no answer yet
   tell(fleet::Found{tickets["a"], InstanceId{"vast:7"}});
   EXPECT_THAT(asked_to_stop, ElementsAre(tickets["a"]));
   EXPECT_THAT(ended, ElementsAre(tickets["a"]));
@@ -463,7 +464,7 @@ TEST_F(Fleet, WhatPerhapsWasRentedIsLookedForAndStopped) {
   EXPECT_FALSE(ran.at(tickets["b"]));
 }
 
-TEST_F(Fleet, AStartThatNobodyAnswersIsLookedForUntilItIsKnown) {
+TEST_F(Fleet, AStartWithoutAnAnswerIsLookedUpUntilItIsKnown) {
   make({offer("a", 120, 0.1), offer("b", 120, 0.2)}, {"a"});
   starts = false;
   pass(seconds(62));
@@ -479,7 +480,7 @@ TEST_F(Fleet, AStartThatNobodyAnswersIsLookedForUntilItIsKnown) {
   EXPECT_THAT(asked_to_stop, ElementsAre(tickets["a"], 99));
 }
 
-TEST_F(Fleet, WhatAnEarlierProcessRentedIsUsed) {
+TEST_F(Fleet, MachinesOfAnEarlierProcessAreUsed) {
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.1)}, {"a", "b"});
   tickets["a"] = 71;
   tickets["c"] = 72;
@@ -499,7 +500,7 @@ TEST_F(Fleet, WhatAnEarlierProcessRentedIsUsed) {
   EXPECT_EQ(core->numbers().working, 2u);
 }
 
-TEST_F(Fleet, WhatAnEarlierProcessHadAndIsGoneIsBookedAndRentedAnew) {
+TEST_F(Fleet, AGoneMachineOfAnEarlierProcessIsBookedAndReplaced) {
   make({offer("a", 60, 0.1), offer("b", 60, 0.1)}, {"a", "b"});
   last = 100;
   tell(fleet::Recovered{71, offer("a", 60, 0.1), {"local:1"}});
@@ -538,7 +539,7 @@ TEST_F(Fleet, MeasuredPaceMovesTheTarget) {
 
 // The quickstart's learner takes a third of the time that it was planned for, and waits for its workers. Without a word
 // on what that may cost, the fleet stays what was planned.
-TEST_F(Fleet, AFastLearnerRentsNothingThatNobodyHasPlanned) {
+TEST_F(Fleet, AFastLearnerRentsNothingBeyondThePlan) {
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.1)}, {"a", "b"});
   pass(seconds(1));
   learner_waits(true);
@@ -593,8 +594,8 @@ TEST_F(Fleet, AWorkerThatHandsInNothingWhileOthersDoIsReplaced) {
   EXPECT_THAT(rented, ElementsAre("a", "b", "c"));
 }
 
-// Where there is more than the run uses, whoever has each policy last finds nothing to do.
-TEST_F(Fleet, WhoAsksForWorkThatNobodyCanBeGivenIsNotStalled) {
+// If capacity exceeds the run's use, the worker that gets each policy last finds no work.
+TEST_F(Fleet, AWorkerThatFindsNoWorkIsNotStalled) {
   make({offer("a", 60, 0.1), offer("b", 60, 0.2), offer("c", 60, 0.3)}, {"a", "b"});
   pass(minutes(20), [&](int s) {
     beat("a", 60, 1);
@@ -663,8 +664,8 @@ TEST_F(Fleet, TheTotalBudgetIsNeverPassedAndEverythingIsGivenBack) {
   EXPECT_EQ(rented.size(), 2u);
 }
 
-// What the ledger says counts: traffic, and what earlier processes of the run spent.
-TEST_F(Fleet, TheLedgersSumIsWhatIsSpent) {
+// The ledger's sum counts: it includes traffic and the spending of the run's earlier processes.
+TEST_F(Fleet, TheLedgersSumCountsAsSpent) {
   rules.fleet.usd_max = 1;
   make({offer("a", 120, 1)}, {"a"});
   tell(fleet::Spent{0.99});
@@ -689,8 +690,8 @@ TEST_F(Fleet, RentalsPerMinuteAreBounded) {
   EXPECT_EQ(rented.size(), 4 + 2 * rules::kRentalsPerMinute);
 }
 
-// The learner's machine slept, or somebody set a clock: what nobody lived through times nobody out.
-TEST_F(Fleet, TimeThatNobodyLivedThroughBlamesNobody) {
+// The learner's machine slept, or its clock was set: time during which the process did not run causes no timeout.
+TEST_F(Fleet, TimeInWhichTheProcessDidNotRunCausesNoTimeout) {
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.1)}, {"a", "b"});
   joins = false;
   pass(seconds(30));
@@ -718,7 +719,7 @@ TEST_F(Fleet, NothingIsRentedThatCouldNotBeBooked) {
   EXPECT_TRUE(core->machines().empty());
 }
 
-TEST_F(Fleet, ClosingGivesEverythingBackWhateverStateItIsIn) {
+TEST_F(Fleet, ClosingReleasesMachinesInEveryState) {
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 30, 0.1)}, {"a", "b", "c"});
   joins = false;
   pass(seconds(1));

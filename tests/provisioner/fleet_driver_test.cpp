@@ -81,7 +81,7 @@ class DriverOfFleet : public testing::Test {
   std::atomic<std::uint64_t> ended_worker = 0;
 };
 
-// What is offered by one provider is never asked of another.
+// An offer of one provider is never requested from another.
 TEST_F(DriverOfFleet, AnOfferOfAProviderThatCannotBeUsedIsAnErrorAndNothingIsStarted) {
   const auto fleet = FleetDriver::start(options({offer("a"), offer("b", "nimbus")}));
   ASSERT_FALSE(fleet);
@@ -91,7 +91,7 @@ TEST_F(DriverOfFleet, AnOfferOfAProviderThatCannotBeUsedIsAnErrorAndNothingIsSta
   EXPECT_FALSE(std::filesystem::exists(ledger_file()));
 }
 
-TEST_F(DriverOfFleet, WhatIsOnlyOnStandbyOfSuchAProviderIsLeftOut) {
+TEST_F(DriverOfFleet, AStandbyOfferOfAnUnusableProviderIsLeftOut) {
   std::vector<Offer> offers{offer("a"), offer("b"), offer("c", "nimbus")};
   offers[2].gpu_usd_per_hour = 9;
   auto fleet = FleetDriver::start(options(offers));
@@ -152,9 +152,9 @@ TEST_F(DriverOfFleet, RentsBooksReplacesAndGivesBack) {
   EXPECT_THAT(decided, testing::IsSupersetOf({"planned", "lost", "replaced"}));
 }
 
-// What came and went in the heartbeats of a worker, and what others say came from it, is what its host's links can do
-// at least; later plans know it.
-TEST_F(DriverOfFleet, NotesWhatLinksHaveShown) {
+// The traffic in a worker's heartbeats, and the bytes that others received from it, give a lower bound of its host's
+// links. Later plans use it.
+TEST_F(DriverOfFleet, RecordsMeasuredLinks) {
   auto fleet = FleetDriver::start(options({offer("a"), offer("b")}));
   ASSERT_TRUE(fleet) << fleet.error().message();
   (*fleet)->joined(WorkerId{1}, "a");
@@ -175,7 +175,7 @@ TEST_F(DriverOfFleet, NotesWhatLinksHaveShown) {
 }
 
 // A worker that was told to end is replaced at once; its own machine is given back when it has handed in what it has.
-TEST_F(DriverOfFleet, DrainsWhatIsAboutToEndAndReplacesItAtOnce) {
+TEST_F(DriverOfFleet, DrainsAnEndingMachineAndReplacesItAtOnce) {
   FleetOptions o = options({offer("a"), offer("b"), offer("c")});
   std::atomic<std::uint64_t> drains = 0;
   o.drain = [&](WorkerId worker, const std::string& why) {
@@ -212,7 +212,7 @@ TEST_F(DriverOfFleet, ReplacesByTheMarketOfNow) {
     switch (++looks) {
       case 1:
         return fail(Code::kUnavailable, "look", "not now");
-      case 2: {  // c is gone; of d nobody knows what it can do, e belongs to a provider that is not there
+      case 2: {  // c is gone; d has no known rate; e belongs to an unavailable provider
         std::vector<Offer> now{offer("a"), offer("d"), offer("e", "nimbus"), offer("f")};
         now[1].rollouts_per_s = 0;
         now[3].gpu_usd_per_hour = 0.7;
@@ -239,7 +239,7 @@ TEST_F(DriverOfFleet, ReplacesByTheMarketOfNow) {
   EXPECT_TRUE(given_up);
 }
 
-TEST_F(DriverOfFleet, WhatAKilledProcessLeftIsBookedWhenItWasLastSeenAndRentedAnew) {
+TEST_F(DriverOfFleet, MachinesOfAKilledProcessAreBookedUntilLastSeenAndReplaced) {
   double last_seen = 0;
   {
     auto ledger = Ledger::open(ledger_file(), "r");
@@ -263,7 +263,8 @@ TEST_F(DriverOfFleet, WhatAKilledProcessLeftIsBookedWhenItWasLastSeenAndRentedAn
   const auto rows = *ledger->rows();
   ASSERT_EQ(rows.size(), 4u);
   EXPECT_NEAR(rows[0].ended_unix_s.value_or(0), last_seen, 1e-3);
-  EXPECT_NEAR(rows[1].ended_unix_s.value_or(0), last_seen - 50, 1e-3);  // nobody knows more than that it was intended
+  EXPECT_NEAR(rows[1].ended_unix_s.value_or(0), last_seen - 50,
+              1e-3);  // the ledger knows only that the rental was intended
   for (const LedgerRow& row : rows) EXPECT_FALSE(row.open()) << row.label;
 }
 

@@ -81,7 +81,7 @@ TEST(VastReply, AListAloneIsOneAsWell) {
   EXPECT_EQ(list->offers.size(), 1u);
 }
 
-TEST(VastReply, WhatIsWrongIsSaidOfEveryOffer) {
+TEST(VastReply, EveryFaultyOfferIsNamed) {
   const std::string all = problems(R"({"offers": [
     {"id": 1, "gpu_name": "L4", "dph_base": -0.2}, {"id": 2, "gpu_name": "L4", "dph_base": "cheap"},
     {"id": 3, "gpu_name": "L4", "inet_up": 1e12, "machine_id": 1}, {"id": 3, "gpu_name": "L4"}, {"id": 3, "gpu_name": "L4"},
@@ -226,8 +226,7 @@ ThroughputProfile small_profile() {
   return std::move(*profile);
 }
 
-// Every figure comes with who has measured it, and how far off it may be: more so for a model of a size that nobody has
-// measured.
+// Every figure has a source and an uncertainty, which is larger for a model of a size that was not measured.
 TEST(Throughput, AProfileIsReadBetweenItsSizesAndCarefullyBeyond) {
   const ThroughputProfile p = small_profile();
   const auto expect = [](const std::optional<TokenRate>& rate, double tokens, double uncertainty,
@@ -309,7 +308,7 @@ TEST(Throughput, MeasuredBeforeProfileBeforeDlperfAndOtherwiseUnknown) {
   EXPECT_EQ(local[0].rollouts_per_s, 7);
 }
 
-TEST(Throughput, OfEveryGpuOfTheProfileThatComesWithTheProgramSomebodyHasPublishedAFigure) {
+TEST(Throughput, TheBuiltInProfileHasPublishedFiguresForEveryGpu) {
   const auto profile = ThroughputProfile::load("configs/profiles/gpus.yaml");
   ASSERT_TRUE(profile) << profile.error().message();
   for (const char* gpu :

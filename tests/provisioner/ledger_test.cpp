@@ -113,7 +113,7 @@ TEST_F(LedgerTest, ImpossibleStepsAreRefused) {
   EXPECT_EQ((*ledger.rows())[0].instance, "x");
 }
 
-TEST_F(LedgerTest, WhatAKilledProcessLeftIsPaidForUntilItWasLastSeen) {
+TEST_F(LedgerTest, MachinesOfAKilledProcessCountUntilLastSeen) {
   {
     Ledger ledger = open();
     const auto seen = ledger.intend(offer("o1"), 1000), started = ledger.intend(offer("o2"), 1000),
@@ -207,7 +207,7 @@ TEST_F(LedgerTest, TheHistoryAndTheReasonsCanBeRead) {
   EXPECT_TRUE(open("run-b").decisions()->empty());
 }
 
-TEST_F(LedgerTest, WhatAMachineReallyDoesIsKnownToLaterRuns) {
+TEST_F(LedgerTest, LaterRunsKnowAMachinesMeasurements) {
   {
     auto ledger = Ledger::open(folder / "first" / "ledger.sqlite", "first");
     const auto a = ledger->intend(offer("a"), 100);
@@ -250,7 +250,7 @@ TEST_F(LedgerTest, WhatAMachineReallyDoesIsKnownToLaterRuns) {
   EXPECT_TRUE(known_hosts(folder / "nowhere").empty());
 }
 
-TEST_F(LedgerTest, ChargesOfADayReplaceWhatWasReadOfItBefore) {
+TEST_F(LedgerTest, ChargesOfADayReplaceEarlierOnes) {
   Ledger ledger = open();
   const auto a = ledger.intend(offer("a"), 100), b = ledger.intend(offer("b"), 100);
   const std::vector<LedgerCharge> first{{a->id, 0, 1.5, 1, 0.5}, {a->id, 86400, 0.25, 0.25, 0}, {b->id, 0, 2, 2, 0}};
@@ -319,7 +319,7 @@ TEST_F(LedgerTest, OrphansOfEveryRunAreListedAtOpenAndCanBeSettled) {
   EXPECT_TRUE(open("run-c").orphans().empty());
 }
 
-TEST_F(LedgerTest, WhatWasIntendedSurvivesTheKillOfTheWriter) {
+TEST_F(LedgerTest, IntendedRentalsSurviveTheKillOfTheWriter) {
   int ready[2];
   ASSERT_EQ(pipe(ready), 0);
   const pid_t child = fork();

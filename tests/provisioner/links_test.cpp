@@ -1,4 +1,4 @@
-// What links have shown, and what offers get of it.
+// Measured link rates, and the estimates for offers from them.
 #include "provisioner/links.hpp"
 
 #include <gtest/gtest.h>
@@ -23,20 +23,20 @@ TEST(LinkMeter, TheBestSecondInWhichBytesKeptComing) {
   ASSERT_TRUE(meter.best());
   EXPECT_NEAR(meter.best()->bits_per_s, 16e6, 1);
   beats(1, 0);
-  beats(10, 100'000);  // held back by somebody
+  beats(10, 100'000);  // limited by the other end
   EXPECT_NEAR(meter.best()->bits_per_s, 16e6, 1);
   beats(5, 3'000'000);
   EXPECT_GT(meter.best()->bits_per_s, 16e6);
   EXPECT_LE(meter.best()->bits_per_s, 48e6);
   const auto best = meter.best();
-  total = 0;  // its process began anew
+  total = 0;  // its process restarted
   beats(1, 1'000);
   t += std::chrono::minutes(1);  // nothing was heard
   beats(1, 900'000'000);
   EXPECT_EQ(meter.best(), best);
 }
 
-TEST(FillLinks, OnlyWhatIsNotStated) {
+TEST(FillLinks, FillsOnlyUnstatedLinks) {
   std::vector<Offer> offers(4);
   for (Offer& o : offers) o.provider = "vast", o.host = "h1";
   offers[1].up = BitRate{1e6};

@@ -204,7 +204,7 @@ TEST_F(LocalProviderTest, StopKillsAfterTheGraceAndNotBefore) {
   EXPECT_EQ(gone[1].ticket, 8);
 }
 
-TEST_F(LocalProviderTest, WhatTheLeaderLeavesBehindIsKilledWithIt) {
+TEST_F(LocalProviderTest, RemainingProcessesOfTheGroupAreKilled) {
   const auto provider_made = local(folder);
   Provider& provider = *provider_made;
   started(provider, shell("trap '' TERM; (trap '' TERM; while :; do sleep 0.01; done) & echo $!; exit 0"));
@@ -258,7 +258,7 @@ TEST_F(LocalProviderTest, ARecycledPidIsNeverSignalled) {
   EXPECT_EQ(only<Stopped>(provider).how, "gone");
 }
 
-TEST_F(LocalProviderTest, AListingFindsWhatAnyProgramStartedByItsLabelAndNothingElse) {
+TEST_F(LocalProviderTest, AListingFindsProcessesByTheirLabelOnly) {
   const std::string run = fmt::format("listed-{}/", getpid());
   const auto first_made = local(folder);
   Provider& first = *first_made;

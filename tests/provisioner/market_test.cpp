@@ -1,5 +1,5 @@
-// What a plan is worth: a market of 400 offers, against the optimum, the plain greedy set and random activation. The
-// table in docs/provisioning.md is what this prints.
+// The quality of plans on a market of 400 offers, against the optimum, the plain greedy set and random activation.
+// Prints the table of docs/provisioning.md.
 #include "market.hpp"
 
 #include <gmock/gmock.h>
@@ -115,7 +115,7 @@ TEST(Market, ThePlanIsCheaperThanRandomActivationAtTheSameTarget) {
     r.pace.step_time = seconds(step_s);
     const auto plan = make_plan(r, market);
     ASSERT_TRUE(plan) << plan.error().message();
-    // The same target and the same topology policy; whom to rent is drawn.
+    // The same target and topology policy, with offers drawn at random.
     Random random(static_cast<std::uint64_t>(step_s));
     double drawn = 0;
     constexpr int kDraws = 50;
@@ -157,7 +157,7 @@ TEST(Market, ThousandsOfOffersArePlannedLikeFew) {
   EXPECT_EQ(again->to_json(), json);
 }
 
-TEST(Explain, SaysAtWhatPriceAnOfferWouldBeRentedAndThatHolds) {
+TEST(Explain, NamesThePriceAtWhichAnOfferIsRented) {
   std::vector<Offer> market = seeded_market(7, 120);
   const auto plan = make_plan(request(), market);
   ASSERT_TRUE(plan);
@@ -183,7 +183,7 @@ TEST(Explain, SaysAtWhatPriceAnOfferWouldBeRentedAndThatHolds) {
   EXPECT_THAT(unknown.error().detail, HasSubstr("did you mean"));
 }
 
-TEST(Variations, NameWhatWouldMakeItFeasibleOrCheaper) {
+TEST(Variations, NameChangesThatMakeAPlanFeasibleOrCheaper) {
   PlanRequest r = request();
   r.learner_up = BitRate::from_mbit_per_s(3);  // 250 MB take longer than a step of 600 s
   const auto rows = vary_plan(r, seeded_market(7, 120));
@@ -211,7 +211,7 @@ TEST(Variations, NameWhatWouldMakeItFeasibleOrCheaper) {
     }
 }
 
-TEST(Renew, KeepsWhatIsLeftAndReplacesWhatHasGoneOrBecomeDear) {
+TEST(Renew, KeepsRemainingOffersAndReplacesGoneOrDearOnes) {
   std::vector<Offer> market = seeded_market(7, 200);
   const auto plan = make_plan(request(), market);
   ASSERT_TRUE(plan);

@@ -118,13 +118,13 @@ TEST(MakePlan, RentsTheCheapestThatMeetTheTargetOfTheirOwnBroadcast) {
   EXPECT_EQ(chosen_ids(plan).front(), "o0");
   EXPECT_EQ(plan.standby.size() + chosen_ids(plan).size(), 12u);
   EXPECT_EQ(plan.staleness_needed, 1);
-  EXPECT_EQ(plan.staleness_worst, request().staleness_budget);  // nobody has said how work is paced
+  EXPECT_EQ(plan.staleness_worst, request().staleness_budget);  // the pace of the work is not stated
   EXPECT_EQ(planned(paced(request()), offers).staleness_worst, 1);
   EXPECT_TRUE(chains::validate(plan.topology, plan.topology.workers()));
   EXPECT_EQ(plan.topology.size(), chosen_ids(plan).size());
 }
 
-TEST(MakePlan, DrawsWhoSendsToWhom) {
+TEST(MakePlan, DrawsSendersAndReceivers) {
   const Plan plan = planned(request(), {offer("a", 400, 0.1), offer("b", 400, 0.2)});
   const std::string dot = plan.to_dot();
   for (const PlanRow* row : plan.chosen()) EXPECT_NE(dot.find("\\n" + row->offer.id), std::string::npos) << dot;
@@ -192,7 +192,7 @@ TEST(MakePlan, AChosenWorkerPaysForTheCopiesItReallySends) {
   EXPECT_NEAR(plan.usd_per_hour.expected, total, 1e-9);
 }
 
-TEST(MakePlan, WhatIsMissingIsUnknownAndLeftOutOrAssumedButNeverZero) {
+TEST(MakePlan, MissingFiguresAreUnknownOrAssumedButNeverZero) {
   std::vector<Offer> offers;
   for (int i = 0; i < 15; ++i) offers.push_back(offer("o" + std::to_string(i), 80, 0.10));
   offers[0].storage_usd_per_hour.reset();
@@ -245,7 +245,7 @@ TEST(MakePlan, WhatIsMissingIsUnknownAndLeftOutOrAssumedButNeverZero) {
   EXPECT_FALSE(row(assumed, "o0").offer.storage_usd_per_hour);  // it still does not state it
   EXPECT_EQ(row(assumed, "o2").rank, 0);
 
-  // Where nobody states a price, there is no plan, and the way out is named.
+  // If no offer states a price, there is no plan, and the error names the setting to assume one.
   for (Offer& o : offers) o.download_usd_per_gb.reset();
   EXPECT_THAT(refusal(request(), offers), HasSubstr("download price not stated (fleet.assume.download_usd_per_gb)"));
 }
@@ -305,7 +305,7 @@ TEST(MakePlan, MachinesThatAreLostArePaidForWhileOthersBoot) {
               240 * plan.usd_per_hour.expected + machines * join + plan.replacing.usd.expected, 1e-9);
   EXPECT_NEAR(plan.usd_fleet()->low, 240 * plan.usd_per_hour.low + machines * join + plan.replacing.usd.low, 1e-9);
   EXPECT_THAT(plan.to_table(), HasSubstr(fmt::format("{:.2g} machines lost and replaced: $", losses)));
-  // What ledgers have seen counts with so many hours, a host's own before its provider's.
+  // Machines in ledgers count by their hours, a host's own before its provider's.
   const std::vector<SeenMachine> seen{
       {"local", "h0", 100, true}, {"cloud", "h1", 60, true}, {"cloud", "h1", 12, true}, {"cloud", "h2", 400, false}};
   for (std::size_t i = 0; i < offers.size(); ++i) {
@@ -382,7 +382,7 @@ TEST(MakePlan, PartsOfAMachineThatShareNoGpuGoTogetherUpToTheCapOfAHost) {
   EXPECT_FALSE(row(capped, "o6").chosen);
 }
 
-TEST(MakePlan, KeepsWhatItIsToldToKeep) {
+TEST(MakePlan, KeepsTheGivenOffers) {
   std::vector<Offer> offers;
   for (int i = 0; i < 9; ++i) offers.push_back(offer("o" + std::to_string(i), 80, 0.10));
   offers[8].gpu_usd_per_hour = 2;
@@ -425,7 +425,7 @@ TEST(MakePlan, TheRunAndTheLearnerHaveAPrice) {
   EXPECT_THAT(plan.to_table(), HasSubstr("run: 3 h, $"));
 }
 
-TEST(MakePlan, RefusesWhatCannotHoldTheModelOrEndsEarlyOrIsAnothers) {
+TEST(MakePlan, RefusesOffersOfTooLittleMemoryOrTimeOrAnotherProvider) {
   auto r = request();
   r.fleet.provider = "local";
   r.gpu_memory_min = Bytes{17'000'000'000};
@@ -520,7 +520,7 @@ TEST(MakePlan, LargePoolsGoWithoutTheOptimum) {
   EXPECT_GE(plan.set_usd_per_hour, plan.lp_bound_usd_per_hour);
 }
 
-TEST(MakePlan, InfeasiblePoolsSayWhatToChange) {
+TEST(MakePlan, InfeasiblePoolsNameTheSettingToChange) {
   EXPECT_THAT(refusal(request(), {offer("a", 100, 1), offer("b", 100, 1)}), HasSubstr("together give 200"));
   auto r = request();
   r.fleet.workers_max = 2;

@@ -40,7 +40,7 @@ RegionMap two_regions() {
   return map;
 }
 
-TEST(Regions, WhoIsNowhereStandsWithTheLearner) {
+TEST(Regions, AnUnknownPlaceIsInTheLearnersRegion) {
   RegionMap map = two_regions();
   EXPECT_EQ(map.of("Ohio, US"), 0u);
   EXPECT_EQ(map.of("eu-west-1a"), 1u);

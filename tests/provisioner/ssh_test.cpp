@@ -159,7 +159,7 @@ TEST_F(SshTest, BringsTheProgramStartsWatchesAndStopsIt) {
   EXPECT_TRUE(driver.listed("")->instances.empty());
 }
 
-TEST_F(SshTest, WhatIsFoundThereIsNotBrought) {
+TEST_F(SshTest, AnInstalledProgramIsNotCopied) {
   const auto provider = make();
   ProviderDriver driver(*provider);
   LaunchSpec there = spec();
@@ -174,7 +174,7 @@ TEST_F(SshTest, WhatIsFoundThereIsNotBrought) {
   EXPECT_TRUE(driver.next<Stopped>());
 }
 
-TEST_F(SshTest, WhoDoesNotAnswerIsNotBelievedToBeEmpty) {
+TEST_F(SshTest, AHostWithoutAnAnswerIsNotListedAsEmpty) {
   const auto provider = make(fmt::format("  - {{name: away, address: 127.0.0.1, port: {}}}\n", free_port()));
   ProviderDriver driver(*provider, 50);
   provider->start(1, spec());

@@ -54,7 +54,7 @@ class Market {
   int port_ = 0;
 };
 
-TEST(VastSearch, AsksForWhatThePlanCouldRentAndWaitsWhereItIsToldTo) {
+TEST(VastSearch, AsksForRentableOffersAndWaitsAsTheServiceAsks) {
   Market market;
   market.busy = 2;
   PlanRequest request;

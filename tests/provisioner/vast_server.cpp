@@ -153,7 +153,7 @@ struct VastServer::Impl {
     });
   }
 
-  // What is stopped does not go on by itself when its bid suffices.
+  // A stopped instance does not resume by itself when its bid suffices.
   void state(const Request& request, Response& response) {
     serve("state", true, request, response, [&] {
       const auto it = rented.find(std::stoll(request.matches[1]));

@@ -204,7 +204,7 @@ TEST_F(VastTest, AnErrorThatComesWithAContractIsDestroyed) {
   EXPECT_TRUE(refused(provider, low).perhaps_rented);
 }
 
-TEST_F(VastTest, WhatIsRefusedRentsNothingAndSaysWhy) {
+TEST_F(VastTest, ARefusedRequestRentsNothingAndNamesTheReason) {
   VastProvider provider(options);
   server.no_ask(77);
   auto failed = refused(provider, spec());
@@ -334,7 +334,7 @@ TEST_F(VastTest, AnEmptyListingEndsNothing) {
   EXPECT_FALSE(gone->still_rented || gone->outbid);
 }
 
-TEST_F(VastTest, WhoIsOutbidOrExitsIsToldOnceAndStillCosts) {
+TEST_F(VastTest, AnOutbidOrEndedInstanceIsReportedOnceAndStillCosts) {
   VastProvider provider(options);
   LaunchSpec bid = spec();
   bid.bid_usd_per_hour = 0.35;
@@ -357,8 +357,8 @@ TEST_F(VastTest, WhoIsOutbidOrExitsIsToldOnceAndStillCosts) {
   for (const ProviderEvent& event : seen) EXPECT_FALSE(std::holds_alternative<Exited>(event));
 }
 
-// What will be stopped is told before it is, so that what it has begun can be handed in.
-TEST_F(VastTest, WhoIsAboutToBeOutbidIsToldBefore) {
+// The provider reports an instance that will be stopped, so that its worker can submit its work.
+TEST_F(VastTest, AnInstanceThatWillBeOutbidIsReportedBefore) {
   VastProvider provider(options);
   LaunchSpec bid = spec();
   bid.bid_usd_per_hour = 0.35;
@@ -451,16 +451,16 @@ class VastBidTest : public VastTest {
   double bid(std::int64_t id) { return server.rented().at(id).bid; }
 };
 
-TEST_F(VastBidTest, WhatOthersTopIsRaisedWithinItsBound) {
+TEST_F(VastBidTest, ABidThatIsToppedIsRaisedWithinItsBound) {
   options.bid_raise_max = 0.5;
   VastProvider provider(options);
   const std::int64_t id = bid_for(provider, 0.4);
   server.change(id, [](VastInstance& i) { i.min_bid = 0.5; });
   ASSERT_TRUE(until(provider, [&] { return bid(id) > 0.4; }));
   EXPECT_NEAR(bid(id), 0.525, 1e-9);
-  const auto price = next<PriceChanged>(provider);  // the budget hears of it
+  const auto price = next<PriceChanged>(provider);  // for the budget
   ASSERT_TRUE(price);
-  // Stopped for a higher bid: raised to the bound and started again, and nobody is told that it ended.
+  // Stopped for a higher bid: the provider raises to the bound, starts the instance again, and reports no end.
   ASSERT_TRUE(until(provider, [&, begin = clock.now()] { return clock.now() - begin > std::chrono::minutes(3); }));
   server.change(id, [](VastInstance& i) { i.min_bid = 0.59, i.state = "stopped"; });
   ASSERT_TRUE(until(provider, [&] { return server.rented().at(id).state == "running"; }));
@@ -475,7 +475,7 @@ TEST_F(VastBidTest, WhatOthersTopIsRaisedWithinItsBound) {
   EXPECT_EQ(server.count("bid"), 2);
 }
 
-TEST_F(VastBidTest, ABidStaysWhatItIsWhereNobodyAllowsMore) {
+TEST_F(VastBidTest, ABidStaysUnlessARaiseIsAllowed) {
   VastProvider provider(options);
   const std::int64_t id = bid_for(provider, 0.4);
   server.change(id, [](VastInstance& i) { i.min_bid = 0.41, i.state = "stopped"; });
@@ -528,7 +528,7 @@ TEST(VastHost, AContainerKnowsItsMappedPort) {
 
 // ---- the bill ----
 
-TEST_F(VastTest, WhatItChargedIsReadToTheEndOrNotAtAll) {
+TEST_F(VastTest, ChargesAreReadToTheEndOrNotAtAll) {
   const double day = 1'791'504'000;
   server.charge({1001, day, 0.107, 0.012, 0.206, 0.008});
   server.charge({0, day, 0, 5, 0, 0});  // a volume

@@ -1,5 +1,5 @@
-// What the buffer costs over SQLite itself: add() in group commits of 64 against bare inserts of the same bytes. And
-// what a lease costs, by the number of workers.
+// Measures the buffer's cost over SQLite itself: add() in group commits of 64 against bare inserts of the same bytes.
+// Also measures a lease's cost, by the number of workers.
 #include <sqlite3.h>
 
 #include <algorithm>

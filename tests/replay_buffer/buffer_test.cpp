@@ -101,7 +101,7 @@ TEST_F(Buffer, ConsumedAtMostOnce) {
   EXPECT_FALSE(buffer_->consume(9, std::vector{GroupId{2}}));  // too stale by then
 }
 
-TEST_F(Buffer, RewindGivesBackWhatLaterStepsTook) {
+TEST_F(Buffer, RewindReturnsGroupsOfLaterSteps) {
   for (std::uint64_t g = 0; g < 6; ++g) add(g, 4);
   for (std::uint64_t step = 4; step < 7; ++step) must(buffer_->consume(step, std::vector{GroupId{step - 4}}));
   EXPECT_EQ(must(buffer_->drop_stale(7)), 9u);

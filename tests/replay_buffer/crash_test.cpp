@@ -88,7 +88,7 @@ TEST(Crash, AcknowledgedTrajectoriesSurviveKill9) {
       ASSERT_TRUE(stored.contains(group)) << "acknowledged group " << group << " is lost";
       EXPECT_EQ(stored[group], lease);
     }
-    // What was stored but not acknowledged is acknowledged when it is sent again, and not stored twice.
+    // A stored submission without an acknowledgement is acknowledged when it comes again, and not stored twice.
     for (const Group& group : batch->groups) {
       schema::Submission again;
       again.set_lease(group.trajectories[0].lease());

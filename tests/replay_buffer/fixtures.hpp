@@ -63,7 +63,7 @@ inline std::vector<Trajectory> group_of(std::uint64_t group, std::uint64_t versi
   return trajectories;
 }
 
-// What an honest worker hands in for a lease.
+// An honest worker's submission for a lease.
 inline schema::Submission submission_for(const LeaseRecord& lease) {
   schema::Submission submission;
   submission.set_lease(lease.id.value);

@@ -11,21 +11,21 @@
 namespace echoline::replay_buffer {
 namespace {
 
-// What a worker beside the others does that asks for everything and is not there to work.
+// The behavior of a worker that asks for as many leases as it can get and does not work.
 enum class Hoarder {
   kNone,
-  kSilent,      // keeps what it gets
-  kPretends,    // and tells of progress all the time
-  kReconnects,  // comes back before its leases run out
-  kSprints,     // hands in at once, until it may hold much, and keeps that
-  kDawdles      // hands in as late as it can without being late
+  kSilent,      // keeps its leases
+  kPretends,    // keeps its leases and reports progress
+  kReconnects,  // reconnects before its leases expire
+  kSprints,     // submits at once until it may hold many leases, then keeps them
+  kDawdles      // submits as late as possible without being late
 };
 
 struct Scenario {
   std::uint32_t group_size, groups_per_step, staleness_budget, lookahead_steps, publish_every, steps;
   bool waits_for_stranded;    // the learner asks stranded_by_next_step() before it trains
   bool short_leases = false;  // that live by progress; otherwise they are long and cannot be renewed
-  bool steady = false;  // nobody is away, nothing is lost, and together the workers are a tenth faster than needed
+  bool steady = false;        // no absence or loss, and the workers together are a tenth faster than needed
   Hoarder hoarder = Hoarder::kNone;
   bool as_shipped = false;  // leases as runs have them, and the learner tells how long its steps take
 };
@@ -85,7 +85,7 @@ class Simulation {
     SimWorker hoarder;
     hoarder.id = WorkerId{workers + 1};
     hoarder.hoards = true;
-    workers_.insert(workers_.begin(), hoarder);  // it asks before anybody else
+    workers_.insert(workers_.begin(), hoarder);  // it asks before the others
   }
 
   Outcome run() {
@@ -322,8 +322,8 @@ TEST(LedgerSim, AWorkerThatMakesProgressKeepsItsLeases) {
   EXPECT_LT(15 * all.dropped, all.accepted);
 }
 
-// One worker asks for everything, before anybody else, and returns little or nothing of it: the others keep the learner
-// as busy as without it. Who returns nothing is told to go, and nobody else.
+// One worker asks for all leases, before the others, and returns little or nothing. The others keep the learner as busy
+// as without it. Only a worker that returns nothing is expelled.
 TEST(LedgerSim, AHoarderDoesNotStarveTheLearner) {
   const auto run = [](Hoarder hoarder) {
     Outcome all;

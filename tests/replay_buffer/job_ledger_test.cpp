@@ -195,7 +195,7 @@ TEST_F(Ledger, AGroupWithoutScoresIsKeptAndNotTrainedOnBeforeItHasThem) {
   ASSERT_TRUE(batch);
   EXPECT_EQ(batch->groups[0].trajectories[1].reward(), 0.5);
   EXPECT_TRUE(submit(kAda, submissions[0]).duplicate) << "the same text again is the same";
-  // One is discarded and generated anew: scores of the first try are nobody's.
+  // A group is discarded and generated again: scores of the first try do not count.
   must(buffer_->discard(waiting[1].id, "wrong score"));
   EXPECT_FALSE(must(buffer_->awaits_scores(waiting[1])));
   const LeaseRecord again = grant(kBob, 1)[0];
@@ -209,7 +209,7 @@ TEST_F(Ledger, AGroupWithoutScoresIsKeptAndNotTrainedOnBeforeItHasThem) {
   EXPECT_EQ(must(buffer_->counts(0)).stored, 3 * kGroup) << "sizes still add up";
 }
 
-TEST_F(Ledger, WhatCannotBeScoredTwiceIsSetAside) {
+TEST_F(Ledger, AGroupThatTwiceFailsScoringIsSetAside) {
   const auto tried = [&](WorkerId worker) {
     const LeaseRecord lease = grant(worker, 1)[0];
     const schema::Submission submission = submission_for(lease);
@@ -294,13 +294,13 @@ TEST_F(Ledger, RestartNeitherLosesNorDoublesAGroup) {
   const auto before = grant(kAda, 2);
   reopen();
   EXPECT_EQ(groups_of(grant(kBob, 2)), (Set{2, 3}));
-  EXPECT_EQ(must(ledger_->excuse(90, 1090)), 4u);  // the learner was away: nobody could hand in meanwhile
+  EXPECT_EQ(must(ledger_->excuse(90, 1090)), 4u);  // the learner was away: no worker could submit meanwhile
   EXPECT_EQ(must(ledger_->expire(1150)), 0u);
   EXPECT_TRUE(submit(kAda, submission_for(before[1]), 1150).accepted);
   EXPECT_EQ(must(ledger_->expire(1191)), 3u);
 }
 
-TEST_F(Ledger, WhatAWorkerReturnsIsGivenToOthersAtOnceAndHeldAgainstNobody) {
+TEST_F(Ledger, ReturnedLeasesGoToOthersAtOnceWithoutBlame) {
   const auto leases = grant(kAda, 3);
   const std::vector<LeaseId> ids{leases[0].id, leases[2].id, LeaseId{99}};
   EXPECT_EQ(must(ledger_->give_back(kBob, ids)), 0u) << "they are not its own";
@@ -450,7 +450,7 @@ TEST_F(Ledger, ARenewedLeaseIsNotWaitedForLongerThanTheWorkerUsuallyTakes) {
   EXPECT_TRUE(submit(kAda, submission_for(slow[0]), 1150).accepted);
 }
 
-TEST_F(Ledger, NobodyHoardsAndNobodyGetsWorkItCannotDoInTime) {
+TEST_F(Ledger, LeasesAreBoundedByAWorkersShareAndSpeed) {
   options_.pacing = {{2, 1, 2}, 40};  // 60 groups in stock
   reopen();
   const auto ada = grant(kAda, 1), bob = grant(kBob, 10);
@@ -468,9 +468,9 @@ TEST_F(Ledger, NobodyHoardsAndNobodyGetsWorkItCannotDoInTime) {
   EXPECT_EQ(ask(4.0), 1u);
 }
 
-// Whoever holds nothing because all that may be asked for is with others is not to blame; who comes with a policy that
-// is of use no more, while there is work for the newest, is.
-TEST_F(Ledger, ItIsSaidWhoIsTurnedAwayBecauseNobodyCouldBeGivenAnything) {
+// A worker without leases is not to blame if the others hold all of them. A worker with an outdated policy is to blame
+// while there is work for the newest.
+TEST_F(Ledger, TurnedAwayMeansThatNoWorkerCouldGetALease) {
   options_.pacing = {{2, 1, 0}, 4};  // one batch in stock
   reopen();
   const auto ask = [&](WorkerId worker, std::uint64_t version, std::uint64_t newest, std::uint64_t step,
@@ -491,7 +491,7 @@ TEST_F(Ledger, ItIsSaidWhoIsTurnedAwayBecauseNobodyCouldBeGivenAnything) {
   EXPECT_FALSE(ledger_->turned_away(kBob)) << "it wants nothing";
 }
 
-// What a worker may hold grows with what it has handed in, and falls with every batch that lapses.
+// The leases that a worker may hold grow with its submissions, and shrink with every batch that lapses.
 TEST_F(Ledger, ANewcomerGetsLittleAndEarnsMore) {
   options_.pacing = {{2, 1, 2}, 32};  // 48 groups in stock, 16 a step
   options_.lease.first_groups.reset();
@@ -506,8 +506,9 @@ TEST_F(Ledger, ANewcomerGetsLittleAndEarnsMore) {
   EXPECT_EQ(grant(kAda, 1000, 0, 1200).size(), 2u);
 }
 
-// Who returns nothing is named, over all its connections and over restarts of the learner; who returns most is not.
-TEST_F(Ledger, WhoReturnsNothingIsNamed) {
+// The ledger names a worker that returns nothing, over all its connections and over restarts of the learner. It does
+// not name one that returns most leases.
+TEST_F(Ledger, AWorkerThatReturnsNothingIsNamed) {
   double now = 1000;
   const auto lapse = [&](WorkerId worker) {
     EXPECT_EQ(grant(worker, 1, 0, now).size(), 1u);
@@ -553,11 +554,11 @@ TEST_F(Ledger, TheTimeWithWorkIsCountedOnce) {
   const auto second = grant(kAda, 1, 0, 1020);
   EXPECT_DOUBLE_EQ(submit(kAda, submission_for(second[0]), 1021).held_s, 1);
   const auto third = grant(kAda, 1, 0, 1030);
-  must(ledger_->excuse(90, 1120));  // it has been done for long, but nobody read it
+  must(ledger_->excuse(90, 1120));  // submitted long ago, but read only now
   EXPECT_DOUBLE_EQ(submit(kAda, submission_for(third[0]), 1121).held_s, 1);
 }
 
-TEST_F(Ledger, WhatIsHeldAgainstAWorkerIsKept) {
+TEST_F(Ledger, MisconductIsPersisted) {
   must(ledger_->keep(kAda, {3, 1}));
   must(ledger_->keep(kBob, {1, 0}));
   must(ledger_->keep(kBob, {}));
@@ -616,7 +617,7 @@ TEST_F(Ledger, AGroupThatKillsWorkersIsLeasedAloneAndThenSetAside) {
   EXPECT_TRUE(submit(kAda, submission_for(neighbour[0])).accepted);
 }
 
-TEST_F(Ledger, WhatTheCallerRefusesIsCountedAndItsGroupReturns) {
+TEST_F(Ledger, ARefusedSubmissionIsCountedAndItsGroupReturns) {
   const auto lease = grant(kAda, 1)[0];
   const auto submission = submission_for(lease);
   const Delivery stolen{kBob, &submission, "wrong score", "reward 1, expected 0"};
@@ -629,7 +630,7 @@ TEST_F(Ledger, WhatTheCallerRefusesIsCountedAndItsGroupReturns) {
   EXPECT_EQ(groups_of(grant(kBob, 1)), Set{0});
 }
 
-TEST_F(Ledger, WhatCannotBeGeneratedIsSetAsideAtOnce) {
+TEST_F(Ledger, AnUnusablePromptIsSetAsideAtOnce) {
   const auto leases = grant(kAda, 2);
   must(ledger_->set_aside(leases[0].id, "prompt", "is empty"));
   EXPECT_FALSE(ledger_->set_aside(leases[0].id, "prompt", "is empty"));

@@ -25,7 +25,7 @@ class Random {
   std::mt19937_64 engine_;
 };
 
-TEST(FleetPaces, AgreeWithWhatIsWorkedOutAnew) {
+TEST(FleetPaces, AgreeWithAFullComputation) {
   Random random(1);
   std::vector<double> values;
   RunningMedian running;
@@ -84,8 +84,8 @@ std::string text_of(const LeaseRecord& lease) {
                      lease.lease_s);
 }
 
-// What happens to a fleet at random: each event goes to the ledger, whose disk refuses now and then, and to a core
-// without a file. What they decide is the same.
+// Random events of a fleet go to the ledger, whose disk fails now and then, and to a core without a file. Both decide
+// the same.
 class Twins {
  public:
   explicit Twins(std::uint64_t seed)

@@ -127,7 +127,7 @@ void install() {
   ASSERT_EQ(sqlite3_vfs_register(&vfs, 1), SQLITE_OK);
 }
 
-TEST(PowerLoss, WhatWasAcknowledgedIsThereAfterwards) {
+TEST(PowerLoss, AcknowledgedSubmissionsSurvive) {
   constexpr std::uint32_t kGroup = 2;
   Disk the_disk;
   disk = &the_disk;

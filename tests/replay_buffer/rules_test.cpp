@@ -52,7 +52,7 @@ TEST(Pacing, AgreesWithTheDefinition) {
         }
 }
 
-TEST(Stranded, CountsWhatCanNoLongerBeUsed) {
+TEST(Stranded, CountsRolloutsThatNoStepCanUse) {
   const Pacing pacing{{2, 1, 2}, 8};
   EXPECT_EQ(stranded(pacing, 5, {}), 0u);
   const auto one = [&](std::uint64_t step, std::vector<VersionStock> stock) { return stranded(pacing, step, stock); };
@@ -65,8 +65,8 @@ TEST(Stranded, CountsWhatCanNoLongerBeUsed) {
   EXPECT_EQ(one(5, {{Version{3}, 4, 4}, {Version{4}, 4, 8}}), 4u);
 }
 
-// What pacing admits, by brute force: grant as much as room() allows in every step, with the newest policy that is
-// `lag` steps behind its publication, and look at the oldest data a step is given.
+// The oldest data that pacing admits, by brute force. Every step grants as much as room() allows, with the newest
+// policy, `lag` steps behind its publication.
 std::uint32_t oldest_trained(std::uint32_t budget, std::uint32_t kappa, std::uint32_t lookahead, std::uint32_t lag) {
   const Pacing pacing{{budget, 1, lookahead}, 4};
   std::vector<std::uint64_t> versions;  // in the order granted, which is the order trained on
@@ -85,7 +85,7 @@ std::uint32_t oldest_trained(std::uint32_t budget, std::uint32_t kappa, std::uin
   return static_cast<std::uint32_t>(worst);
 }
 
-TEST(Pacing, TheWorstStalenessIsWhatItAdmits) {
+TEST(Pacing, TheWorstStalenessMatchesBruteForce) {
   for (std::uint32_t kappa = 1; kappa <= 4; ++kappa)
     for (std::uint32_t budget = staleness_budget_min(kappa); budget <= 9; ++budget)
       for (std::uint32_t lookahead = 0; lookahead <= budget; ++lookahead)
@@ -137,7 +137,7 @@ TEST(Lease, FollowsTheWorkersOwnTimePerToken) {
   EXPECT_EQ(renewed(length, 1000, 8190, 60), 8200);  // but not for ever
 }
 
-// Who has shown nothing yet gets little, for a short time, and is hardly waited for.
+// A worker without a measured rate gets few leases, for a short time, and the learner hardly waits for it.
 TEST(Lease, ANewcomerIsMeasuredByTheOthers) {
   const LeaseLength length{{}, 1000};
   EXPECT_EQ(lease_seconds(length, std::nullopt, 0.005), 40);  // 8 x 5 s
@@ -159,7 +159,7 @@ TEST(Lease, ANewcomerIsMeasuredByTheOthers) {
   EXPECT_EQ(groups_trusted_after_lapse(1), 1u);
 }
 
-TEST(Lease, NobodyIsExpelledForAFewLapses) {
+TEST(Lease, AFewLapsesDoNotExpel) {
   std::uint32_t weight = 0;
   for (int i = 0; i < 4; ++i) weight = lapse_weight(weight, LapseKind::kExpired);
   EXPECT_LT(weight, kLapsesMax);
@@ -186,7 +186,7 @@ TEST(Lease, LateWorkIsNotAskedFor) {
   EXPECT_TRUE(in_time(pacing, 3, Version{5}, 30, 10));
 }
 
-TEST(Lease, NobodyHoldsMuchMoreThanItsShare) {
+TEST(Lease, AWorkerHoldsLittleMoreThanItsShare) {
   EXPECT_EQ(groups_held_max(512, 1, 1), 1024u);  // alone
   EXPECT_EQ(groups_held_max(512, 1, 4), 256u);
   EXPECT_EQ(groups_held_max(512, 0, 4), 1u);

@@ -1,4 +1,4 @@
-// The file is read beside whoever writes it, whole transactions only, and stays as it is.
+// A reader sees whole transactions of the file while a writer has it open, and does not change it.
 #include "replay_buffer/stored.hpp"
 
 #include <sys/wait.h>
@@ -23,7 +23,7 @@ std::vector<StoredTrajectory> all_of(Stored& stored, std::uint64_t most = 0) {
   return all;
 }
 
-TEST(Stored, HasWhatWasAddedAndWhatBecameOfIt) {
+TEST(Stored, HasAddedGroupsAndTheirFate) {
   const TemporaryFolder folder;
   auto buffer = must(ReplayBuffer::open(folder.file(), options_for(kGroup, 2)));
   for (std::uint64_t group : {7, 3, 5}) must(buffer->add(group_of(group, 1, kGroup)));
@@ -67,14 +67,14 @@ TEST(Stored, LeavesNothingBehindAndChangesNothing) {
   EXPECT_EQ(text(), before);
 }
 
-TEST(Stored, RefusesWhatIsNoBuffer) {
+TEST(Stored, RefusesOtherFiles) {
   const TemporaryFolder folder;
   EXPECT_EQ(Stored::open(folder.file()).error().code, Code::kNotFound);
   std::ofstream(folder.file()) << std::string(10'000, 'x');
   EXPECT_EQ(Stored::open(folder.file()).error().code, Code::kCorrupt);
 }
 
-// A writer whose log begins anew many times; each copy holds whole groups, more from one to the next, and ends with the
+// The writer's log restarts many times. Each copy holds whole groups, more than the copy before. The test ends with the
 // writer killed.
 TEST(Stored, HoldsWholeTransactionsWhileALearnerWrites) {
   const TemporaryFolder folder;

@@ -54,7 +54,7 @@ struct Trial {
   }
 };
 
-TEST(Absence, ClocksThatAreHoursOffHinderNobody) {
+TEST(Absence, ClocksThatAreHoursOffHinderNoWorker) {
   Trial run;
   run.start({hours(3), -hours(3), Duration{}, hours(12)});
   ASSERT_TRUE(run.reach([&] { return run.fleet.learner()->stats().workers.size() == 4; }));
@@ -70,7 +70,7 @@ TEST(Absence, ClocksThatAreHoursOffHinderNobody) {
   EXPECT_LE(run.fleet.learner()->stats().chunk_bytes_sent.count, 8 * 100'000u);
 }
 
-TEST(Absence, AMachineThatSleptForHoursIsWhoItWas) {
+TEST(Absence, AMachineThatSleptForHoursKeepsItsIdentity) {
   Trial run;
   run.start({Duration{}, Duration{}, Duration{}});
   ASSERT_TRUE(run.reach([&] { return run.fleet.learner()->stats().workers.size() == 3; }));

@@ -35,7 +35,7 @@ void print(const char* name, const BroadcastResult& r) {
               static_cast<unsigned long long>(r.chunks_duplicate), static_cast<unsigned long long>(r.events));
 }
 
-TEST(BroadcastSim, ChainsTakeWhatTheFormulaSays) {
+TEST(BroadcastSim, ChainsTakeTheTimeOfTheFormula) {
   for (const bool in_cores : {false, true})
     for (const std::size_t workers : {3u, 6u, 16u}) {
       BroadcastScenario s = homogeneous(workers, 24, 8);
@@ -133,7 +133,7 @@ TEST(BroadcastSim, ALateJoinerIsBroughtUpByTheWorkerBeforeIt) {
   EXPECT_EQ(r.learner_chunk_bytes_sent.count, 1'800'000u);  // the learner did not send a byte more
 }
 
-TEST(BroadcastSim, ALateJoinerNobodyCanServeGetsASnapshotFromTheLearner) {
+TEST(BroadcastSim, ALateJoinerWithoutAHelperGetsASnapshotFromTheLearner) {
   BroadcastScenario s = homogeneous(3, 24, 8);
   s.publications = 8;
   s.learner_store = s.worker_store = {1'500'000};  // the first snapshot is soon forgotten
@@ -168,7 +168,7 @@ TEST(BroadcastSim, ACorruptChunkIsAskedForAgainAndTwoChildrenThatAgreeEndIt) {
   EXPECT_LE(once.worker_chunk_bytes_in.count, 3'000'000u + 16'384u);
   for (int i = 1; i < 20; ++i) s.corruptions.push_back(milliseconds(100 + 100 * i));
   const BroadcastResult always = run(s);
-  // Two part it from its child, two more from the next one; then there is nobody left to whom it would forward another.
+  // Two bad chunks part it from its child, and two more from the next. Then no worker is left to receive from it.
   EXPECT_EQ(always.chunks_corrupt, 4u);
   EXPECT_EQ(always.publications[0].completions.size(), 3u);
 }
@@ -189,7 +189,7 @@ TEST(BroadcastSim, StripesUseTheUplinksThatChainsLeaveIdle) {
 }
 
 // One worker of twelve has a tenth of the others' links: they do not notice, whether it says so or not.
-TEST(BroadcastSim, AStragglerHoldsNobodyBackInTrees) {
+TEST(BroadcastSim, AStragglerDelaysNoOtherWorkerInTrees) {
   for (const bool declared : {true, false}) {
     BroadcastScenario s = homogeneous(12, 100, 50);
     s.topology = chains::TopologyPolicy::kTrees;
@@ -204,7 +204,7 @@ TEST(BroadcastSim, AStragglerHoldsNobodyBackInTrees) {
     s.worker_links[3] = {BitRate::from_mbit_per_s(5), BitRate::from_mbit_per_s(5)};
     const BroadcastResult r = run(s);
     print(declared ? "trees, a declared straggler" : "trees, a straggler", r);
-    // Who does not say so has to be found first.
+    // An undeclared straggler has to be found first.
     for (std::size_t i = declared ? 0 : 5; i < r.publications.size(); ++i) {
       ASSERT_TRUE(r.publications[i].t_b) << i;
       EXPECT_LT(seconds(*r.publications[i].t_b), 1.25 * seconds(*equal.publications[i].t_b)) << declared << ", " << i;
@@ -212,8 +212,8 @@ TEST(BroadcastSim, AStragglerHoldsNobodyBackInTrees) {
   }
 }
 
-// Every two seconds one that forwards dies and a new one takes its place, which has nothing yet.
-// What was planned for another fleet, or other links, is left for what is sooner; nothing is lost or sent twice for it.
+// Every two seconds, a forwarding worker dies and a new one without a policy takes its place. The learner replaces a
+// topology planned for another fleet or other links by a faster one, without losing or repeating a chunk.
 TEST(BroadcastSim, TheTopologyFollowsTheFleet) {
   BroadcastScenario narrow = homogeneous(12, 24, 8);  // too few bytes a second for a copy to each
   narrow.topology = chains::TopologyPolicy::kStar;
@@ -243,8 +243,8 @@ TEST(BroadcastSim, TheTopologyFollowsTheFleet) {
   }
 }
 
-// Three regions with narrow ways between them. Who knows of them sends every payload over each way once, by the cores
-// themselves.
+// Three regions with narrow links between them. If the learner knows the regions, each payload crosses each link once,
+// by the cores themselves.
 TEST(BroadcastSim, OverRegionsAPayloadGoesByRelays) {
   BroadcastScenario s = homogeneous(18, 200, 60);
   s.topology = chains::TopologyPolicy::kTrees;

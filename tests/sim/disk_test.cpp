@@ -106,7 +106,7 @@ TEST_F(Disks, SpoolsAreReadBack) {
   run(seconds(1));
   EXPECT_EQ(disk().bytes(), 0u);
   EXPECT_TRUE(disk().spools().empty());
-  EXPECT_EQ(payload->pieces().size(), 10u);  // who has opened it keeps it
+  EXPECT_EQ(payload->pieces().size(), 10u);  // an open file stays readable
 }
 
 TEST_F(Disks, AFullDiskAndABrokenOneSaySo) {
@@ -128,9 +128,9 @@ TEST_F(Disks, AFullDiskAndABrokenOneSaySo) {
   EXPECT_FALSE(disk().state());
 }
 
-// Whatever a power loss leaves: what is read back are chunks as they were, in order, up to where the log ends; damage
-// within the payload is the business of whoever proves them.
-TEST_F(Disks, APowerLossTakesWhatWasNotSynced) {
+// After any power loss, the log yields unchanged chunks, in order, up to its end. Proofs detect damage within the
+// payload.
+TEST_F(Disks, APowerLossTakesUnsyncedWrites) {
   std::size_t cut = 0, damaged = 0, whole = 0;
   const Material m = make_material(12);
   for (std::uint64_t seed = 1; seed <= 200; ++seed) {
@@ -158,7 +158,7 @@ TEST_F(Disks, APowerLossTakesWhatWasNotSynced) {
   EXPECT_GE(whole, 50u);
 }
 
-TEST_F(Disks, ACrashOfTheProcessLosesOnlyWhatWasNotWritten) {
+TEST_F(Disks, AProcessCrashLosesOnlyUnwrittenData) {
   const Material m = make_material(20);
   spool(m);
   run(milliseconds(15));

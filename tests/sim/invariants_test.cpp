@@ -51,16 +51,16 @@ class Watched : public testing::Test {
     for (const Violation& v : invariants_.violations()) rules.insert(v.rule);
     return rules;
   }
-  // A machine misbehaves, and nobody has told the invariants that it would.
+  // Makes a worker misbehave without the invariants' knowledge.
   void corrupt(std::size_t worker, MaliceOptions malice) {
     malice.parents = [this, worker] { return fleet_.parents_of(worker); };
     world_.set_malice(fleet_.worker(worker).host, std::make_unique<Malicious>(malice, 1, 1));
   }
-  // Somebody who forwards.
+  // A worker that forwards.
   std::size_t inner_worker() {
     for (const auto& chain : fleet_.learner()->topology().chains)
       if (chain.size() > 1) return *fleet_.worker_of(chain.front());
-    ADD_FAILURE() << "nobody forwards";
+    ADD_FAILURE() << "no worker forwards";
     return 0;
   }
   const Truth::Publication& published(Version version, PublicationId& id) const {
@@ -176,7 +176,7 @@ TEST_F(Watched, TopologiesThatAreNone) {
   EXPECT_FALSE(breaks({{a, {kLearnerId, b}}, {b, {a, kLearnerId}}}));  // two stripes
   EXPECT_TRUE(breaks({{a, {b}}, {b, {a}}}));                           // a circle
   EXPECT_TRUE(breaks({{a, {kLearnerId}}, {b, {a}}, {c, {a}}}));        // two children
-  EXPECT_TRUE(breaks({{a, {kLearnerId}}, {b, {c}}}));                  // hangs on nobody
+  EXPECT_TRUE(breaks({{a, {kLearnerId}}, {b, {c}}}));                  // c is not connected to the learner
   EXPECT_TRUE(breaks({{a, {kLearnerId, kLearnerId}}, {b, {a}}}));      // no parent for a stripe
   EXPECT_EQ(broken(), std::set<std::string>{Invariants::kTree});
 }
@@ -195,7 +195,7 @@ TEST_F(Watched, ALearnerThatSendsEverythingTwice) {
   EXPECT_EQ(broken(), std::set<std::string>{Invariants::kFrugal});
 }
 
-TEST_F(Watched, SomebodyHonestIsExpelledForWhatItSays) {
+TEST_F(Watched, AnHonestWorkerIsExpelled) {
   MaliceOptions malice;
   malice.flood = true;  // by a machine that is taken to be honest
   corrupt(1, malice);
@@ -203,7 +203,7 @@ TEST_F(Watched, SomebodyHonestIsExpelledForWhatItSays) {
   EXPECT_EQ(broken(), std::set<std::string>{Invariants::kBlame});
 }
 
-TEST_F(Watched, SomebodyForwardsBadChunksAndStays) {
+TEST_F(Watched, AWorkerThatForwardsBadChunksStays) {
   // Its children's complaints are lost on the way.
   class Mute final : public Malice {
     std::vector<act::Send> outgoing(act::Send&& send, TimePoint) override {
@@ -229,7 +229,7 @@ TEST_F(Watched, SomebodyForwardsBadChunksAndStays) {
   EXPECT_TRUE(broken().contains(Invariants::kBlame));
 }
 
-TEST_F(Watched, WhatHappensWhileTheLearnerIsPausedIsNotItsFault) {
+TEST_F(Watched, EventsDuringALearnersPauseAreNotItsFault) {
   const std::size_t poisoner = inner_worker();
   MaliceOptions malice;
   malice.flip_share = 1;
@@ -244,11 +244,11 @@ TEST_F(Watched, WhatHappensWhileTheLearnerIsPausedIsNotItsFault) {
     if (fleet_.member(i)) most = std::max(most, fleet_.member(i)->stats().chunks_corrupt);
   EXPECT_GE(most, 10u) << "it was dialled again and again";
   invariants_.check_liveness();
-  for (const Violation& v : invariants_.violations())  // who is quarantined for it passes for honest here
+  for (const Violation& v : invariants_.violations())  // the invariants take the quarantined worker for honest
     EXPECT_EQ(v.text.find("were not separated"), std::string::npos) << v.text;
 }
 
-TEST_F(Watched, AnIntruderAsksEverybodyAndGetsNothing) {
+TEST_F(Watched, AnIntruderAsksEveryNodeAndGetsNothing) {
   MaliceOptions malice;
   malice.leak = true;
   WorkerOptions accomplice;
@@ -271,8 +271,8 @@ TEST_F(Watched, AnIntruderAsksEverybodyAndGetsNothing) {
   EXPECT_EQ(broken(), std::set<std::string>{Invariants::kGranted});
 }
 
-// Everything that can be said too often, by somebody who breaks its connections all the time.
-TEST_F(Watched, WhoFloodsIsOutHoweverOftenItConnects) {
+// Floods of every kind of message, by a worker that reconnects all the time.
+TEST_F(Watched, AFlooderIsExpelledAlthoughItReconnects) {
   using enum MessageBudget::Kind;
   WorkerOptions o;
   o.enrol = false;
@@ -335,7 +335,7 @@ TEST_F(Watched, AnAcknowledgementOfSomethingElse) {
     EXPECT_EQ(view.installed.has_value(), view.info.id != fleet_.worker(2).id()) << view.info.id.value;
 }
 
-TEST_F(Watched, APauseCostsAPlaceAndLongerOnesLeasesButNobody) {
+TEST_F(Watched, APauseCostsAPlaceOrLeasesButNoWorker) {
   publish();
   run(seconds(2));
   const std::size_t sleeper = inner_worker();
@@ -361,13 +361,13 @@ TEST_F(Watched, APauseCostsAPlaceAndLongerOnesLeasesButNobody) {
   EXPECT_THAT(broken(), testing::IsEmpty());
 }
 
-TEST_F(Watched, SomebodyWhoIsGivenUpTooEarly) {
+TEST_F(Watched, AWorkerIsGivenUpTooEarly) {
   const WorkerId id = fleet_.worker(0).id();
   invariants_.on_away(id, "no heartbeat for 1 s");  // it was heard just now
   EXPECT_THAT(broken(), testing::ElementsAre(Invariants::kPresence));
 }
 
-TEST_F(Watched, SomebodyWhoIsGoneTooEarly) {
+TEST_F(Watched, AWorkerIsLostTooEarly) {
   const WorkerId id = fleet_.worker(0).id();
   invariants_.on_away(id, "its connection was lost");
   run(seconds(200));
@@ -386,7 +386,7 @@ TEST_F(Watched, AMemberWithoutAPlace) {
   EXPECT_TRUE(broken().contains(Invariants::kPresence));
 }
 
-TEST_F(Watched, SomebodyWhoIsLeftBehind) {
+TEST_F(Watched, AWorkerIsLeftBehind) {
   std::vector<HostId> others{fleet_.learner_host()};
   for (std::size_t i = 1; i < fleet_.workers(); ++i) others.push_back(fleet_.worker(i).host);
   world_.cut({fleet_.worker(0).host}, others, false);

@@ -19,7 +19,7 @@ TEST(Market, NothingIsForgottenOrOverspentInTwoThousandMarkets) {
   for (std::size_t i = 0; i < s.restarts_at.size(); ++i)
     EXPECT_GT(s.restarts_at[i], 20u) << kMarketActions[i / 2] << (i % 2 == 0 ? ", before" : ", after");
   EXPECT_GT(s.drained, s.seeds / 2);
-  // And nearly everybody had what it takes in the end; others had used up their markets or their money.
+  // Most runs had their required capacity in the end. The others had used up their markets or their money.
   EXPECT_GT(s.restored, s.seeds * 3 / 4);
   EXPECT_GT(s.closed, 20u);
   std::printf("%lu actions, %lu rentals, %lu losses, %lu restarts; %lu restored, %lu exhausted, %lu out of money\n",
@@ -39,8 +39,8 @@ TEST(Market, CapacityComesBackAfterTheLastDeceit) {
   EXPECT_TRUE(simulate_market(757350).restored);
 }
 
-// A start that nobody answers, of a machine that is too dear by then.
-TEST(Market, WhatIsTooDearIsGivenBackThoughItsStartWasNeverAnswered) {
+// A start without an answer, of a machine whose price has risen above the limit meanwhile.
+TEST(Market, AMachineAboveThePriceLimitIsReleasedWithoutAnAnswerToItsStart) {
   for (const std::uint64_t seed : {147288, 174813, 416061, 420358})
     for (const MarketViolation& v : simulate_market(seed).violations)
       ADD_FAILURE() << seed << " (" << v.rule << "): " << v.text;

@@ -84,7 +84,7 @@ TEST(RunSim, PlanAndRunTakeTheSameLinks) {
   EXPECT_EQ(simulated(s).plan.broadcast_time, r.plan.broadcast_time) << "stated or assumed";
 }
 
-// Of the steps after the first few, which wait for machines to boot.
+// The share of waiting in all steps but the first few, which wait for machines to boot.
 double idle(const RunResult& r, std::size_t from = 5) {
   double waits = 0, all = 0;
   for (std::size_t i = from; i < r.by_step.size(); ++i)
@@ -119,7 +119,7 @@ double in_flight(const RunResult& r) {
   return sum / static_cast<double>(r.by_step.size());
 }
 
-TEST(RunSim, WhatTurnsOutOtherwiseThanPlanned) {
+TEST(RunSim, ActualValuesMayDifferFromThePlan) {
   const RunResult plain = simulated(scenario());
   RunScenario s = scenario();
   s.install_time = seconds(4);
@@ -215,7 +215,7 @@ TEST(RunSim, NothingStalerThanTheBudgetIsTrainedOn) {
   }
 }
 
-TEST(RunSim, WorkOfAnyAgeIsHandedOutAndWhatIsTooStaleIsRejected) {
+TEST(RunSim, WorkOfAnyAgeIsLeasedAndTooStaleWorkIsRejected) {
   RunScenario s = scenario();
   s.pacing.staleness.budget = 5;
   s.request.staleness_budget = 5;
@@ -238,7 +238,7 @@ TEST(RunSim, WorkOfAnyAgeIsHandedOutAndWhatIsTooStaleIsRejected) {
   EXPECT_GT(any_age.stale_by_age.begin()->first, 5u);
 }
 
-TEST(RunSim, WhatBecomesSlowIsMeasuredAndMadeUpFor) {
+TEST(RunSim, ASlowdownIsMeasuredAndCompensated) {
   RunScenario s = scenario();
   const std::size_t before = simulated(s).workers_most;
   s.faults.slowdowns = {{minutes(5), 0.5, 0.2, 1, std::nullopt, std::nullopt}};
@@ -261,7 +261,7 @@ TEST(RunSim, WhatBecomesSlowIsMeasuredAndMadeUpFor) {
   EXPECT_LT(idle(passes, 30), 0.05);
 }
 
-TEST(RunSim, WhatIsUnderWayToASlowMachineTakesAsMuchLongerAsIsLeftOfIt) {
+TEST(RunSim, ASlowdownDelaysTheRestOfATransfer) {
   RunScenario s = scenario(1);
   s.publishes = Publishes::kSnapshot;  // 16 s
   s.request.topology = chains::TopologyPolicy::kStar;
@@ -314,14 +314,14 @@ TEST(RunSim, BytesAreConserved) {
   EXPECT_NEAR(in, forwarded + r.learner_bytes_sent, 1);
 }
 
-TEST(RunSim, WhatIsTakenAwayIsReplacedAndCapacityComesBack) {
+TEST(RunSim, LostMachinesAreReplacedAndCapacityComesBack) {
   RunScenario s = scenario();
   s.pacing.steps_total = 120;
   s.churn.per_hour = 6;
   const RunResult r = simulated(s);
   EXPECT_EQ(r.ended, "completed");
   EXPECT_GT(r.lost, 5u);
-  // What is missing within the deadband is not missing, and what is rented may be faster than what was lost.
+  // A loss within the deadband is not replaced, and a replacement may be faster than the lost machine.
   EXPECT_GE(r.replaced, r.lost / 2);
   ASSERT_FALSE(r.recoveries_s.empty());
   for (const double took : r.recoveries_s)
@@ -366,7 +366,7 @@ TEST(RunSim, AStarAndWholePoliciesTakeLonger) {
   EXPECT_GT(t_b(), 10 * trees);
 }
 
-TEST(RunSim, WhoRentsAtRandomPaysMore) {
+TEST(RunSim, RandomActivationCostsMore) {
   RunScenario s = scenario(60);
   for (std::size_t i = 0; i < s.offers.size(); ++i)
     s.offers[i].offer.gpu_usd_per_hour = 0.1 + 0.01 * static_cast<double>(i);
@@ -416,7 +416,7 @@ TEST(RunSim, HungWorkersAreGivenUpAndReplaced) {
 
 // With four times the capacity that is used, a machine waits for several steps until it is given anything; none of them
 // has done anything wrong, and nothing is rented in their place.
-TEST(RunSim, WhoFindsNothingToDoIsNotTakenForStalled) {
+TEST(RunSim, AnIdleMachineIsNotStalled) {
   RunScenario s = scenario(80);
   s.pacing.steps_total = 80;
   s.request.fleet.headroom = 3;
@@ -448,7 +448,7 @@ TEST(RunSim, EveryPolicyForNewPoliciesFinishes) {
   }
 }
 
-TEST(RunSim, WithEqualSharesEverybodyWaitsForTheSlowest) {
+TEST(RunSim, WithEqualSharesAllWaitForTheSlowest) {
   RunScenario s = scenario(4);  // all of them are needed
   for (std::size_t i = 0; i < s.offers.size(); ++i) s.offers[i].offer.rollouts_per_s = i % 2 ? 0.5 : 2.5;
   const auto took = [](const RunResult& r) { return r.by_step.back().at_s; };
@@ -491,7 +491,7 @@ TEST(RunSim, FarRegionsMakeTheBroadcastLonger) {
   EXPECT_GT(run(milliseconds(5), narrow).crossing_bytes_sent, 1.9 * once.crossing_bytes_sent);
 }
 
-TEST(RunSim, SaysWhatMakesNoSense) {
+TEST(RunSim, InvalidScenariosAreRefused) {
   RunScenario s = scenario();
   s.offers.clear();
   EXPECT_EQ(simulate_run(s).error().code, Code::kInvalid);
@@ -539,7 +539,7 @@ TEST(RunSim, BroadcastTimesAreThoseOfTheProtocol) {
     s.request.topology = f.topology;
     s.request.fleet.install_time_expected = {};
     s.request.chunk = real.chunk;
-    s.request.fleet.headroom = 1000;  // everybody is rented
+    s.request.fleet.headroom = 1000;  // all machines are rented
     s.request.fleet.workers_max = f.workers;
     s.delta_bytes = {Bytes{20'000'000}};
     s.request.delta_bytes = s.delta_bytes.front();

@@ -1,4 +1,4 @@
-// The first 500 seeds of the soak test, half of them here; `echoline sim soak` runs as many as anybody likes.
+// The first 500 seeds of the soak test, half of them here; `echoline sim soak` runs any number.
 #include "sim/soak.hpp"
 
 #include <gtest/gtest.h>

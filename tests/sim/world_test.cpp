@@ -64,7 +64,7 @@ TEST(World, BytesTakeDelayAndRateOfBothLinks) {
   EXPECT_EQ(p.a->sent_bytes[conn], 100'000 + kFrameHeaderBytes);
 }
 
-TEST(World, WhoMovesIsHeardNoMoreAndComesFromElsewhere) {
+TEST(World, AMovedHostLosesItsConnectionsAndHasANewAddress) {
   Pair p;
   const ConnId conn = p.connect();
   const Endpoint before = p.world.endpoint_of(p.host_a);
@@ -111,7 +111,7 @@ TEST(World, ABulkyConnectionDoesNotHoldUpAnother) {
       std::any_of(p.b->heard.begin(), p.b->heard.end(), [](const auto& h) { return h.frame.body.size() == 10; }));
 }
 
-TEST(World, AConnectionKeepsItsOrderWhateverHappens) {
+TEST(World, AConnectionKeepsItsOrderUnderAllFaults) {
   WorldOptions o;
   o.seed = 5;
   o.delay = milliseconds(20);
@@ -145,7 +145,7 @@ TEST(World, AChunkIsNotCopied) {
   EXPECT_EQ(p.b->heard[0].frame.body.data(), data.data());
 }
 
-TEST(World, WhoDoesNotReadStopsTheSender) {
+TEST(World, AReceiverThatDoesNotReadStopsTheSender) {
   Pair p;
   const ConnId conn = p.connect();
   const ConnId accepted = p.b->events.front().conn;
@@ -184,7 +184,7 @@ TEST(World, GarbageEndsTheConnection) {
   EXPECT_EQ(p.a->last(), "connection reset by the peer");
 }
 
-TEST(World, ACrashIsSeenAndWhatHadNotLeftIsLost) {
+TEST(World, ACrashClosesConnectionsAndLosesUnsentData) {
   Pair p({}, {BitRate::from_mbit_per_s(8), {}});
   const ConnId conn = p.connect();
   p.tell(p.host_a, [&](Talker& t) {
@@ -218,7 +218,7 @@ TEST(World, APowerLossIsSilentUntilTheMachineIsBack) {
   EXPECT_TRUE(p.a->heard.empty());
 }
 
-TEST(World, WhoIsNotThereRefusesAndWhoIsBehindNatTimesOut) {
+TEST(World, ADeadHostRefusesAndAHostBehindNatTimesOut) {
   WorldOptions o;
   o.delay = milliseconds(10);
   Pair p(o);
@@ -268,7 +268,7 @@ TEST(World, AOneWayPartitionLetsTheOtherWayThrough) {
   p.run(seconds(5));
   EXPECT_TRUE(p.b->heard.empty());
   EXPECT_EQ(p.a->heard.size(), 20u);
-  EXPECT_LT(p.b->sent_bytes[accepted], 600'000u);  // nobody can tell it that they came
+  EXPECT_LT(p.b->sent_bytes[accepted], 600'000u);  // the acknowledgement is lost
 }
 
 TEST(World, AClogDelaysAndLosesNothing) {
@@ -319,13 +319,13 @@ class Identities : public testing::Test {
   Pair p_;
 };
 
-TEST_F(Identities, BothSidesKnowWhoIsThere) {
+TEST_F(Identities, BothEndsKnowEachOther) {
   certify(p_.host_a, authority_, WorkerId{3});
   certify(p_.host_b, authority_, std::nullopt);
   EXPECT_EQ(dial(kLearnerId), std::pair(std::string("connected"), std::string("accepted worker 3")));
 }
 
-TEST_F(Identities, SomebodyElseIsNotTalkedTo) {
+TEST_F(Identities, AnUnexpectedIdentityIsRefused) {
   certify(p_.host_a, authority_, WorkerId{3});
   certify(p_.host_b, authority_, WorkerId{4});
   EXPECT_EQ(dial(WorkerId{5}), std::pair(std::string("expected worker 5, found worker 4"), std::string("nothing")));
@@ -333,7 +333,7 @@ TEST_F(Identities, SomebodyElseIsNotTalkedTo) {
   EXPECT_EQ(dial(WorkerId{4}).second, "accepted worker 3");
 }
 
-TEST_F(Identities, WhoEnrolsIsNobody) {
+TEST_F(Identities, AnEnrollingHostHasNoIdentity) {
   certify(p_.host_b, authority_, std::nullopt);
   EXPECT_EQ(dial(kLearnerId, act::Service::kEnrol).second, "accepted nobody");
   // Without a certificate there is no other service; the dialler learns it only after it believes to be connected.
