@@ -41,9 +41,9 @@ void BroadcastTimes::remove(WorkerId worker) {
   }
 }
 
-// Whether one machine alone says that a broadcast took long: the last of at least three, with q < 1, which is everybody
-// in a fleet of up to nine, came more than half again as late as all others, and as its place and link explain. What is
-// rented follows from T_b.
+// Whether one machine alone makes a broadcast long: the last of at least three acknowledged more than kAloneFactor
+// later than all others, and than its place and link explain. Only with q < 1, where the quorum is the whole fleet for
+// up to nine workers. Machines are rented by T_b, so one must not decide it.
 bool BroadcastTimes::last_is_alone(const Broadcast& b, const Lateness& expected) const {
   const std::size_t n = b.active.size();
   if (n < 3 || quorum_ >= 1 || !b.waiting.empty() || chains::counted(quorum_, n) < n) return false;
@@ -68,7 +68,7 @@ std::vector<BroadcastTimes::Done> BroadcastTimes::take_done(const Lateness& expe
   return done;
 }
 
-// In a small fleet the quorum is everybody. One that never acknowledges must not hide how long the others took.
+// In a small fleet the quorum is all workers. One that never acknowledges must not hide how long the others took.
 std::vector<BroadcastTimes::Done> BroadcastTimes::take_given_up(TimePoint now) {
   std::vector<Done> done;
   std::erase_if(broadcasts_, [&](Broadcast& b) {

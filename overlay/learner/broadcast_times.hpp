@@ -62,7 +62,7 @@ class BroadcastTimes {
   std::vector<Done> take_done(const Lateness& expected, TimePoint now);
   // Broadcasts that most have, and some let wait for too long: those are still in `waiting`.
   std::vector<Done> take_given_up(TimePoint now);
-  // What the time was spent on. The worker's durations are its word: they get at most the time that there was.
+  // The parts of T_b. The worker reports its durations, so they count up to the time that there was.
   static BroadcastParts parts_of(const Broadcast& broadcast, TimePoint until);
 
   const std::vector<Broadcast>& open() const { return broadcasts_; }

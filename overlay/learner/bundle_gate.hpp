@@ -1,6 +1,6 @@
-// Who is given the worker's bundle by the learner: a machine that shows a join token, in an HTTP request on the port on
-// which workers join, because a machine that has nothing else has something that speaks HTTP. A few at a time, the
-// others wait; a token is good for a few times. Nobody without a token costs more than a refusal. Pure.
+// Gives the worker's bundle to machines that show a join token, in an HTTP request on the port on which workers join:
+// even a bare machine has an HTTP client. A few machines are served at a time, the others wait, and a token is good for
+// a few times. A machine without a token is refused at once. Pure.
 #pragma once
 #include <deque>
 #include <map>

@@ -33,8 +33,8 @@ const Conduct::Record* Conduct::find(WorkerId id) const {
   return it == records_.end() ? nullptr : &it->second;
 }
 
-// The oldest word makes room: nobody has so many parents.
-void Conduct::say(std::map<WorkerId, Word>& words, WorkerId of) {
+// The oldest word makes room: no honest worker has so many parents.
+void Conduct::make_room(std::map<WorkerId, Word>& words, WorkerId of) {
   if (words.size() >= kWordsMax && !words.contains(of))
     words.erase(std::min_element(words.begin(), words.end(),
                                  [](const auto& a, const auto& b) { return a.second.at_ms < b.second.at_ms; }));
@@ -46,13 +46,13 @@ bool Conduct::believed(const Record& record, const Word& word, std::uint64_t now
   return word.count >= kBadChunksMax && within(word.at_ms, kWordMemoryMs, now_ms) && !record.kept.slanders;
 }
 
-// What somebody says who is quarantined parts the two, and condemns nobody.
+// The word of a quarantined worker separates the two, and counts against no worker.
 bool Conduct::weighs(const Record& record, const Word& word, std::uint64_t now_ms) const {
   const std::uint64_t until = record.kept.quarantined_until_ms;
   return believed(record, word, now_ms) && (now_ms >= until || word.at_ms + kWordMemoryMs < until);
 }
 
-// Of how many others it speaks ill: the more they are, the less each word weighs.
+// Number of workers it has accused. Each accusation's weight falls as the number grows.
 std::size_t Conduct::words_of(const Record& record, std::uint64_t now_ms) const {
   return static_cast<std::size_t>(
       std::count_if(record.kept.bad_chunks_of.begin(), record.kept.bad_chunks_of.end(),
@@ -73,7 +73,7 @@ std::size_t Conduct::accused_alone(WorkerId id, std::uint64_t now_ms, const Here
   std::size_t alone = 0;
   for (const auto& [accused, word] : record.kept.bad_chunks_of) {
     const WorkerId of = accused;  // clang captures no structured binding before version 16
-    if (!believed(record, word, now_ms) || quarantined(of, now_ms) || (here && !here(of))) continue;
+    if (!believed(record, word, now_ms) || is_quarantined(of, now_ms) || (here && !here(of))) continue;
     alone += std::none_of(records_.begin(), records_.end(), [&](const auto& other) {
       const auto& words = other.second.kept.bad_chunks_of;
       const auto same = words.find(of);
@@ -98,8 +98,8 @@ std::size_t Conduct::vouching_for(WorkerId id, std::uint64_t now_ms) const {
 
 Conduct::Ruling Conduct::bad_chunk(WorkerId child, WorkerId parent, std::uint64_t now_ms, const Here& here) {
   Record& accuser = of(child, now_ms);
-  if (accuser.kept.slanders || quarantined(parent, now_ms)) return Ruling::kNothing;
-  say(accuser.kept.bad_chunks_of, parent);
+  if (accuser.kept.slanders || is_quarantined(parent, now_ms)) return Ruling::kNothing;
+  make_room(accuser.kept.bad_chunks_of, parent);
   Word& word = accuser.kept.bad_chunks_of[parent];
   if (!within(word.at_ms, kWordMemoryMs, now_ms)) word.count = 0;
   word.at_ms = now_ms;
@@ -113,7 +113,7 @@ Conduct::Ruling Conduct::bad_chunk(WorkerId child, WorkerId parent, std::uint64_
   }
   constexpr double kRounding = 1e-9;
   const double needed = std::max(kWeightToCondemn, static_cast<double>(vouching_for(parent, now_ms)));
-  if (quarantined(child, now_ms) || weight_against(parent, now_ms) < needed - kRounding) return Ruling::kPart;
+  if (is_quarantined(child, now_ms) || weight_against(parent, now_ms) < needed - kRounding) return Ruling::kPart;
   ++quarantines_;
   of(parent, now_ms).kept.quarantined_until_ms = now_ms + kWordMemoryMs;
   return Ruling::kParent;
@@ -135,7 +135,7 @@ std::set<WorkerId> Conduct::failed_with(WorkerId id, std::uint64_t now_ms) const
   return others;
 }
 
-// What is held against it was answered: the next step takes new failures.
+// Its failures are answered for: the next step takes new ones.
 void Conduct::step_down(WorkerId id, std::uint64_t now_ms) {
   Record& record = of(id, now_ms);
   record.ladder.demoted(time_of(now_ms));
@@ -146,7 +146,7 @@ void Conduct::step_down(WorkerId id, std::uint64_t now_ms) {
 Conduct::Ruling Conduct::edge_failed(WorkerId child, WorkerId parent, TimePoint now, std::uint64_t now_ms, int weighs) {
   Record& reporter = of(child, now_ms);
   if (reporter.kept.slanders) return Ruling::kNothing;
-  say(reporter.failures_of, parent);
+  make_room(reporter.failures_of, parent);
   Word& word = reporter.failures_of[parent];
   if (!within(word.at_ms, kEdgeMemoryMs, now_ms)) word.count = 0;
   if (word.count > 0 && now_ms < word.at_ms + kFailureSpacingMs) return Ruling::kNothing;
@@ -168,7 +168,7 @@ Conduct::Ruling Conduct::edge_failed(WorkerId child, WorkerId parent, TimePoint 
   return Ruling::kPart;
 }
 
-bool Conduct::delivered(WorkerId parent, WorkerId child, std::uint64_t now_ms) {
+bool Conduct::on_delivery(WorkerId parent, WorkerId child, std::uint64_t now_ms) {
   if (const auto it = records_.find(child); it != records_.end()) it->second.failures_of.erase(parent);
   Record& record = of(parent, now_ms);
   ++record.attempts;
@@ -180,21 +180,21 @@ bool Conduct::delivered(WorkerId parent, WorkerId child, std::uint64_t now_ms) {
   return record.ladder.delivered();
 }
 
-bool Conduct::broken(WorkerId id, std::uint64_t now_ms) {
+bool Conduct::count_malformed(WorkerId id, std::uint64_t now_ms) {
   Word& said = of(id, now_ms).kept.broken;
   if (!within(said.at_ms, kWordMemoryMs, now_ms)) said.count = 0;
   said.at_ms = now_ms;
   return ++said.count >= kBrokenMax;
 }
 
-bool Conduct::tries_again(WorkerId id, std::uint64_t now_ms) {
+bool Conduct::take_retry(WorkerId id, std::uint64_t now_ms) {
   const auto it = records_.find(id);
   return it != records_.end() && it->second.ladder.tries_again(time_of(now_ms));
 }
 
 // ---- what follows ----
 
-bool Conduct::quarantined(WorkerId id, std::uint64_t now_ms) const {
+bool Conduct::is_quarantined(WorkerId id, std::uint64_t now_ms) const {
   const Record* record = find(id);
   return record && now_ms < record->kept.quarantined_until_ms;
 }
@@ -204,33 +204,33 @@ bool Conduct::accuses(WorkerId id, std::uint64_t now_ms) const {
   if (!record) return false;
   const auto unproven = [&](const auto& word) {
     return word.second.count >= kBadChunksMax && within(word.second.at_ms, kWordMemoryMs, now_ms) &&
-           !quarantined(word.first, now_ms);
+           !is_quarantined(word.first, now_ms);
   };
   return std::any_of(record->kept.bad_chunks_of.begin(), record->kept.bad_chunks_of.end(), unproven) ||
          std::any_of(record->failures_of.begin(), record->failures_of.end(),
                      [&](const auto& word) { return failed(word.second, now_ms); });
 }
 
-std::set<std::pair<WorkerId, WorkerId>> Conduct::apart(std::uint64_t now_ms) const {
+std::set<std::pair<WorkerId, WorkerId>> Conduct::pairs_apart(std::uint64_t now_ms) const {
   std::set<std::pair<WorkerId, WorkerId>> pairs;
   for (const auto& [child, record] : records_) {
     if (record.kept.slanders) continue;
     for (const auto& [parent, word] : record.kept.bad_chunks_of)
-      if (believed(record, word, now_ms) && !quarantined(parent, now_ms)) pairs.insert(std::minmax(child, parent));
+      if (believed(record, word, now_ms) && !is_quarantined(parent, now_ms)) pairs.insert(std::minmax(child, parent));
     for (const auto& [parent, word] : record.failures_of)
       if (failed(word, now_ms)) pairs.insert(std::minmax(child, parent));
   }
   return pairs;
 }
 
-bool Conduct::apart(WorkerId a, WorkerId b, std::uint64_t now_ms) const {
+bool Conduct::are_apart(WorkerId a, WorkerId b, std::uint64_t now_ms) const {
   const auto says = [&](WorkerId child, WorkerId parent) {
     const Record* record = find(child);
     if (!record || record->kept.slanders) return false;
     const auto bad = record->kept.bad_chunks_of.find(parent);
     const auto edge = record->failures_of.find(parent);
     return (bad != record->kept.bad_chunks_of.end() && believed(*record, bad->second, now_ms) &&
-            !quarantined(parent, now_ms)) ||
+            !is_quarantined(parent, now_ms)) ||
            (edge != record->failures_of.end() && failed(edge->second, now_ms));
   };
   return says(a, b) || says(b, a);

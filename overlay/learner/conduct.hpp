@@ -1,15 +1,13 @@
-// What the learner remembers of how its workers behave, by identity: it outlives connections, absences and, as far as
-// it is kept, the learner's process. Judges what workers say of each other. Pure.
+// How workers behave, by identity: outlives connections, absences and, for Kept, the learner's process. Judges what
+// workers say of each other. Pure.
 //
-// Of two workers that disagree about what went between them, nobody else can say which one is at fault. So a single
-// word parts the two, and nothing more: they are not put together again, and the accuser does not stand better than
-// before. Fault is found where several independent words meet, and no more children got on with the accused lately: in
-// the parent that several children complain of, or in the child that complains of several parents whom nobody else
-// accuses. Who is quarantined may have been wronged, and a bad parent is none the better for that: its word still
-// parts, but finds nobody at fault.
+// If two workers disagree about an edge between them, no other machine can know which one is at fault. So a single word
+// only separates the two: they are not put together again, and the accuser does not stand better than before. A worker
+// is at fault if several independent words meet in it and no more children got on with it lately: a parent accused by
+// several children, or a child that accuses several parents alone. A quarantined worker may have been wronged, and a
+// bad parent stays bad: its word still separates, but finds no worker at fault.
 //
-// What a worker says in no known form is its own doing, and may be a broken driver's: it is counted, and the fifth ends
-// it.
+// Malformed messages are the sender's own doing, perhaps a broken driver's: the fifth within a day ends the membership.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -26,20 +24,20 @@ namespace echoline::overlay {
 
 class Conduct {
  public:
-  static constexpr int kBadChunksMax = 2;             // of one parent, unproven, before its child and it are parted
-  static constexpr int kFailuresInARow = 3;           // of one edge, before its ends are parted
-  static constexpr int kStallWeighs = 2;              // of them: nothing came over it for a whole stall time
-  static constexpr double kWeightToCondemn = 2;       // of words; one weighs 1 by who accuses nobody else
-  static constexpr std::size_t kAccusedAloneMax = 2;  // by one worker: accuses more whom nobody else does: it lies
-  static constexpr int kBrokenMax = 5;                // messages in no known form, within a day
-  static constexpr std::size_t kFailedWithMax = 2;    // edges of one child, before it is taken to be the cause
-  static constexpr std::uint64_t kFailureSpacingMs = 250;              // what comes sooner is the same failure
-  static constexpr std::uint64_t kWordMemoryMs = 86'400'000;           // of bad chunks, and of what follows from them
+  static constexpr int kBadChunksMax = 2;             // of one parent, before its child is separated from it
+  static constexpr int kFailuresInARow = 3;           // of one edge, before its ends are separated
+  static constexpr int kStallWeighs = 2;              // failures, for an edge over which nothing came for a stall time
+  static constexpr double kWeightToCondemn = 2;       // sum of words; 1 for a worker that accuses no other one
+  static constexpr std::size_t kAccusedAloneMax = 2;  // a worker that accuses more workers alone is lying
+  static constexpr int kBrokenMax = 5;                // malformed messages within a day.
+  static constexpr std::size_t kFailedWithMax = 2;    // failed edges of one child, before it is the cause.
+  static constexpr std::uint64_t kFailureSpacingMs = 250;              // sooner failures are the same one
+  static constexpr std::uint64_t kWordMemoryMs = 86'400'000;           // of bad chunks, and of their consequences
   static constexpr std::uint64_t kEdgeMemoryMs = 600'000;              // of failed edges
-  static constexpr std::uint64_t kRecordMemoryMs = 2 * kWordMemoryMs;  // of who has not been seen since
+  static constexpr std::uint64_t kRecordMemoryMs = 2 * kWordMemoryMs;  // of a worker that was not seen since
   static constexpr std::size_t kRecordsMax = 4096;
-  static constexpr std::size_t kWordsMax = 32;  // said by one worker: of so many others
-  // Ends of failed edges that one worker may have moved at once, and again.
+  static constexpr std::size_t kWordsMax = 32;  // workers about which one worker has a word
+  // Separations that one worker may cause by failed edges.
   static constexpr Allowance kPartings{4, 1.0 / 15};
 
   struct Word {
@@ -47,14 +45,14 @@ class Conduct {
     std::uint64_t at_ms = 0;
     friend bool operator==(const Word&, const Word&) = default;
   };
-  // What survives the learner's process.
+  // The part of a record that survives the learner's process.
   struct Kept {
     std::uint64_t seen_ms = 0;
     std::uint64_t quarantined_until_ms = 0;
-    bool slanders = false;  // what it says counts no more
+    bool slanders = false;  // its words do not count
     chains::Role role = chains::Role::kSeed;
-    std::map<WorkerId, Word> bad_chunks_of;  // parents, as it says
-    Word broken;                             // what it said in no known form
+    std::map<WorkerId, Word> bad_chunks_of;  // parents that it accuses
+    Word broken;                             // malformed messages
     friend bool operator==(const Kept&, const Kept&) = default;
     bool clean() const {
       return quarantined_until_ms == 0 && !slanders && role == chains::Role::kSeed && bad_chunks_of.empty() &&
@@ -75,7 +73,7 @@ class Conduct {
     explicit Record(Duration heartbeat) : budget(heartbeat) {}
   };
 
-  // What follows from a word. kPart: no more than that the two are put apart.
+  // The consequence of a word. kPart: the two are separated, and neither is at fault.
   enum class Ruling { kNothing, kPart, kParent, kChild };
 
   explicit Conduct(Duration heartbeat, std::map<WorkerId, Kept> kept = {});
@@ -84,30 +82,27 @@ class Conduct {
   const Record* find(WorkerId id) const;
   std::size_t size() const { return records_.size(); }
 
-  // A child says that a parent sent a chunk whose proof fails. kParent and kChild: that one has been quarantined.
-  // here: who is a member now, or everybody. Nobody is left who could bear out what is said of one that has gone: it
-  // makes no liar of its accuser.
+  // A child says that a parent sent a chunk whose proof fails. kParent and kChild: that one is quarantined now. `here`:
+  // whether a worker is connected; empty: all are. An accusation of an absent worker makes no liar of the accuser,
+  // because no other worker can confirm it.
   using Here = std::function<bool(WorkerId)>;
   Ruling bad_chunk(WorkerId child, WorkerId parent, std::uint64_t now_ms, const Here& here = nullptr);
-  // An edge failed though both ends live. kParent and kChild: that one has lost a role.
-  // weighs: as so many failures in a row.
+  // An edge failed though both ends live. kParent and kChild: that one has lost a role. `weighs`: failures in a row.
   Ruling edge_failed(WorkerId child, WorkerId parent, TimePoint now, std::uint64_t now_ms, int weighs = 1);
   // A child has installed what came over its edge from this parent. True: the parent has a better role now.
-  bool delivered(WorkerId parent, WorkerId child, std::uint64_t now_ms);
+  bool on_delivery(WorkerId parent, WorkerId child, std::uint64_t now_ms);
 
-  // It said something in no known form. True: once too often.
-  bool broken(WorkerId id, std::uint64_t now_ms);
+  // True: it was the last one that is tolerated.
+  bool count_malformed(WorkerId id, std::uint64_t now_ms);
+  // Whether its rest has just ended, so that it may forward again.
+  bool take_retry(WorkerId id, std::uint64_t now_ms);
 
-  // True: it has rested, and may forward again.
-  bool tries_again(WorkerId id, std::uint64_t now_ms);
-
-  bool quarantined(WorkerId id, std::uint64_t now_ms) const;
-  // Something it says of others is not borne out: it does not stand before those who say nothing.
+  bool is_quarantined(WorkerId id, std::uint64_t now_ms) const;
+  // It accuses a worker without proof, and does not stand before workers that accuse none.
   bool accuses(WorkerId id, std::uint64_t now_ms) const;
-  bool apart(WorkerId a, WorkerId b, std::uint64_t now_ms) const;
-  // Pairs that are not put together, each once, the lesser first. Who is quarantined forwards nothing, and needs no
-  // keeping apart.
-  std::set<std::pair<WorkerId, WorkerId>> apart(std::uint64_t now_ms) const;
+  bool are_apart(WorkerId a, WorkerId b, std::uint64_t now_ms) const;
+  // Pairs that are kept separate, the lesser first. Without quarantined workers: they forward nothing anyway.
+  std::set<std::pair<WorkerId, WorkerId>> pairs_apart(std::uint64_t now_ms) const;
 
   std::uint64_t quarantines() const { return quarantines_; }
   std::uint64_t floods() const { return floods_; }  // workers expelled for exceeding their budgets
@@ -115,9 +110,9 @@ class Conduct {
 
   // Whether prune() is due: once a minute.
   bool take_prune(TimePoint now) { return now >= prune_at_ && (prune_at_ = now + std::chrono::minutes(1), true); }
-  // Forgets what is long past; those in `present` stay.
+  // Forgets old words and absent workers; workers in `present` stay.
   void prune(const std::set<WorkerId>& present, std::uint64_t now_ms);
-  std::map<WorkerId, Kept> kept() const;  // of those that are not clean
+  std::map<WorkerId, Kept> kept() const;  // of workers whose record is not clean
 
  private:
   bool believed(const Record& record, const Word& word, std::uint64_t now_ms) const;
@@ -128,7 +123,7 @@ class Conduct {
   std::size_t vouching_for(WorkerId id, std::uint64_t now_ms) const;
   std::set<WorkerId> failed_with(WorkerId id, std::uint64_t now_ms) const;
   void step_down(WorkerId id, std::uint64_t now_ms);
-  static void say(std::map<WorkerId, Word>& words, WorkerId of);
+  static void make_room(std::map<WorkerId, Word>& words, WorkerId of);
 
   Duration heartbeat_;
   std::map<WorkerId, Record> records_;

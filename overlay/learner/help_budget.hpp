@@ -16,7 +16,7 @@ class HelpBudget {
     Duration wait{};               // the learner begins no more than it can send within this, and twice `most`
     std::uint64_t sent_total = 0;  // to all helped workers so far
   };
-  // Whether the learner may begin to help one more worker, which then counts. Bytes leave the budget as they are sent,
+  // Whether the learner may begin to help one more worker, which then counts. Sent bytes leave the budget,
   // at least at `rate`: a worker that reads nothing delays no other one.
   bool begin(const Request& r, TimePoint now) {
     const double done = std::max(static_cast<double>(r.sent_total - sent_), seconds(now - at_) * r.rate);

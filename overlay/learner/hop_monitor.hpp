@@ -22,7 +22,7 @@ class HopMonitor {
   static constexpr double kSlow = 0.3;                                    // of the rate that was planned
   static constexpr double kSlowOfOthers = 0.25;                           // of the other hops' median, if none was
   static constexpr std::uint64_t kGapBytesMin = 256 * 1024;
-  static constexpr Duration kForgotten = std::chrono::minutes(1);  // a hop that nobody speaks of any more
+  static constexpr Duration kForgotten = std::chrono::minutes(1);  // a hop that was not observed since
 
   struct Hop {
     WorkerId from, to;
@@ -38,7 +38,7 @@ class HopMonitor {
   // `expected`: what the hop was planned for; absent: as fast as the other hops of the fleet.
   void observe(const Hop& hop, std::uint64_t held_by_sender, std::uint64_t held_by_receiver,
                std::optional<BitRate> expected, TimePoint now);
-  // Hops that have been slow for kPatience, in windows that overlap by half; a hop is found once and then watched anew.
+  // Hops that have been slow for kPatience, in windows that overlap by half; once found, a hop starts over.
   // Where a worker receives slowly and sends more slowly still, only the latter is found: an exhausted uplink delays
   // what it acknowledges, too.
   std::vector<Finding> find();
@@ -54,15 +54,15 @@ class HopMonitor {
     std::optional<BitRate> expected;
     double rate() const { return static_cast<double>(held_now - held_then) / seconds(seen - since); }  // bytes/s
   };
-  // Of the fleet's hops, bytes/s; nothing while there are too few to compare with.
+  // Median of the fleet's hops [bytes/s]; absent while there are too few to compare with.
   std::optional<double> usual_rate() const;
   bool keeps_up_elsewhere(const Hop& hop, std::optional<double> usual) const;
-  // Nothing while the gap is younger than `patience`, nobody knows what to expect, or the hop is fast enough.
+  // Absent while the gap is younger than `patience`, no rate is expected, or the hop is fast enough.
   static std::optional<Finding> judge(const Hop& hop, const Watch& watch, std::optional<double> usual,
                                       Duration patience);
 
   std::map<Hop, Watch> watched_;
-  // Of hops that carry something, bytes/s. Behind a slow hop all are slow: what counts is how fast they have been.
+  // Speeds of hops that carry something [bytes/s]. Behind a slow hop all are slow, so the best speed counts.
   struct Speed {
     double now = 0, best = 0;
   };

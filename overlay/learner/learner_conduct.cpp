@@ -1,4 +1,4 @@
-// What the learner makes of what workers say of each other, and of how much they say (conduct.hpp has the rules).
+// Consequences of what workers report about each other, and of how much they send. conduct.hpp has the rules.
 #include <algorithm>
 
 #include "base/log.hpp"
@@ -8,7 +8,7 @@ namespace echoline::overlay {
 
 // ---- how much ----
 
-// True: it may be heard. A worker that goes on although it is not is expelled: its Worker is gone then.
+// Whether the message may be taken. A worker that goes on beyond its budget is expelled, and its Worker destroyed.
 bool LearnerCore::within_budget(WorkerId id, MessageBudget::Kind kind, TimePoint now, std::size_t bytes) {
   MessageBudget& budget = conduct_.of(id, unix_ms(now)).budget;
   switch (budget.take(kind, now, bytes)) {
@@ -25,16 +25,16 @@ bool LearnerCore::within_budget(WorkerId id, MessageBudget::Kind kind, TimePoint
   return false;
 }
 
-// It may be a broken driver: it is not heard, and counted.
-void LearnerCore::on_broken(WorkerId id, const std::string& what, TimePoint now) {
+// The message is dropped and counted. A broken driver may be the cause.
+void LearnerCore::on_malformed(WorkerId id, const std::string& what, TimePoint now) {
   if (!workers_.knows(id)) return;
   log::warn("worker {}: {}", id, what);
-  if (conduct_.broken(id, unix_ms(now))) return expel(id, what + ", as often as never happens by chance", now);
+  if (conduct_.count_malformed(id, unix_ms(now))) return expel(id, what + ", as often as never happens by chance", now);
   save(now);
 }
 
-// It speaks of somebody from whom it never had anything.
-void LearnerCore::on_unfounded(Worker& accuser, WorkerId of, TimePoint now) {
+// The worker accuses another one that never sent it anything.
+void LearnerCore::on_unfounded_accusation(Worker& accuser, WorkerId of, TimePoint now) {
   const WorkerId id = accuser.view.info.id;
   if (conduct_.of(id, unix_ms(now)).budget.unfounded(now) == MessageBudget::Verdict::kTooMuch)
     expel(id, fmt::format("it accuses workers that never sent it anything, the last one worker {}", of), now);
@@ -42,27 +42,27 @@ void LearnerCore::on_unfounded(Worker& accuser, WorkerId of, TimePoint now) {
 
 // ---- failed edges ----
 
-// Both ends live, the edge does not. Where it cannot be opened, both try in turns; a parent that is silent
-// to its child and to the learner loses its place; one that is silent to several children has no uplink to speak of;
-// otherwise, after the third time, the two are put apart, and who fails with several others falls a role.
+// The edge failed, both ends live. If it cannot be opened, the ends try in turns. A parent that is silent to its child
+// and to the learner loses its place; a parent that is silent to several children has a slow uplink. Otherwise the two
+// are put apart after the third time, and a worker that fails with several others loses a role.
 void LearnerCore::on_edge_failed(Worker& child, const EdgeFailed& failed, TimePoint now) {
   const WorkerId id = child.view.info.id;
   Worker* const parent = workers_.find(failed.parent);
   const Parent* const edge = child.place.edge_from(failed.parent);
-  if (!child.place.may_accuse(failed.parent, now)) return on_unfounded(child, failed.parent, now);
+  if (!child.place.may_accuse(failed.parent, now)) return on_unfounded_accusation(child, failed.parent, now);
   if (!parent || !edge) return;  // settled meanwhile
   log::warn("worker {} lost the connection to its parent {}: {}", id, failed.parent, failed.reason);
   if (failed.kind == EdgeTroubleKind::kSilent && now > parent->presence.heard_at() + 2 * config_.heartbeat) {
     parent->presence.on_complaint(now);
     if (parent->presence.is_silent_to_child(config_, now))
-      silence(failed.parent, "it is silent to its child and to the learner", now);
+      mark_silent(failed.parent, "it is silent to its child and to the learner", now);
     return;
   }
   if (failed.kind == EdgeTroubleKind::kUnreachable) {
     dial_back(*parent, now);
     if (other_end_dials(child, *parent, now)) return;
   }
-  if (failed.kind == EdgeTroubleKind::kSilent && !conduct_.quarantined(id, unix_ms(now))) {
+  if (failed.kind == EdgeTroubleKind::kSilent && !conduct_.is_quarantined(id, unix_ms(now))) {
     const bool several = slow_hops_.is_silent_to_several(failed.parent, id, now);
     const auto planned = planned_rate(*edge, child, topology().copies_sent_by(failed.parent));
     if (several && planned) return on_slow_hop({{failed.parent, id}, BitRate{0}, *planned}, now);
@@ -97,44 +97,40 @@ void LearnerCore::on_failed_edge(WorkerId child, WorkerId parent, Conduct::Rulin
       log::warn("worker {} is moved behind the others: it failed to forward", parent);
       return move_back(parent, now);
     case Conduct::Ruling::kChild:
-      log::warn("worker {} is moved behind the others: its edges fail, whoever its parent is", child);
+      log::warn("worker {} is moved behind the others: its edges fail with every parent", child);
       return move_back(child, now);
   }
 }
 
 // ---- nothing comes ----
 
-// Whether a parent has, by its own word, what this child lacks of what is to come over their edge.
-bool LearnerCore::holds_back(const Parent& parent, const Worker& child) const {
+// Whether a parent reports chunks that this child lacks and should get over their edge.
+bool LearnerCore::is_ahead_of(const Parent& parent, const Worker& child) const {
   const Worker* sender = workers_.find(parent.worker);
   if (!sender || sender->presence.is_silent()) return false;
-  const auto untold =
-      [&](const auto& holding) {  // what leads on, and of which nothing has come, not even that it is there
+  const auto unknown =
+      [&](const auto& holding) {  // the child's next delta, of which not even the announcement has come
         const PublicationKey& key = holding.first;
         const StoredPublication* stored = key.base && key.base == child.view.installed ? store_.find(key) : nullptr;
         return stored && !child.reported.progress.contains(stored->id);
       };
-  if (std::any_of(sender->reported.holdings.begin(), sender->reported.holdings.end(), untold)) return true;
+  if (std::any_of(sender->reported.holdings.begin(), sender->reported.holdings.end(), unknown)) return true;
   return std::any_of(child.reported.progress.begin(), child.reported.progress.end(), [&](const auto& has) {
     const StoredPublication* stored = store_.find(has.first);
-    if (!stored || (child.view.installed && stored->key().version <= *child.view.installed)) return false;
+    if (!stored || stored->key().version <= child.view.installed) return false;
+    if (has.second.size() != topology().stripes()) return false;
     const auto said = sender->reported.progress.find(has.first);
     const bool whole = sender->view.installed && *sender->view.installed >= stored->key().version;
-    for (std::uint32_t s = 0; s < has.second.size(); ++s) {
-      if (has.second.size() != topology().stripes() || !(parent.stripes >> s & 1)) continue;
-      const std::uint32_t at_parent = whole ? stored->have.count_of({topology().stripes(), std::uint64_t{1} << s})
-                                      : said != sender->reported.progress.end() && s < said->second.size()
-                                          ? said->second[s]
-                                          : 0;
-      if (at_parent > has.second[s]) return true;
-    }
+    if (!whole && said == sender->reported.progress.end()) return false;
+    const auto at_parent = whole ? chunks_by_stripe(*stored) : said->second;
+    for (std::uint32_t s = 0; s < std::min(has.second.size(), at_parent.size()); ++s)
+      if ((parent.stripes >> s & 1) && at_parent[s] > has.second[s]) return true;
     return false;
   });
 }
 
-// It has had nothing of use for long. That is as good as an edge that fails, with everyone who says that he holds what
-// it lacks: with a helper, who was chosen for that, or with its parents. None of them is sent to help now: that would
-// hide what does not come over the edge.
+// Nothing useful has come for long. That counts as a failed edge with the helper, or with each parent that reports what
+// the child lacks. None of them becomes a helper now, because help would hide the failing edge.
 void LearnerCore::on_stalled(Worker& child, TimePoint now) {
   const WorkerId id = child.view.info.id;
   std::vector<WorkerId> idle;
@@ -143,7 +139,7 @@ void LearnerCore::on_stalled(Worker& child, TimePoint now) {
     idle.push_back(*helper);
   } else if (!helper) {
     for (const Parent& p : child.place.parents())
-      if (p.worker != kLearnerId && holds_back(p, child)) idle.push_back(p.worker);
+      if (p.worker != kLearnerId && is_ahead_of(p, child)) idle.push_back(p.worker);
   }
   for (const WorkerId parent : idle) {
     log::warn("worker {} waits in vain for what its {} {} holds", id, helper ? "helper" : "parent", parent);
@@ -154,10 +150,10 @@ void LearnerCore::on_stalled(Worker& child, TimePoint now) {
 
 // ---- bad chunks ----
 
-// A chunk's proof failed, so whoever sent it over this edge had not checked it, or had changed it; or so it says.
+// The child says that a chunk's proof failed: then the parent has not checked the chunk, or has changed it.
 void LearnerCore::on_poisoned(Worker& child, const Poisoned& poisoned, TimePoint now) {
   const WorkerId accuser = child.view.info.id;
-  if (!child.place.may_accuse(poisoned.parent, now)) return on_unfounded(child, poisoned.parent, now);
+  if (!child.place.may_accuse(poisoned.parent, now)) return on_unfounded_accusation(child, poisoned.parent, now);
   if (poisoned.parent == kLearnerId) return;
   log::warn("worker {} -> {}: bad chunk {}", poisoned.parent, accuser, poisoned.index);
   const auto here = [this](WorkerId id) { return workers_.contains(id); };
@@ -169,11 +165,11 @@ void LearnerCore::on_poisoned(Worker& child, const Poisoned& poisoned, TimePoint
     case Conduct::Ruling::kParent:
       return on_quarantined(poisoned.parent, "several workers got bad chunks from it", now);
     case Conduct::Ruling::kChild:
-      return on_quarantined(accuser, "it says of many that they forward bad chunks, and nobody else does", now);
+      return on_quarantined(accuser, "it accuses many workers of bad chunks, and no other worker accuses them", now);
   }
 }
 
-// Nobody knows which of the two it was: neither is judged, and they have nothing to do with each other any more.
+// Either of the two may be at fault: neither is judged, and they are no longer parent and child.
 void LearnerCore::put_apart(WorkerId child, WorkerId parent, TimePoint now) {
   log::warn("workers {} and {} are put apart: what one says of the other is not proven", parent, child);
   set_topology(topology(), now);
@@ -188,19 +184,19 @@ void LearnerCore::on_quarantined(WorkerId id, const std::string& why, TimePoint 
 
 // ---- with time ----
 
-void LearnerCore::watch_conduct(TimePoint now) {
+void LearnerCore::check_conduct(TimePoint now) {
   std::vector<WorkerId> try_again;
   for (const auto& [id, worker] : workers_)
-    if (conduct_.tries_again(id, unix_ms(now))) try_again.push_back(id);
+    if (conduct_.take_retry(id, unix_ms(now))) try_again.push_back(id);
   for (const WorkerId id : try_again) move_back(id, now);
   if (!conduct_.take_prune(now)) return;
   const auto present = workers_.all();
   conduct_.prune({present.begin(), present.end()}, unix_ms(now));
 }
 
-// Deliveries to others are what a role is won back by.
-void LearnerCore::credit(WorkerId sender, WorkerId receiver, TimePoint now) {
-  if (sender == kLearnerId || !conduct_.delivered(sender, receiver, unix_ms(now))) return;
+// A worker wins back a role by deliveries to others.
+void LearnerCore::credit_delivery(WorkerId sender, WorkerId receiver, TimePoint now) {
+  if (sender == kLearnerId || !conduct_.on_delivery(sender, receiver, unix_ms(now))) return;
   const auto& leaves = topology().leaves_only;
   if (workers_.contains(sender) && std::binary_search(leaves.begin(), leaves.end(), sender))
     move_back(sender, now);  // it may forward again

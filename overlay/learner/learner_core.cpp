@@ -29,7 +29,7 @@ LearnerCore::LearnerCore(LearnerConfig config)
   if (!published.empty()) edges_.reach(published.rbegin()->first);
 }
 
-// The learner's own certificate has no use for anybody else, so it may live as long as a long run.
+// No other machine can use the learner's own certificate, so its lifetime covers the longest runs.
 void LearnerCore::start(TimePoint now) {
   trust::CertificateRequest request;
   request.subject = config_.authority->public_key();
@@ -53,7 +53,7 @@ void LearnerCore::send_message(WorkerId id, Slice bytes, TimePoint now) {
   MessageQueue& messages = worker->messages;
   messages.push(std::move(bytes));
   if (messages.bytes() > kUnsentBytesMax)
-    return part(id, fmt::format("it does not take its messages: {} bytes are waiting", messages.bytes()), now);
+    return set_away(id, fmt::format("it does not take its messages: {} bytes are waiting", messages.bytes()), now);
   uplink_.wake(messages);
   uplink_.pump(now);
 }
@@ -62,14 +62,14 @@ void LearnerCore::expel(WorkerId id, const std::string& reason, TimePoint now) {
   if (!workers_.knows(id)) return;
   identities_.revoke(id, unix_s(now));
   save(now);
-  lose(id, reason, true, now);
-  gone(id, reason);
+  remove_worker(id, reason, true, now);
+  forget_away(id, reason);
   make_beacon(now);
 }
 
 void LearnerCore::give_up(WorkerId id, const std::string& reason, TimePoint now) {
-  lose(id, reason, false, now);
-  gone(id, reason);
+  remove_worker(id, reason, false, now);
+  forget_away(id, reason);
 }
 
 void LearnerCore::leave(TimePoint now) {
@@ -78,10 +78,7 @@ void LearnerCore::leave(TimePoint now) {
     uplink_.close(worker.control);
     close(worker.control);
   }
-  for (const ConnId conn : edges_.all_connections()) {
-    edges_.close(conn);
-    close(conn);
-  }
+  close_edges(edges_.all_connections());
   for (const ConnId conn : strangers_.take_all()) close(conn);
   for (const ConnId conn : reach_.end_all_dials()) close(conn);
   workers_.forget_connections();
@@ -145,7 +142,7 @@ void LearnerCore::on_closed(ConnId conn, const std::string& reason, TimePoint no
   edges_.close(conn);
   if (const auto dial = reach_.end_dial(conn, false, now)) return on_dialled_back(*dial, reason, now);
   if (const Worker* worker = workers_.find_by(conn))
-    part(worker->view.info.id, "its connection was lost: " + reason, now);
+    set_away(worker->view.info.id, "its connection was lost: " + reason, now);
 }
 
 void LearnerCore::on_corrupt(ConnId conn, const std::string& reason, TimePoint now) {
@@ -153,7 +150,7 @@ void LearnerCore::on_corrupt(ConnId conn, const std::string& reason, TimePoint n
   const Worker* worker = workers_.find_by(conn);
   const auto sender = worker ? std::optional(worker->view.info.id) : edges_.child_of(conn);
   on_closed(conn, reason, now);
-  if (sender) on_broken(*sender, reason, now);
+  if (sender) on_malformed(*sender, reason, now);
 }
 
 void LearnerCore::on_frame(ConnId conn, Frame frame, TimePoint now) {
@@ -164,10 +161,10 @@ void LearnerCore::on_frame(ConnId conn, Frame frame, TimePoint now) {
       log::info("worker {} is heard again", id);
       plan_soon(now);
     }
-    if (frame.type == FrameType::kApplication) return on_part(id, frame, now);
-    if (frame.type == FrameType::kChunk) return on_broken(id, "it sent a chunk to the learner", now);
+    if (frame.type == FrameType::kApplication) return on_message_part(id, frame, now);
+    if (frame.type == FrameType::kChunk) return on_malformed(id, "it sent a chunk to the learner", now);
     const auto message = decode_control(frame.body.bytes());
-    if (!message) return on_broken(id, message.error().message(), now);
+    if (!message) return on_malformed(id, message.error().message(), now);
     if (const auto kind = MessageBudget::kind_of(*message); kind && !within_budget(id, *kind, now)) return;
     return on_worker(*worker, *message, now);
   }
@@ -177,25 +174,32 @@ void LearnerCore::on_frame(ConnId conn, Frame frame, TimePoint now) {
 
 // Whole messages count against the budget, and parts that are smaller than those of our own workers. A message beyond
 // the budget is dropped whole.
-void LearnerCore::on_part(WorkerId id, const Frame& frame, TimePoint now) {
+void LearnerCore::on_message_part(WorkerId id, const Frame& frame, TimePoint now) {
   constexpr std::size_t kSmallPart = 4096;
   const bool counts = !frame.more || frame.body.size() < kSmallPart;
   const bool taken = !counts || within_budget(id, MessageBudget::Kind::kApplication, now);
   if (!workers_.contains(id)) return;  // it was expelled
   auto message = workers_.add_part(id, frame, config_.message_bytes_max);
-  if (!message) return on_broken(id, message.error().message(), now);
+  if (!message) return on_malformed(id, message.error().message(), now);
   if (*message) {
     if (taken) actions_.push_back(act::MessageFrom{id, std::move(**message)});
   } else if (workers_.incomplete_bytes() > config_.assembling_bytes_max) {
     const Worker& most = workers_.most_incomplete();
-    part(most.view.info.id,
-         fmt::format("{} bytes of its messages are not whole, and {} of all together, at most {} may be",
-                     most.incoming.bytes(), workers_.incomplete_bytes(), config_.assembling_bytes_max),
-         now);
+    set_away(most.view.info.id,
+             fmt::format("{} bytes of its messages are not whole, and {} of all together, at most {} may be",
+                         most.incoming.bytes(), workers_.incomplete_bytes(), config_.assembling_bytes_max),
+             now);
   }
 }
 
 void LearnerCore::on_sent(ConnId conn, std::size_t bytes, TimePoint now) { uplink_.on_sent(conn, bytes, now); }
+
+void LearnerCore::close_edges(const std::vector<ConnId>& conns) {
+  for (const ConnId conn : conns) {
+    edges_.close(conn);
+    close(conn);
+  }
+}
 
 void LearnerCore::refuse(ConnId conn, const std::string& reason, TimePoint now) {
   strangers_.erase(conn);
@@ -258,7 +262,7 @@ void LearnerCore::admit_worker(ConnId conn, const Stranger& stranger, Hello hell
     strangers_.erase(conn);
     return close(conn);
   }
-  if (workers_.contains(id)) part(id, "it joined again", now);  // its old connection is dead, it knows best
+  if (workers_.contains(id)) set_away(id, "it joined again", now);  // its old connection is dead, it knows best
   identities_.remember(stranger.peer.identity, hello.name);
   const Endpoint named = std::exchange(hello.data, identities_.endpoint_of(id, hello.data, stranger.peer.host));
   hello.name = state().known.at(id).name;
@@ -304,7 +308,7 @@ void LearnerCore::admit_worker(ConnId conn, const Stranger& stranger, Hello hell
                  now);
   dial_back(worker, now);
   plan_soon(now);
-  if (installed && !worker.view.installed) on_broken(id, never_published(*hello.installed), now);
+  if (installed && !worker.view.installed) on_malformed(id, never_published(*hello.installed), now);
 }
 
 void LearnerCore::admit_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoint now) {
@@ -330,11 +334,8 @@ void LearnerCore::open_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoint
   if (const Status granted = further ? ok() : grants_.check_wanted(id, hello.have.wanted); !granted)
     return refuse(conn, fmt::format("worker {}: {}", id, granted.error().message()), now);
   strangers_.erase(conn);
-  if (hello.stream == 0)  // begins anew: what was open before is dead
-    for (const ConnId old : edges_.connections_of(id, hello.catch_up_to.has_value())) {
-      edges_.close(old);
-      close(old);
-    }
+  if (hello.stream == 0)  // the first of a new edge: its old connections are dead
+    close_edges(edges_.connections_of(id, hello.catch_up_to.has_value()));
   if (!edges_.open(conn, id, std::move(hello), now)) return close(conn);
   ask_for_catch_up(now);
 }
@@ -343,16 +344,15 @@ void LearnerCore::on_edge(ConnId conn, const Frame& frame, TimePoint now) {
   const WorkerId child = *edges_.child_of(conn);
   const auto drop = [&](const std::string& why) {
     log::warn("closing a data connection: {}", why);
-    edges_.close(conn);
-    close(conn);
+    close_edges({conn});
   };
-  const auto broken = [&](const std::string& what) {
+  const auto malformed = [&](const std::string& what) {
     drop(what);
-    on_broken(child, what, now);
+    on_malformed(child, what, now);
   };
-  if (frame.type != FrameType::kControl) return broken("a child sent something other than control messages");
+  if (frame.type != FrameType::kControl) return malformed("a child sent something other than control messages");
   auto message = decode_control(frame.body.bytes());
-  if (!message) return broken(message.error().message());
+  if (!message) return malformed(message.error().message());
   const auto kind = MessageBudget::kind_of(*message);
   if (kind && !within_budget(child, *kind, now, frame.body.size())) return;
   if (auto* have = std::get_if<Have>(&*message)) {
@@ -365,7 +365,7 @@ void LearnerCore::on_edge(ConnId conn, const Frame& frame, TimePoint now) {
   } else if (const auto* request = std::get_if<ChunkRequest>(&*message))
     edges_.send_again(conn, *request, now);
   else
-    return broken("a child sent a message that is not for a parent");
+    return malformed("a child sent a message that is not for a parent");
   ask_for_catch_up(now);
 }
 
@@ -387,13 +387,14 @@ void LearnerCore::on_worker(Worker& worker, const ControlMessage& message, TimeP
     if (++conduct_.of(id, unix_ms(now)).troubles <= kTroublesMax) actions_.push_back(act::TroubleOf{id, trouble->text});
     return;
   }
-  if (const auto* goodbye = std::get_if<Goodbye>(&message)) return lose(id, "it left: " + goodbye->reason, false, now);
-  on_broken(id, "it sent a message that is not for a learner", now);
+  if (const auto* goodbye = std::get_if<Goodbye>(&message))
+    return remove_worker(id, "it left: " + goodbye->reason, false, now);
+  on_malformed(id, "it sent a message that is not for a learner", now);
 }
 
 // ---- state and time ----
 
-// What waits for the state to be on disk happens in on_saved().
+// Answers and publications that wait for the state to be on disk follow in after_saved().
 void LearnerCore::save(TimePoint now) {
   file_.state().conduct = conduct_.kept();
   if (file_.save()) after_saved(now);
@@ -436,36 +437,31 @@ void LearnerCore::make_beacon(TimePoint now) {
   beacon_ = sign(beacon, config_.authority->key());
 }
 
-void LearnerCore::beat(TimePoint now) {
+void LearnerCore::on_beat(TimePoint now) {
   beat_at_ = now + config_.heartbeat;
   if (store_.erase_expired(unix_ms(now), Version{~std::uint64_t{0}})) edges_.on_store_changed(now);
   ask_for_catch_up(now);
   identities_.forget_ended([this](WorkerId id) { return workers_.knows(id); }, now, unix_s(now));
   make_beacon(now);
   for (auto& [id, worker] : workers_) send_control(worker.control, *beacon_, now);
-  grant_anew(now);
+  renew_grants(now);
   EdgeStatus status{*beacon_, {}};
-  const std::uint32_t stripes = topology().stripes();
   for (const Broadcast& b : publications_.broadcasts().open())
-    if (const StoredPublication* stored = store_.find(b.id); stored && status.progress.size() < 4) {
-      Progress p{b.id, {}};
-      for (std::uint32_t s = 0; s < stripes; ++s)
-        p.chunks.push_back(stored->have.count_of({stripes, std::uint64_t{1} << s}));
-      status.progress.push_back(std::move(p));
-    }
+    if (const StoredPublication* stored = store_.find(b.id); stored && status.progress.size() < 4)
+      status.progress.push_back({b.id, chunks_by_stripe(*stored)});
   edges_.tell_all(status, now);
-  watch_presence(now);
-  watch_conduct(now);
-  give_up_waiting(now);
-  watch_hops(now);
+  check_presence(now);
+  check_conduct(now);
+  give_up_stragglers(now);
+  measure_hops(now);
   choose_policy(now);
 }
 
 void LearnerCore::on_timer(TimePoint now) {
   excuse_pause(now);
   resume_reading(now);
-  if (now >= plan_.next_deadline()) plan_anew(now);
-  if (now >= beat_at_) beat(now);
+  if (now >= plan_.next_deadline()) plan_now(now);
+  if (now >= beat_at_) on_beat(now);
   for (const WorkerId id : reach_.take_planned(now)) dial_back(workers_.at(id), now);
   if (file_.take_retry(now)) save(now);
   for (const ConnId conn : strangers_.take_late(now)) close(conn);

@@ -1,9 +1,9 @@
-// The learner's protocol: enrols and admits workers, plans who forwards to whom, is the source of every publication,
-// mends the topology when somebody dies, is slow or lies, and measures the broadcast time T_b. Pure.
+// The learner's protocol: enrols and admits workers, is the source of every publication, and sends each worker its
+// parents. Decisions belong to the parts below; this class carries them out. Pure.
 //
-// A worker that is not heard is first silent: it loses its place in the topology at once, by how regularly it was heard
-// so far. After heartbeat_timeout, or when its connection breaks, it is away: its connections end, what it was doing is
-// void. It keeps its identity and record, and is a full member again when it comes back. After away_max it is gone.
+// A worker that is not heard becomes silent, after a time learned from its heartbeats: other workers take its place in
+// the topology. After heartbeat_timeout, or when its connection breaks, it is away: its connections and leases end. It
+// keeps its identity and record, and is a full member again when it comes back. After away_max it is lost.
 #pragma once
 #include <algorithm>
 #include <functional>
@@ -35,21 +35,20 @@ struct LearnerConfig : LearnerRules {
   std::shared_ptr<const trust::Authority> authority;
   std::shared_ptr<const Checker> checker;  // of the same authority
   std::optional<LearnerState> state;       // of an earlier process of this run
-  // The application stands here after a restart: what was published beyond is disowned, and a new epoch begins.
+  // The application's version after a restart. Later versions become void, and a new epoch begins.
   std::optional<Version> resumed_at;
   bool durable = false;                                       // act::SaveState is carried out
-  std::function<std::uint32_t(const MemberInfo&)> region_of;  // may be empty: all with the learner; pure
+  std::function<std::uint32_t(const MemberInfo&)> region_of;  // empty: the learner's region; pure
   Bytes store_bytes_max{1ull << 30};
-  Bytes policy_bytes{};                              // size of the policy, for workers; zero: not known
-  std::size_t message_bytes_max = kMessageBytesMax;  // of a worker; what is longer is not kept
-  // Parts of messages that are not whole yet, of all workers together: whoever holds most of them has to come anew.
+  Bytes policy_bytes{};                              // size of the policy; zero: not known
+  std::size_t message_bytes_max = kMessageBytesMax;  // longer messages of workers are dropped
+  // All workers' messages that have not arrived whole. Beyond that the worker with most of them is disconnected.
   std::size_t assembling_bytes_max = 16 * kMessageBytesMax;
-  // What the application says of the bytes that ride on a heartbeat. May be empty; pure.
+  // Whether the application's bytes on a heartbeat are sound. May be empty; pure.
   std::function<Status(std::string_view)> check_heartbeat;
-  bool tells_heartbeats = false;    // act::HeardFrom comes with every one
-  bool catch_ups_on_demand = true;  // somebody answers act::NeedCatchUp
-  // Most stored deltas that act::NeedCatchUp may ask to fold into one; fewer where they have more than 1/kFoldShare of
-  // policy_bytes together.
+  bool tells_heartbeats = false;    // act::HeardFrom follows each heartbeat
+  bool catch_ups_on_demand = true;  // the application answers act::NeedCatchUp
+  // Stored deltas that act::NeedCatchUp may ask to fold into one, if they have at most 1/kFoldShare of policy_bytes.
   std::size_t folded_max = 64;
   std::function<std::string(const MemberInfo&)> welcome;  // may be empty; pure; at most kWelcomeBytesMax
 };
@@ -57,19 +56,19 @@ struct LearnerConfig : LearnerRules {
 class LearnerCore final : public Core {
  public:
   static constexpr std::size_t kWelcomeBytesMax = 192 * 1024;
-  // Application bytes a worker has not taken yet, before its connection is given up.
+  // Unsent application bytes to one worker, before it is disconnected.
   static constexpr std::size_t kUnsentBytesMax = 4 * kMessageBytesMax;
   static constexpr Duration kBeaconLifetime = std::chrono::minutes(2);
-  // Of heartbeat_timeout, that a worker does not hear the learner before it looks for it anew: a learner that stood
-  // still for a while is not left, and who comes from another address now is back soon.
+  // Heartbeat timeouts before a worker gives up its connection to a learner that it does not hear. A learner may stand
+  // still for a while, and a worker whose address has changed should be back soon.
   static constexpr int kLearnerPatience = 5;
-  static constexpr int kTroublesMax = 64;  // told by one worker
+  static constexpr int kTroublesMax = 64;  // reported to the application for one worker
 
   explicit LearnerCore(LearnerConfig config);
   void start(TimePoint now);
 
   // A publication opens, grows and closes. kInvalid: its version is not newer than the last, or its base was never
-  // published. With `catch_up` it is one that helps late workers to a version already published.
+  // published. `catch_up`: it brings late workers to a version already published.
   Status begin(const Announcement& announcement, const SignedAnnouncement& as_signed, bool catch_up, TimePoint now);
   Status add(const PublicationId& id, std::vector<SealedChunk> chunks, TimePoint now);
   // It counts as published once its digest is on disk. kInvalid: published before with another digest. `sealing`: the
@@ -77,28 +76,27 @@ class LearnerCore final : public Core {
   Status finish(const Manifest& manifest, const SignedManifest& as_signed, TimePoint now, Duration sealing = {});
   // Takes back a publication that was not closed.
   void abandon(const PublicationId& id, TimePoint now);
-  // The stored deltas that lead from version `from` to the newest. kNotFound: some are no longer stored, or they are
-  // more than may be folded.
+  // The stored deltas that lead from version `from` to the newest. kNotFound: some are no longer stored, or too many.
   Result<StoredDeltas> deltas_from(Version from) const;
   const Checker& checker() const { return *config_.checker; }
 
-  // At most kMessageBytesMax (checked); nothing happens when the worker is not there.
+  // At most kMessageBytesMax (checked). A message to a worker that is not connected is dropped.
   void send_message(WorkerId worker, Slice bytes, TimePoint now);
   // Ends the membership and revokes the certificate.
   void expel(WorkerId worker, const std::string& reason, TimePoint now);
-  // Its machine has ended: it is not waited for.
+  // The worker's machine has ended, so the worker is not expected back.
   void give_up(WorkerId worker, const std::string& reason, TimePoint now);
-  void leave(TimePoint now);  // goodbye to everybody
+  void leave(TimePoint now);  // ends the run for all workers
   LearnerStats stats() const;
-  void check() const;  // what holds between two events
+  void check() const;  // invariants between two events
   const chains::Topology& topology() const { return plan_.topology(); }
-  // The chunk with which a publication of this kind should be there soonest (chains::best_chunk()): one as large as the
-  // last of its kind was, down the present topology. Never so small that a snapshot of the policy would have too many.
+  // The chunk size with which a publication as large as the last of its kind arrives soonest over the present topology
+  // (chains::best_chunk()). At least as large as a snapshot of the policy needs.
   Bytes chunk_for(const PublicationKey& key, TimePoint now) const;
   const LearnerState& state() const { return file_.state(); }
   std::uint64_t epoch() const { return state().epoch; }
-  // Of what is issued now: milliseconds since 1970, but strictly later than all that this run has issued so far,
-  // wherever the clock has gone between two processes of it.
+  // Milliseconds since 1970, but strictly later than all times that this run has issued, also if the clock goes back
+  // between two of its processes.
   std::uint64_t issue_time(TimePoint now);
 
   void on_accepted(ConnId conn, const PeerInfo& peer, TimePoint now) override;
@@ -123,11 +121,12 @@ class LearnerCore final : public Core {
   void admit_worker(ConnId conn, const Stranger& stranger, Hello hello, TimePoint now);
   void admit_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoint now);
   void open_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoint now);
-  void on_part(WorkerId id, const Frame& frame, TimePoint now);
+  void on_message_part(WorkerId id, const Frame& frame, TimePoint now);
   void on_worker(Worker& worker, const ControlMessage& message, TimePoint now);
   void on_edge(ConnId conn, const Frame& frame, TimePoint now);
+  void close_edges(const std::vector<ConnId>& conns);
   void refuse(ConnId conn, const std::string& reason, TimePoint now);
-  void beat(TimePoint now);
+  void on_beat(TimePoint now);
   void make_beacon(TimePoint now);
   std::optional<Version> base_of_newest() const;
   Status add_own(const PublicationId& id, const PublicationKey& key, const SealedChunk& chunk);
@@ -137,22 +136,23 @@ class LearnerCore final : public Core {
   // Presence (learner_presence.cpp).
   void dial_back(const Worker& worker, TimePoint now);
   void on_dialled_back(const Reachability::Outcome& dial, const std::string& reason, TimePoint now);
-  void silence(WorkerId id, const std::string& reason, TimePoint now);
-  void part(WorkerId id, const std::string& reason, TimePoint now);
-  void lose(WorkerId id, const std::string& reason, bool say_goodbye, TimePoint now);
-  void gone(WorkerId id, const std::string& reason);
-  void forget(WorkerId id);
+  void mark_silent(WorkerId id, const std::string& reason, TimePoint now);
+  void set_away(WorkerId id, const std::string& reason, TimePoint now);
+  void remove_worker(WorkerId id, const std::string& reason, bool say_goodbye, TimePoint now);
+  void forget_away(WorkerId id, const std::string& reason);
+  void forget_records(WorkerId id);
   Roster::Workers::node_type disconnect(WorkerId id, const std::string* goodbye, TimePoint now);
   void lose_place(Worker& worker, TimePoint now);
   void excuse_pause(TimePoint now);
-  void watch_presence(TimePoint now);
+  void check_presence(TimePoint now);
 
   // Publications (learner_publications.cpp).
   static std::string never_published(const Installed& what);
+  std::vector<std::uint32_t> chunks_by_stripe(const StoredPublication& stored) const;
   void on_ack(Worker& worker, const Installed& ack, TimePoint now);
   double expected_lateness(const Broadcast& broadcast, TimePoint now) const;
-  void check_broadcasts(TimePoint now);
-  void give_up_waiting(TimePoint now);
+  void report_finished(TimePoint now);
+  void give_up_stragglers(TimePoint now);
   void report(const BroadcastTimes::Done& done);
   void close_finished(TimePoint now);
   std::vector<const StoredPublication*> deltas_back_to(Version from) const;
@@ -164,40 +164,40 @@ class LearnerCore final : public Core {
 
   // Topology (learner_topology.cpp).
   void plan_soon(TimePoint now);
-  void plan_anew(TimePoint now);
+  void plan_now(TimePoint now);
   void choose_policy(TimePoint now);
   void move_back(WorkerId id, TimePoint now);
-  void take_out(WorkerId id, TimePoint now);
+  void remove_from_topology(WorkerId id, TimePoint now);
   void set_topology(chains::Topology topology, TimePoint now);
   void grant(Worker& worker, Assign& assign, TimePoint now);
   SignedGrant sign_grant(WorkerId child, Grant what, TimePoint now);
-  void grant_anew(TimePoint now);
+  void renew_grants(TimePoint now);
   chains::ChainWorker chain_worker(const Worker& worker, TimePoint now) const;
   TopologyPlan::Fleet fleet(TimePoint now) const;
-  bool catching_up(const Worker& worker) const;
-  std::set<WorkerId> those_behind() const;
+  bool is_late(const Worker& worker) const;
+  std::set<WorkerId> late_workers() const;
   BitRate learner_up() const;
   void count_delivered(const Worker& child, const PublicationId& id, const std::vector<std::uint32_t>& before,
                        const std::vector<std::uint32_t>& now_there);
   void on_heartbeat(Worker& worker, const Heartbeat& beat, TimePoint now);
-  void watch_hops(TimePoint now);
+  void measure_hops(TimePoint now);
   std::optional<BitRate> planned_rate(const Parent& parent, const Worker& child, double copies) const;
   void on_slow_hop(const HopMonitor::Finding& finding, TimePoint now);
 
   // Conduct (learner_conduct.cpp).
   bool within_budget(WorkerId id, MessageBudget::Kind kind, TimePoint now, std::size_t bytes = 0);
-  void on_broken(WorkerId id, const std::string& what, TimePoint now);
-  void on_unfounded(Worker& accuser, WorkerId of, TimePoint now);
+  void on_malformed(WorkerId id, const std::string& what, TimePoint now);
+  void on_unfounded_accusation(Worker& accuser, WorkerId of, TimePoint now);
   void on_edge_failed(Worker& child, const EdgeFailed& failed, TimePoint now);
   bool other_end_dials(Worker& child, const Worker& parent, TimePoint now);
   void on_stalled(Worker& child, TimePoint now);
-  bool holds_back(const Parent& parent, const Worker& child) const;
+  bool is_ahead_of(const Parent& parent, const Worker& child) const;
   void on_failed_edge(WorkerId child, WorkerId parent, Conduct::Ruling ruling, TimePoint now);
   void on_poisoned(Worker& child, const Poisoned& poisoned, TimePoint now);
   void put_apart(WorkerId child, WorkerId parent, TimePoint now);
   void on_quarantined(WorkerId id, const std::string& why, TimePoint now);
-  void watch_conduct(TimePoint now);
-  void credit(WorkerId sender, WorkerId receiver, TimePoint now);
+  void check_conduct(TimePoint now);
+  void credit_delivery(WorkerId sender, WorkerId receiver, TimePoint now);
 
   LearnerConfig config_;
   LearnerFile file_;

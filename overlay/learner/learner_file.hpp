@@ -25,7 +25,7 @@ class LearnerFile {
     return !durable_;
   }
   void failed(TimePoint now) { saver_.failed(now); }
-  // Returns whether the state has changed meanwhile, so that save() is to be called again.
+  // Returns whether the state has changed meanwhile: the caller then calls save() again.
   bool succeeded() {
     const bool again = saver_.succeeded();
     saved_ |= !again;

@@ -31,7 +31,7 @@ void LearnerCore::on_dialled_back(const Reachability::Outcome& dial, const std::
 }
 
 // Nothing is expected of the worker or sent to it until it is heard again. It keeps its leases.
-void LearnerCore::silence(WorkerId id, const std::string& reason, TimePoint now) {
+void LearnerCore::mark_silent(WorkerId id, const std::string& reason, TimePoint now) {
   Worker& worker = workers_.at(id);
   if (worker.presence.is_silent()) return;
   worker.presence.fall_silent();
@@ -46,13 +46,10 @@ void LearnerCore::lose_place(Worker& worker, TimePoint now) {
   worker.reported = {};
   slow_hops_.monitor().forget(id);
   reach_.forget_turns(id);
-  for (const ConnId edge : edges_.connections_of(id)) {
-    edges_.close(edge);
-    close(edge);
-  }
+  close_edges(edges_.connections_of(id));
   publications_.broadcasts().remove(id);
-  take_out(id, now);
-  check_broadcasts(now);
+  remove_from_topology(id, now);
+  report_finished(now);
 }
 
 // Ends the worker's connections. workers_.set_away() or drop() follows.
@@ -70,7 +67,7 @@ Roster::Workers::node_type LearnerCore::disconnect(WorkerId id, const std::strin
 }
 
 // No goodbye: the worker may not know that the learner misses it, and is expected back.
-void LearnerCore::part(WorkerId id, const std::string& reason, TimePoint now) {
+void LearnerCore::set_away(WorkerId id, const std::string& reason, TimePoint now) {
   auto node = disconnect(id, nullptr, now);
   if (!node) return;
   const auto& away = workers_.away();
@@ -78,28 +75,28 @@ void LearnerCore::part(WorkerId id, const std::string& reason, TimePoint now) {
     const auto oldest = std::min_element(away.begin(), away.end(), [](const auto& a, const auto& b) {
       return a.second.presence.away_since() < b.second.presence.away_since();
     });
-    gone(WorkerId(oldest->first), "too many are away");
+    forget_away(WorkerId(oldest->first), "too many are away");
   }
   workers_.set_away(std::move(node), reason, now);
   actions_.push_back(act::WorkerAway{id, reason});
 }
 
 // The worker left, or is told to.
-void LearnerCore::lose(WorkerId id, const std::string& reason, bool say_goodbye, TimePoint now) {
+void LearnerCore::remove_worker(WorkerId id, const std::string& reason, bool say_goodbye, TimePoint now) {
   auto node = disconnect(id, say_goodbye ? &reason : nullptr, now);
   if (!node) return;
   workers_.drop(std::move(node));
-  forget(id);
+  forget_records(id);
   actions_.push_back(act::Lost{id, reason});
 }
 
-void LearnerCore::gone(WorkerId id, const std::string& reason) {
+void LearnerCore::forget_away(WorkerId id, const std::string& reason) {
   if (!workers_.forget_away(id)) return;
-  forget(id);
+  forget_records(id);
   actions_.push_back(act::Lost{id, reason});
 }
 
-void LearnerCore::forget(WorkerId id) {
+void LearnerCore::forget_records(WorkerId id) {
   helpers_.forget(id);
   slow_hops_.forget(id);
 }
@@ -116,7 +113,7 @@ void LearnerCore::excuse_pause(TimePoint now) {
   slow_hops_.monitor() = {};
 }
 
-void LearnerCore::watch_presence(TimePoint now) {
+void LearnerCore::check_presence(TimePoint now) {
   std::vector<WorkerId> silent, away, gone_for_good;
   for (const auto& [id, worker] : workers_) {
     const Presence::State due = worker.presence.due(config_, now);
@@ -125,14 +122,14 @@ void LearnerCore::watch_presence(TimePoint now) {
   const auto reason = [&](WorkerId id) {
     return fmt::format("no heartbeat for {}", echoline::to_text(now - workers_.at(id).presence.heard_at()));
   };
-  for (const WorkerId id : silent) silence(id, reason(id), now);
-  for (const WorkerId id : away) part(id, reason(id), now);
+  for (const WorkerId id : silent) mark_silent(id, reason(id), now);
+  for (const WorkerId id : away) set_away(id, reason(id), now);
   for (const auto& [id, worker] : workers_.away())
     if (now >= worker.presence.away_since() + config_.away_max) gone_for_good.push_back(id);
   for (const WorkerId id : gone_for_good) {
     const Presence& presence = workers_.away().at(id).presence;
-    gone(id, fmt::format("it has been away for {} ({})", echoline::to_text(now - presence.away_since()),
-                         presence.away_reason()));
+    forget_away(id, fmt::format("it has been away for {} ({})", echoline::to_text(now - presence.away_since()),
+                                presence.away_reason()));
   }
 }
 

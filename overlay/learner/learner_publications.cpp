@@ -1,4 +1,4 @@
-// The learner's publications: opened, grown, closed; acknowledged; and help for those who missed some.
+// The learner's publications: opened, grown, closed; acknowledged; and help for workers that missed some.
 #include <algorithm>
 
 #include "base/log.hpp"
@@ -37,7 +37,7 @@ Status LearnerCore::begin(const Announcement& announcement, const SignedAnnounce
     b.base = key.base;
     b.id = id_of(as_signed);
     b.published = now;
-    const std::set<WorkerId> behind = those_behind();  // nothing can be generated there yet
+    const std::set<WorkerId> behind = late_workers();  // nothing can be generated there yet
     for (const auto& [id, worker] : workers_)
       if (!worker.presence.is_silent()) (worker.straggles || behind.contains(id) ? b.stragglers : b.active).insert(id);
     if (b.active.empty()) b.active = std::exchange(b.stragglers, {});
@@ -53,7 +53,7 @@ Status LearnerCore::begin(const Announcement& announcement, const SignedAnnounce
   return ok();
 }
 
-// A snapshot serves everybody: where it finds no room, the deltas to its version that were made for single workers go.
+// A snapshot serves every worker, so it takes the room of deltas to its version that were made for single workers.
 Status LearnerCore::add_own(const PublicationId& id, const PublicationKey& key, const SealedChunk& chunk) {
   const auto made_for_one = [&](const PublicationKey& other) {
     return other.base && other.version == key.version && other.base != base_of_newest();
@@ -130,7 +130,7 @@ std::vector<const StoredPublication*> LearnerCore::deltas_back_to(Version from) 
   Version at = *newest;
   const std::uint64_t policy = config_.policy_bytes.count;
   std::uint64_t bytes = 0;
-  // Of a version's publications the delta with the latest base comes first here: the one that was published.
+  // Among the publications of one version the published delta comes first here, because its base is the latest.
   const auto& entries = store_.entries();
   for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
     const auto& [key, stored] = *entry;
@@ -164,6 +164,13 @@ Result<StoredDeltas> LearnerCore::deltas_from(Version from) const {
 
 // ---- acknowledgements ----
 
+std::vector<std::uint32_t> LearnerCore::chunks_by_stripe(const StoredPublication& stored) const {
+  const std::uint32_t stripes = topology().stripes();
+  std::vector<std::uint32_t> chunks;
+  for (std::uint32_t s = 0; s < stripes; ++s) chunks.push_back(stored.have.count_of({stripes, std::uint64_t{1} << s}));
+  return chunks;
+}
+
 std::string LearnerCore::never_published(const Installed& what) {
   return fmt::format("it says that it has installed version {} with digest {}, which was never published", what.version,
                      to_hex(what.policy_digest));
@@ -173,34 +180,32 @@ void LearnerCore::on_ack(Worker& worker, const Installed& ack, TimePoint now) {
   const WorkerId id = worker.view.info.id;
   if (ack.epoch != epoch()) return;  // its versions are void
   if (ack.version > publications_.newest())
-    return lose(id, fmt::format("it acknowledged version {}, which is not published", ack.version), true, now);
-  if (!publications_.is_published(ack)) return on_broken(id, never_published(ack), now);
+    return remove_worker(id, fmt::format("it acknowledged version {}, which is not published", ack.version), true, now);
+  if (!publications_.is_published(ack)) return on_malformed(id, never_published(ack), now);
   if (worker.view.installed && ack.version < *worker.view.installed) return;
   const bool newer = worker.view.installed != ack.version;
   for (auto& [id_of_it, chunks] : worker.reported.progress) {  // what was on its way has come
     const StoredPublication* stored = store_.find(id_of_it);
     if (!stored || stored->key().version > ack.version || chunks.size() != topology().stripes()) continue;
-    std::vector<std::uint32_t> all;
-    for (std::uint32_t s = 0; s < chunks.size(); ++s)
-      all.push_back(stored->have.count_of({topology().stripes(), std::uint64_t{1} << s}));
+    const auto all = chunks_by_stripe(*stored);
     count_delivered(worker, id_of_it, std::exchange(chunks, all), all);
   }
   worker.view.installed = ack.version;
   worker.view.installed_digest = ack.policy_digest;
   worker.presence.on_installed();
-  std::vector<WorkerId> senders;  // whoever was helped was not served by its parents
+  std::vector<WorkerId> senders;  // a helper, or else the parents
   if (const auto helper = helpers_.helper_of(id))
     senders.push_back(*helper);
   else
     for (const Parent& p : worker.place.parents()) senders.push_back(p.worker);
   helpers_.on_installed(id);
   if (newer)
-    for (const WorkerId sender : senders) credit(sender, id, now);
+    for (const WorkerId sender : senders) credit_delivery(sender, id, now);
   if (newer) worker.straggles = false;
   if (!worker.place.assigned && plan_.is_trees()) plan_soon(now);
   actions_.push_back(act::Acked{id, ack.version, ack.policy_digest});
   publications_.broadcasts().acknowledged(id, ack, worker.view.delay.value_or(Duration{}), now);
-  check_broadcasts(now);
+  report_finished(now);
 }
 
 Bytes LearnerCore::chunk_for(const PublicationKey& key, TimePoint now) const {
@@ -241,13 +246,13 @@ double LearnerCore::expected_lateness(const Broadcast& b, TimePoint now) const {
   return expected;
 }
 
-void LearnerCore::check_broadcasts(TimePoint now) {
+void LearnerCore::report_finished(TimePoint now) {
   const auto expected = [&](const Broadcast& b) { return expected_lateness(b, now); };
   for (const BroadcastTimes::Done& done : publications_.broadcasts().take_done(expected, now)) report(done);
 }
 
 // Later broadcasts do not wait for a straggler until it has installed something.
-void LearnerCore::give_up_waiting(TimePoint now) {
+void LearnerCore::give_up_stragglers(TimePoint now) {
   for (const BroadcastTimes::Done& done : publications_.broadcasts().take_given_up(now)) {
     for (const WorkerId id : done.broadcast.waiting)
       if (Worker* worker = workers_.find(id); worker && !std::exchange(worker->straggles, true))
@@ -274,7 +279,7 @@ void LearnerCore::report(const BroadcastTimes::Done& done) {
   actions_.push_back(act::BroadcastDone{std::move(report)});
 }
 
-// ---- those who missed something ----
+// ---- late workers ----
 
 void LearnerCore::ask_for_catch_up(TimePoint now) {
   for (const EdgeTrouble& t : edges_.take_troubles()) {
@@ -312,7 +317,7 @@ std::vector<Helpers::Candidate> LearnerCore::possible_helpers(const Worker& work
   std::vector<Helpers::Candidate> candidates;
   for (const auto& [id, other] : workers_) {
     if (id == self || other.presence.is_silent() || !reach_.is_reachable(id) || other.draining) continue;
-    if (conduct_.quarantined(id, unix_ms(now)) || conduct_.apart(id, self, unix_ms(now))) continue;
+    if (conduct_.is_quarantined(id, unix_ms(now)) || conduct_.are_apart(id, self, unix_ms(now))) continue;
     const auto bytes = cheapest_way(other.reported.holdings, need.position, target, need.full_only);
     if (!bytes) continue;
     const Conduct::Record* record = conduct_.find(id);
@@ -333,7 +338,7 @@ void LearnerCore::on_need_help(Worker& worker, const NeedHelp& need, TimePoint n
   Version target = std::min(need.target, *newest);  // later versions were taken back
   const auto& open = publications_.broadcasts().open();
   const bool under_way = !open.empty() && open.back().version == newest;
-  if (const auto base = base_of_newest(); base && under_way && !need.full_only && catching_up(worker))
+  if (const auto base = base_of_newest(); base && under_way && !need.full_only && is_late(worker))
     target = std::min(target, *base);  // the newest comes from the parents, and no worker may hold it whole yet
   const auto snapshot = config_.catch_ups_on_demand ? store_.full_bytes_hint() : std::nullopt;
   const double cost_max = snapshot ? EdgeSender::kHandOverFactor * static_cast<double>(*snapshot) *

@@ -32,7 +32,8 @@ chains::ChainWorker LearnerCore::chain_worker(const Worker& worker, TimePoint no
   if (slow) w.up = std::min(w.up, slow_hops_.uplink_of(info.id).value_or(w.up));
   w.score = chains::peer_score(stats);
   const chains::Role role = record ? record->ladder.role() : chains::Role::kSeed;
-  const bool trusted = !conduct_.quarantined(info.id, unix_ms(now)) && !worker.draining && reach_.is_reachable(info.id);
+  const bool trusted =
+      !conduct_.is_quarantined(info.id, unix_ms(now)) && !worker.draining && reach_.is_reachable(info.id);
   w.may_forward = trusted && !slow && role != chains::Role::kRolloutOnly;
   w.region = worker.region;
   w.may_seed = role == chains::Role::kSeed && !slow && !conduct_.accuses(info.id, unix_ms(now));
@@ -40,7 +41,7 @@ chains::ChainWorker LearnerCore::chain_worker(const Worker& worker, TimePoint no
 }
 
 // The worker lacks the base of the newest publication and gets that first, so no other worker should wait behind it.
-bool LearnerCore::catching_up(const Worker& worker) const {
+bool LearnerCore::is_late(const Worker& worker) const {
   const auto newest = publications_.newest();
   const auto needed = newest ? publications_.newest_published(newest) : std::nullopt;
   if (!needed || worker.view.installed >= needed) return false;
@@ -48,13 +49,13 @@ bool LearnerCore::catching_up(const Worker& worker) const {
 }
 
 // None if nearly all are catching up: then they have to help each other.
-std::set<WorkerId> LearnerCore::those_behind() const {
+std::set<WorkerId> LearnerCore::late_workers() const {
   std::set<WorkerId> behind;
   std::size_t heard = 0;
   for (const auto& [id, worker] : workers_) {
     if (worker.presence.is_silent()) continue;
     ++heard;
-    if (catching_up(worker)) behind.insert(id);
+    if (is_late(worker)) behind.insert(id);
   }
   if (4 * behind.size() >= 3 * heard) behind.clear();
   return behind;
@@ -62,7 +63,7 @@ std::set<WorkerId> LearnerCore::those_behind() const {
 
 TopologyPlan::Fleet LearnerCore::fleet(TimePoint now) const {
   std::set<WorkerId> leaves;  // in trees any worker can be a leaf for a while
-  if (plan_.is_trees()) leaves = those_behind();
+  if (plan_.is_trees()) leaves = late_workers();
   TopologyPlan::Fleet fleet{learner_up(), {}};
   for (const auto& [id, worker] : workers_) {
     const bool leaf = leaves.contains(id);
@@ -75,10 +76,10 @@ TopologyPlan::Fleet LearnerCore::fleet(TimePoint now) const {
 
 void LearnerCore::plan_soon(TimePoint now) { plan_.plan_soon(workers_.size(), now); }
 
-void LearnerCore::plan_anew(TimePoint now) {
+void LearnerCore::plan_now(TimePoint now) {
   const bool under_way = publications_.has_announced() && topology().size() > 0;
   if (under_way && plan_.is_trees() && base_of_newest())
-    for (const WorkerId id : those_behind())
+    for (const WorkerId id : late_workers())
       if (Worker& worker = workers_.at(id); !worker.place.assigned && !helpers_.helper_of(id))
         on_need_help(worker, {*publications_.newest(), false, worker.view.installed}, now);
   set_topology(plan_.next(fleet(now), under_way, now), now);
@@ -117,13 +118,13 @@ void LearnerCore::move_back(WorkerId id, TimePoint now) {
   if (topology().contains(id)) set_topology(plan_.moved_back(id, fleet(now), now), now);
 }
 
-void LearnerCore::take_out(WorkerId id, TimePoint now) {
+void LearnerCore::remove_from_topology(WorkerId id, TimePoint now) {
   if (topology().contains(id)) set_topology(plan_.without(id, fleet(now), now), now);
 }
 
 // Every worker whose parents changed is told, and no other.
 void LearnerCore::set_topology(chains::Topology topology, TimePoint now) {
-  topology = chains::keep_apart(std::move(topology), conduct_.apart(unix_ms(now)));
+  topology = chains::keep_apart(std::move(topology), conduct_.pairs_apart(unix_ms(now)));
   if (!plan_.set(std::move(topology))) return;
   const std::uint32_t stripes = this->topology().stripes();
   for (const auto& [id, parents] : this->topology().parents()) {
@@ -169,7 +170,7 @@ SignedGrant LearnerCore::sign_grant(WorkerId child, Grant what, TimePoint now) {
 
 // Grants that have half their life behind them are issued again, for a few workers at a time. Children of the learner
 // whose grants have ended are disconnected.
-void LearnerCore::grant_anew(TimePoint now) {
+void LearnerCore::renew_grants(TimePoint now) {
   std::size_t left = 16 + workers_.size() / 16;
   for (auto& [id, worker] : workers_) {
     if (!worker.place.assigned || now < worker.place.grant_at) continue;
@@ -178,10 +179,7 @@ void LearnerCore::grant_anew(TimePoint now) {
     if (--left == 0) break;
   }
   for (const auto& [child, helped] : grants_.take_ended(unix_ms(now)))
-    for (const ConnId conn : edges_.connections_of(child, helped)) {
-      edges_.close(conn);
-      close(conn);
-    }
+    close_edges(edges_.connections_of(child, helped));
 }
 
 // ---- what workers report ----
@@ -229,14 +227,14 @@ void LearnerCore::on_heartbeat(Worker& worker, const Heartbeat& beat, TimePoint 
   for (const EdgeReport& report : beat.edges) reported.edges[report.child] = report;
   reported.holdings.clear();
   for (const Holding& holding : beat.holdings) reported.holdings[holding.key] = holding.payload_bytes;
-  const bool helped = helpers_.helper_of(worker.view.info.id) && catching_up(worker);
+  const bool helped = helpers_.helper_of(worker.view.info.id) && is_late(worker);
   if (!worker.place.assigned && plan_.is_trees() && !helped) plan_soon(now);
-  if (!sound) on_broken(worker.view.info.id, "its heartbeat: " + sound.error().message(), now);
+  if (!sound) on_malformed(worker.view.info.id, "its heartbeat: " + sound.error().message(), now);
 }
 
 // ---- slow hops ----
 
-void LearnerCore::watch_hops(TimePoint now) {
+void LearnerCore::measure_hops(TimePoint now) {
   const std::uint32_t stripes = topology().stripes();
   std::map<WorkerId, std::size_t> children;  // edges of each parent, weighed by stripes
   for (const auto& [id, parents] : topology().parents())
@@ -246,7 +244,7 @@ void LearnerCore::watch_hops(TimePoint now) {
       const Worker* sender = workers_.find(p.worker);
       if (p.worker != kLearnerId && !sender) continue;
       // The hop carries something older, or only part of what its sender sends.
-      if (catching_up(worker) || helpers_.helped_by(p.worker) > 0) {
+      if (is_late(worker) || helpers_.helped_by(p.worker) > 0) {
         slow_hops_.monitor().observe({p.worker, id}, 0, 0, std::nullopt, now);
         continue;
       }

@@ -27,7 +27,7 @@ struct Place {
   void clear(TimePoint now);
 };
 
-// What a worker's last heartbeat said.
+// Contents of a worker's last heartbeat.
 struct Reported {
   std::map<PublicationId, std::vector<std::uint32_t>> progress;  // chunks by stripe
   std::map<WorkerId, EdgeReport> edges;

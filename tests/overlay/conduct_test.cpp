@@ -29,26 +29,26 @@ WorkerId id(std::uint64_t v) { return WorkerId{v}; }
 TEST(Conduct, OneWordParts) {
   Conduct c(kBeat);
   EXPECT_EQ(c.bad_chunk(id(2), id(1), kThen), Ruling::kNothing);  // once may be memory
-  EXPECT_FALSE(c.apart(id(1), id(2), kThen));
+  EXPECT_FALSE(c.are_apart(id(1), id(2), kThen));
   EXPECT_EQ(c.bad_chunk(id(2), id(1), kThen), Ruling::kPart);
   for (int i = 0; i < 100; ++i) EXPECT_EQ(c.bad_chunk(id(2), id(1), kThen), Ruling::kNothing) << "said before";
-  EXPECT_FALSE(c.quarantined(id(1), kThen));
-  EXPECT_TRUE(c.apart(id(1), id(2), kThen));
-  EXPECT_TRUE(c.apart(id(2), id(1), kThen));
-  EXPECT_FALSE(c.apart(id(1), id(3), kThen));
-  EXPECT_THAT(c.apart(kThen), ElementsAre(std::pair(id(1), id(2))));
+  EXPECT_FALSE(c.is_quarantined(id(1), kThen));
+  EXPECT_TRUE(c.are_apart(id(1), id(2), kThen));
+  EXPECT_TRUE(c.are_apart(id(2), id(1), kThen));
+  EXPECT_FALSE(c.are_apart(id(1), id(3), kThen));
+  EXPECT_THAT(c.pairs_apart(kThen), ElementsAre(std::pair(id(1), id(2))));
   EXPECT_TRUE(c.accuses(id(2), kThen));
   EXPECT_FALSE(c.accuses(id(1), kThen));
-  EXPECT_TRUE(c.apart(kThen + Conduct::kWordMemoryMs).empty());
+  EXPECT_TRUE(c.pairs_apart(kThen + Conduct::kWordMemoryMs).empty());
 }
 
 TEST(Conduct, SeveralIndependentWordsCondemn) {
   Conduct c(kBeat);
   for (const std::uint64_t child : {2, 2, 3}) EXPECT_NE(c.bad_chunk(id(child), id(1), kThen), Ruling::kParent);
   EXPECT_EQ(c.bad_chunk(id(3), id(1), kThen), Ruling::kParent);
-  EXPECT_TRUE(c.quarantined(id(1), kThen));
+  EXPECT_TRUE(c.is_quarantined(id(1), kThen));
   EXPECT_FALSE(c.accuses(id(2), kThen)) << "what it said was borne out";
-  EXPECT_FALSE(c.quarantined(id(1), kThen + Conduct::kWordMemoryMs));
+  EXPECT_FALSE(c.is_quarantined(id(1), kThen + Conduct::kWordMemoryMs));
 }
 
 // Each further accusation of one worker weighs less, so that k liars cannot demote any number of workers.
@@ -73,9 +73,9 @@ TEST(Conduct, AWorkerThatAloneAccusesManyLies) {
   EXPECT_EQ(accuse(9, 1), Ruling::kPart);
   EXPECT_EQ(accuse(9, 2), Ruling::kPart);
   EXPECT_EQ(accuse(9, 3), Ruling::kChild);
-  EXPECT_TRUE(c.quarantined(id(9), kThen));
-  for (const std::uint64_t victim : {1, 2, 3}) EXPECT_FALSE(c.quarantined(id(victim), kThen));
-  EXPECT_TRUE(c.apart(kThen).empty()) << "what it says counts no more";
+  EXPECT_TRUE(c.is_quarantined(id(9), kThen));
+  for (const std::uint64_t victim : {1, 2, 3}) EXPECT_FALSE(c.is_quarantined(id(victim), kThen));
+  EXPECT_TRUE(c.pairs_apart(kThen).empty()) << "what it says counts no more";
   EXPECT_EQ(accuse(9, 4), Ruling::kNothing);
   EXPECT_EQ(accuse(8, 1), Ruling::kPart) << "nor does its word help another's";
 }
@@ -97,10 +97,10 @@ TEST(Conduct, AQuarantinedWorkerIsStillPartedFromTheWorkersItAccuses) {
   Conduct conduct(kBeat);
   for (const std::uint64_t child : {2, 3})
     for (int i = 0; i < 2; ++i) conduct.bad_chunk(WorkerId{child}, WorkerId{1}, kThen);
-  ASSERT_TRUE(conduct.quarantined(WorkerId{1}, kThen + 1));
+  ASSERT_TRUE(conduct.is_quarantined(WorkerId{1}, kThen + 1));
   EXPECT_EQ(conduct.bad_chunk(WorkerId{1}, WorkerId{4}, kThen + 1), Ruling::kNothing);
   EXPECT_EQ(conduct.bad_chunk(WorkerId{1}, WorkerId{4}, kThen + 1), Ruling::kPart);
-  EXPECT_TRUE(conduct.apart(WorkerId{1}, WorkerId{4}, kThen + 1));
+  EXPECT_TRUE(conduct.are_apart(WorkerId{1}, WorkerId{4}, kThen + 1));
   // It weighs nothing: one more word is a single one.
   conduct.bad_chunk(WorkerId{5}, WorkerId{4}, kThen + 2);
   EXPECT_EQ(conduct.bad_chunk(WorkerId{5}, WorkerId{4}, kThen + 2), Ruling::kPart);
@@ -109,7 +109,7 @@ TEST(Conduct, AQuarantinedWorkerIsStillPartedFromTheWorkersItAccuses) {
     for (int i = 0; i < 2; ++i) conduct.bad_chunk(WorkerId{1}, WorkerId{parent}, kThen + 3);
   conduct.bad_chunk(WorkerId{1}, WorkerId{8}, kThen + 4);
   EXPECT_EQ(conduct.bad_chunk(WorkerId{1}, WorkerId{8}, kThen + 4), Ruling::kChild);
-  EXPECT_FALSE(conduct.apart(WorkerId{1}, WorkerId{6}, kThen + 4));
+  EXPECT_FALSE(conduct.are_apart(WorkerId{1}, WorkerId{6}, kThen + 4));
 }
 
 // Two that agree do not take away from many what they get on with: they are parted from it, and that is all.
@@ -119,25 +119,25 @@ TEST(Conduct, AWorkerThatServesMoreThanAccuseItIsNotQuarantined) {
     c.bad_chunk(id(child), id(parent), at);
     return c.bad_chunk(id(child), id(parent), at);
   };
-  for (std::uint64_t child = 2; child <= 7; ++child) c.delivered(id(1), id(child), kThen);
+  for (std::uint64_t child = 2; child <= 7; ++child) c.on_delivery(id(1), id(child), kThen);
   EXPECT_EQ(accuse(2, 1, kThen), Ruling::kPart);
   EXPECT_EQ(accuse(3, 1, kThen), Ruling::kPart) << "four others say nothing of the kind";
-  EXPECT_FALSE(c.quarantined(id(1), kThen));
-  EXPECT_TRUE(c.apart(id(1), id(2), kThen) && c.apart(id(1), id(3), kThen));
+  EXPECT_FALSE(c.is_quarantined(id(1), kThen));
+  EXPECT_TRUE(c.are_apart(id(1), id(2), kThen) && c.are_apart(id(1), id(3), kThen));
   EXPECT_EQ(accuse(4, 1, kThen), Ruling::kParent) << "three against three: it is not the accusers";
   // Old deliveries do not count.
   const std::uint64_t later = kThen + 2 * Conduct::kEdgeMemoryMs;
-  for (std::uint64_t child = 12; child <= 17; ++child) c.delivered(id(11), id(child), kThen);
+  for (std::uint64_t child = 12; child <= 17; ++child) c.on_delivery(id(11), id(child), kThen);
   EXPECT_EQ(accuse(12, 11, later), Ruling::kPart);
   EXPECT_EQ(accuse(13, 11, later), Ruling::kParent);
 }
 
 TEST(Conduct, ABrokenDriverIsNoAttackUntilItGoesOn) {
   Conduct c(kBeat);
-  for (int i = 1; i < Conduct::kBrokenMax; ++i) EXPECT_FALSE(c.broken(id(1), kThen));
-  EXPECT_FALSE(c.broken(id(2), kThen)) << "each for itself";
-  EXPECT_TRUE(Conduct(kBeat, c.kept()).broken(id(1), kThen + kMinute)) << "a new learner knows, too";
-  EXPECT_FALSE(c.broken(id(1), kThen + Conduct::kWordMemoryMs)) << "a day later it begins anew";
+  for (int i = 1; i < Conduct::kBrokenMax; ++i) EXPECT_FALSE(c.count_malformed(id(1), kThen));
+  EXPECT_FALSE(c.count_malformed(id(2), kThen)) << "each for itself";
+  EXPECT_TRUE(Conduct(kBeat, c.kept()).count_malformed(id(1), kThen + kMinute)) << "a new learner knows, too";
+  EXPECT_FALSE(c.count_malformed(id(1), kThen + Conduct::kWordMemoryMs)) << "a day later it begins anew";
 }
 
 // ---- edges ----
@@ -154,17 +154,17 @@ TEST(Conduct, AnEdgeThatFailsAgainAndAgainPartsItsEnds) {
   for (int i = 0; i < 100; ++i)
     EXPECT_EQ(c.edge_failed(id(2), id(1), now, ms + 10), Ruling::kNothing) << "the same failure";
   EXPECT_EQ(fails(2, 1), Ruling::kNothing);
-  c.delivered(id(1), id(2), ms);  // the row is broken
+  c.on_delivery(id(1), id(2), ms);  // the row is broken
   EXPECT_EQ(fails(2, 1), Ruling::kNothing);
   EXPECT_EQ(fails(2, 1), Ruling::kNothing);
   EXPECT_EQ(fails(2, 1), Ruling::kPart);
-  EXPECT_TRUE(c.apart(id(1), id(2), ms));
+  EXPECT_TRUE(c.are_apart(id(1), id(2), ms));
   EXPECT_EQ(c.find(id(1))->ladder.role(), chains::Role::kSeed) << "one word costs nobody a role";
   EXPECT_EQ(fails(3, 1), Ruling::kNothing);
   EXPECT_EQ(fails(3, 1), Ruling::kNothing);
   EXPECT_EQ(fails(3, 1), Ruling::kParent) << "two children say so";
   EXPECT_EQ(c.find(id(1))->ladder.role(), chains::Role::kTail);
-  EXPECT_TRUE(c.apart(ms + Conduct::kEdgeMemoryMs).empty());
+  EXPECT_TRUE(c.pairs_apart(ms + Conduct::kEdgeMemoryMs).empty());
 }
 
 TEST(Conduct, AWorkerWhoseEdgesAllFailIsTheCause) {
@@ -204,7 +204,7 @@ TEST(Conduct, OutlivesTheProcessAndIsForgottenInTheEnd) {
     for (const std::uint64_t child : {2, 2, 3, 3}) c.bad_chunk(id(child), id(1), kThen);
     for (int i = 0; i < 2; ++i) c.bad_chunk(id(2), id(8), kThen);
     for (const std::uint64_t parent : {4, 4, 5, 5, 6, 6}) c.bad_chunk(id(9), id(parent), kThen);
-    c.broken(id(3), kThen);
+    c.count_malformed(id(3), kThen);
     c.of(id(7), kThen);  // nothing to remember
     state.conduct = c.kept();
   }
@@ -213,12 +213,12 @@ TEST(Conduct, OutlivesTheProcessAndIsForgottenInTheEnd) {
   ASSERT_TRUE(read.has_value()) << read.error().message();
   EXPECT_EQ(read->conduct, state.conduct);
   Conduct c(kBeat, read->conduct);
-  EXPECT_TRUE(c.quarantined(id(1), kThen + kMinute));
-  EXPECT_TRUE(c.quarantined(id(9), kThen + kMinute));
-  EXPECT_TRUE(c.apart(id(2), id(8), kThen + kMinute));
+  EXPECT_TRUE(c.is_quarantined(id(1), kThen + kMinute));
+  EXPECT_TRUE(c.is_quarantined(id(9), kThen + kMinute));
+  EXPECT_TRUE(c.are_apart(id(2), id(8), kThen + kMinute));
   EXPECT_EQ(c.bad_chunk(id(9), id(3), kThen + kMinute), Ruling::kNothing) << "still no witness";
   c.prune({}, kThen + kMinute);
-  EXPECT_TRUE(c.quarantined(id(1), kThen + kMinute));
+  EXPECT_TRUE(c.is_quarantined(id(1), kThen + kMinute));
   c.prune({}, kThen + Conduct::kRecordMemoryMs + kMinute);
   EXPECT_EQ(c.size(), 0u);
 }
@@ -233,7 +233,7 @@ TEST(Conduct, RemembersBoundedlyMany) {
   EXPECT_LE(c.find(id(5))->kept.bad_chunks_of.size(), Conduct::kWordsMax);
   c.prune({id(10)}, kThen + 5000);
   EXPECT_LE(c.size(), Conduct::kRecordsMax);
-  EXPECT_TRUE(c.quarantined(id(1), kThen + 5000)) << "the clean are forgotten first";
+  EXPECT_TRUE(c.is_quarantined(id(1), kThen + 5000)) << "the clean are forgotten first";
   EXPECT_NE(c.find(id(10)), nullptr) << "it is there";
 }
 
