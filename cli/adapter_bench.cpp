@@ -65,7 +65,7 @@ Result<json> bench(const Arguments& a, const TaskChoice& choice) {
   const double start_s = seconds(clock.now() - start);
   std::size_t failed = 0;
   const auto questions = questions_of(**made, a.problems, failed);
-  if (questions.empty()) return fail(Code::kUnavailable, "", "none of {} problems could be had", failed);
+  if (questions.empty()) return fail(Code::kUnavailable, "", "the task returned none of {} problems", failed);
   const Duration time = from_seconds(a.time_s);
   (void)data_plane::measure_speed(**made, questions, a.batch, time / 20, clock);  // warm-up
   const Speed task = data_plane::measure_speed(**made, questions, a.batch, time * 3 / 4, clock);
@@ -73,7 +73,7 @@ Result<json> bench(const Arguments& a, const TaskChoice& choice) {
   (void)data_plane::measure_speed(exact, questions, a.batch, time / 40, clock);
   const Speed baseline = data_plane::measure_speed(exact, questions, a.batch, time / 4, clock);
   if (task.failed == task.calls + task.batched)
-    return fail(Code::kUnavailable, "", "every response made the task fail; `echoline adapter check` says how");
+    return fail(Code::kUnavailable, "", "the task failed for every response; see `echoline adapter check`");
   json result = as_json(task);
   result.update({{"schema_version", 1},
                  {"task", choice.label},
@@ -107,19 +107,18 @@ void print(const json& r) {
 }  // namespace
 
 void add_adapter_bench(Verb& adapter, int& exit) {
-  auto* verb = adapter.add_verb("bench", "How long a task takes for a response, and how many it grades per second");
+  auto* verb =
+      adapter.add_verb("bench", "Measure how long a task takes for a response, and how many it grades per second");
   auto a = std::make_shared<Arguments>();
   a->words.add_options(*verb);
-  verb->add_option("--batch", a->batch, "responses at a time, for the rate")
-      ->range<std::size_t>(1, 65'536)
-      ->show_default();
-  verb->add_option("--problems", a->problems, "training problems that are asked in turn")
+  verb->add_option("--batch", a->batch, "responses graded at a time")->range<std::size_t>(1, 65'536)->show_default();
+  verb->add_option("--problems", a->problems, "number of training problems to use")
       ->range<std::size_t>(1, 65'536)
       ->show_default();
   verb->add_option("--seconds", a->time_s, "about how long")->range(0.1, 3600.0)->show_default();
   verb->add_flag("--json", a->as_json, "print JSON (docs/reference/task-verbs.md has the fields)");
   verb->footer(task_examples("bench") +
-               "\nBeside it stands what comparing two texts costs through the same seam, in the same process.");
+               "\nFor comparison, the report also has the time of a task that only compares two texts.");
   verb->callback([a, &exit] {
     const auto choice = choose_task(a->words);
     const auto result = choice ? bench(*a, *choice) : Result<json>(choice.error());

@@ -110,7 +110,7 @@ Result<json> listen(pid_t child, int from, Duration patience) {
     if (ready == 0) {
       ::kill(child, SIGKILL);
       reap();
-      return lost(fmt::format("it hangs: nothing came of it for {}", to_text(patience)));
+      return lost(fmt::format("the task hangs: no progress for {}", to_text(patience)));
     }
     char bytes[1 << 16];
     const ssize_t got = ::read(from, bytes, sizeof bytes);
@@ -120,7 +120,7 @@ Result<json> listen(pid_t child, int from, Duration patience) {
     for (std::size_t end = 0; (end = received.find('\n')) != std::string::npos;) {
       json said = json::parse(received.substr(0, end), nullptr, false);
       received.erase(0, end + 1);
-      if (!said.is_object()) return lost("it wrote where it must not");
+      if (!said.is_object()) return lost("the task wrote to a descriptor that it must not use");
       if (said.contains("doing")) {
         if (shows && said.value("doing", "") != doing.value("doing", ""))
           say("\r\033[K{:.70}", said.value("doing", ""));
@@ -164,10 +164,10 @@ void print_facts(const TaskChoice& choice, const json& f) {
   if (f.contains("start_seconds"))
     fmt::print("{:<15}{}\n", "ready after", quick(1e6 * f.at("start_seconds").get<double>()));
   if (f.contains("problems"))
-    fmt::print("{:<15}{} looked at, {} different\n", "problems", f.at("problems").dump(),
+    fmt::print("{:<15}{} tested, {} different\n", "problems", f.at("problems").dump(),
                f.at("problems_different").dump());
   if (f.contains("held_out"))
-    fmt::print("{:<15}{}; looked for among {} training problems\n", "held out", f.at("held_out").dump(),
+    fmt::print("{:<15}{}; searched among {} training problems\n", "held out", f.at("held_out").dump(),
                f.value("compared_with_held_out", 0));
   if (f.contains("demonstrations")) {
     const json& d = f.at("demonstrations");
@@ -184,7 +184,7 @@ void print_facts(const TaskChoice& choice, const json& f) {
                r.at("rewards").dump(), f.value("repeatable", ""));
   }
   if (f.contains("episodes"))
-    fmt::print("{:<15}{} played, the longest of {} turns\n", "episodes", f.at("episodes").at("played").dump(),
+    fmt::print("{:<15}{} played, the longest with {} turns\n", "episodes", f.at("episodes").at("played").dump(),
                f.at("episodes").at("longest").dump());
   if (f.contains("speed")) {
     const json& s = f.at("speed");
@@ -220,13 +220,12 @@ void compare_with_deadline(const TaskChoice& choice, json& said) {
   };
   const double slowest = facts.at("responses").value("slowest_seconds", 0.0), half = seconds(*deadline) / 2;
   if (slowest > half && slowest < 2 * half)
-    note(fmt::format("the slowest response took {:.2f} s of the {} that there are for an answer (deadline)", slowest,
-                     to_text(*deadline)));
+    note(fmt::format("the slowest response took {:.2f} s; the deadline is {}", slowest, to_text(*deadline)));
   const double batch = options.value("batch", 64.0), together = batch * facts.at("speed").value("median_us", 0.0) / 1e6;
   if (together > half)
     note(
-        fmt::format("{} responses in a request would take {:.1f} s, for which there are {}: lower task.options.batch "
-                    "or raise its deadline",
+        fmt::format("{} responses in one request would take {:.1f} s, and the deadline is {}: lower task.options.batch "
+                    "or raise the deadline",
                     batch, together, to_text(*deadline)));
 }
 
@@ -255,31 +254,31 @@ int run(const Arguments& a) {
   print_findings(*said, false);
   for (const auto& [check, count] : said->at("further").items())
     fmt::print("and {} more of '{}'\n", count.dump(), check);
-  fmt::print("{}\n", sound ? "nothing is wrong with it" : "it is not fit for a run");
+  fmt::print("{}\n", sound ? "no mistakes found" : "the task is not ready for a run");
   return sound ? 0 : 1;
 }
 
 }  // namespace
 
 void add_adapter_check(Verb& adapter, int& exit) {
-  auto* verb = adapter.add_verb("check", "Try a task as a run uses it, and say what is wrong");
+  auto* verb = adapter.add_verb("check", "Try a task in the way a run uses it, and report its mistakes");
   auto a = std::make_shared<Arguments>();
   a->words.add_options(*verb);
-  verb->add_option("--seconds", a->time_s, "about how long; a slow task is looked at less closely")
+  verb->add_option("--seconds", a->time_s, "approximate time of the check; a slow task is tested less thoroughly")
       ->range(0.1, 86'400.0)
       ->show_default();
-  verb->add_option("--problems", a->problems, "how many training problems are looked at")
+  verb->add_option("--problems", a->problems, "number of training problems to test")
       ->range<std::size_t>(1, 4096)
       ->show_default();
-  verb->add_option("--batch", a->batch, "responses at a time when the speed is measured")
+  verb->add_option("--batch", a->batch, "responses graded at a time in the speed test")
       ->range<std::size_t>(1, 65'536)
       ->show_default();
-  verb->add_option("--patience", a->patience_s, "seconds until a call that does not come back is said to hang")
+  verb->add_option("--patience", a->patience_s, "seconds after which a call counts as hanging")
       ->range(0.1, 86'400.0)
       ->show_default();
   verb->add_flag("--json", a->as_json, "print JSON (docs/reference/task-verbs.md has the fields)");
   verb->footer(task_examples("check") +
-               "\nExit code 0: nothing is wrong; 1: something is; 2: it cannot be made from these options.");
+               "\nExit code 0: no mistakes; 1: mistakes; 2: the task cannot be created from these options.");
   verb->callback([a, &exit] { exit = run(*a); });
 }
 

@@ -59,8 +59,9 @@ void print_all(const std::vector<AdapterKind>& kinds) {
           "{}{}", head,
           columns ? wrapped(kind.meaning, 0, head.size(), *columns - head.size()) : std::string(kind.meaning) + "\n");
   }
-  fmt::print("\n{}", wrapped("`echoline adapter list NAME` has the options of one; docs/run-file.md those of all.", 0,
-                             0, columns.value_or(120)));
+  fmt::print("\n{}",
+             wrapped("`echoline adapter list NAME` shows the options of one; docs/run-file.md has the options of all.",
+                     0, 0, columns.value_or(120)));
 }
 
 void print_one(const AdapterKind& kind, const std::vector<ConfigKey>& options) {
@@ -97,7 +98,7 @@ Status list(const Arguments& a) {
   const auto kind = std::ranges::find(kinds, a.name, &AdapterKind::name);
   if (kind == kinds.end()) {
     const std::vector<std::string> names = data_plane::adapter_names();
-    return fail(Code::kInvalid, "", "no adapter is called '{}'{}; `echoline adapter list` has all", a.name,
+    return fail(Code::kInvalid, "", "no adapter is called '{}'{}; `echoline adapter list` shows all", a.name,
                 did_you_mean(a.name, names));
   }
   const std::vector<ConfigKey> options = options_of(kind->name);
@@ -115,15 +116,16 @@ Status list(const Arguments& a) {
 }  // namespace
 
 void add_adapter_list(Verb& adapter, int& exit) {
-  auto* verb = adapter.add_verb("list", "The tasks that are built in, or the options of one");
+  auto* verb = adapter.add_verb("list", "List the built-in tasks, or show the options of one");
   auto a = std::make_shared<Arguments>();
-  verb->add_option("name", a->name, "the adapter whose options are wanted");
+  verb->add_option("name", a->name, "show the options of this adapter");
   verb->add_flag("--json", a->as_json, "print JSON");
   verb->footer(
       "  echoline adapter list\n"
       "  echoline adapter list countdown\n"
-      "turns: how many answers an episode has. repeatable: whether a learner can find a score again (cheaply, costly), "
-      "or has to believe it (not). needs: a file of problems, a sandbox (bubblewrap) where responses are graded.");
+      "turns: the number of answers in an episode. repeatable: whether a learner can compute a score again (cheaply, "
+      "costly) or must trust the worker (not). needs: a file of problems, or a sandbox (bubblewrap) on the machines "
+      "that grade responses.");
   verb->callback([a, &exit] {
     const Status done = list(*a);
     exit = done ? 0 : complain("adapter list", done.error());

@@ -155,20 +155,21 @@ Status write_new(const NewFile& file) {
 
 Status begin(const Arguments& a) {
   if (!usable(a.name))
-    return fail(
-        Code::kInvalid, "",
-        "expected a name of small letters, digits, '_' and '-' that begins with a letter, such as sums; found '{}'",
-        a.name.substr(0, 80));
-  if (a.python == a.c) return fail(Code::kInvalid, "", "in which language? Give --python or --c");
+    return fail(Code::kInvalid, "",
+                "expected a name that begins with a letter and has only lowercase letters, digits, '_' and '-', such "
+                "as sums; found '{}'",
+                a.name.substr(0, 80));
+  if (a.python == a.c) return fail(Code::kInvalid, "", "expected --python or --c");
   if (a.c && a.turns)
-    return fail(Code::kInvalid, "", "--turns is of --python; echoline_task.h says what a library of many turns has");
+    return fail(Code::kInvalid, "",
+                "--turns is only for --python; echoline_task.h describes libraries with several turns");
   const std::vector<NewFile> files = files_of(a);
   std::string there;
   std::error_code ignored;
   for (const NewFile& file : files)
     if (fs::exists(fs::symlink_status(file.path, ignored))) there += (there.empty() ? "" : ", ") + file.path.string();
   if (!there.empty())
-    return fail(Code::kInvalid, "", "{} is there already and stays as it is; choose another name or --dir", there);
+    return fail(Code::kInvalid, "", "{} exists and is not replaced; choose another name or --dir", there);
   ECHO_TRY(make_folders(a.folder));
   nlohmann::json names = nlohmann::json::array();
   for (const NewFile& file : files) {
@@ -190,11 +191,11 @@ Status begin(const Arguments& a) {
 }  // namespace
 
 void add_adapter_new(Verb& adapter, int& exit) {
-  auto* verb = adapter.add_verb("new", "Write a task of your own to begin with, and a run file for it");
+  auto* verb = adapter.add_verb("new", "Write a first version of your own task and a run file for it");
   auto a = std::make_shared<Arguments>();
-  verb->add_option("name", a->name, "the task's, and that of its files")->required();
-  verb->add_flag("--python", a->python, "in Python, by echoline_task");
-  verb->add_flag("--c", a->c, "in C, as a shared library");
+  verb->add_option("name", a->name, "name of the task and its files")->required();
+  verb->add_flag("--python", a->python, "write the task in Python, with echoline_task");
+  verb->add_flag("--c", a->c, "write the task in C, as a shared library");
   verb->add_flag("--turns", a->turns, "of many turns");
   verb->add_option("--dir", a->folder, "where the files go")->show_default();
   verb->add_flag("--json", a->as_json, "print the names of the files as JSON");
@@ -202,7 +203,7 @@ void add_adapter_new(Verb& adapter, int& exit) {
       "  echoline adapter new sums --python\n"
       "  echoline adapter new maze --python --turns --dir tasks\n"
       "  echoline adapter new sums --c && cc -shared -fPIC -O2 -o sums.so sums.c\n"
-      "Files that are there are never written over.");
+      "Existing files are never replaced.");
   verb->callback([a, &exit] {
     const Status done = begin(*a);
     exit = done ? 0 : complain(kOperation, done.error());

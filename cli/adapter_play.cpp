@@ -75,7 +75,7 @@ class Table {
         ended = c == EOF;
         if (ended || c == '\n') break;
         if (text.size() >= kResponseBytesMax)
-          return fail(Code::kInvalid, "", "a response of more than {}", to_text(Bytes{kResponseBytesMax}));
+          return fail(Code::kInvalid, "", "the response is longer than {}", to_text(Bytes{kResponseBytesMax}));
         text.push_back(static_cast<char>(c));
       }
       if (std::ferror(stdin) != 0) return fail(Code::kIo, "", "standard input cannot be read");
@@ -167,8 +167,8 @@ Status play(const Arguments& a) {
     total.correct = correct;
     if (table.echoes() || turns.empty()) table.write("\n");
     table.write(fmt::format("[{}: reward {:g}{}]\n",
-                            turns.size() == data_plane::kTurnsMax ? "that were all turns there may be"
-                                                                  : "the input ends here, the task does not",
+                            turns.size() == data_plane::kTurnsMax ? "that was the last allowed turn"
+                                                                  : "the input ended before the task was done",
                             cut.reward, parts(cut)));
   }
   table.head(fmt::format("{}, reward {:g} in {} turn{}{}", total.correct ? "correct" : "not correct", total.reward,
@@ -199,18 +199,18 @@ Status play(const Arguments& a) {
 }  // namespace
 
 void add_adapter_play(Verb& adapter, int& exit) {
-  auto* verb =
-      adapter.add_verb("play", "Take the policy's place at a problem: what it is told, and what answers are worth");
+  auto* verb = adapter.add_verb(
+      "play", "Answer a problem in the policy's place: see its prompt and the rewards of your answers");
   auto a = std::make_shared<Arguments>();
   a->words.add_options(*verb);
   verb->add_option("--problem", a->problem, "number of the training problem")->show_default();
-  verb->add_flag("--held-out", a->held_out, "of the held-out problems instead");
+  verb->add_flag("--held-out", a->held_out, "use a held-out problem instead");
   verb->add_option("--ends", a->ends,
-                   "what ends a response: a line's end, an empty line, or the end of the input (Ctrl-D)")
+                   "what ends a response: the end of the line, an empty line, or the end of the input (Ctrl-D)")
       ->one_of({"line", "empty", "input"})
       ->show_default();
-  verb->add_flag("--reveal", a->reveal, "show the reference in the end");
-  verb->add_flag("--json", a->as_json, "print the episode as JSON in the end, and all else on stderr");
+  verb->add_flag("--reveal", a->reveal, "show the reference at the end");
+  verb->add_flag("--json", a->as_json, "print the episode as JSON at the end, and everything else on stderr");
   verb->footer(
       "  echoline adapter play guess\n"
       "  echoline adapter play run.yaml --held-out --problem 3 --reveal\n"

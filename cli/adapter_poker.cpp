@@ -19,7 +19,7 @@ struct Table {
   bool json = false;
 
   void add_options(Verb& verb, const std::string& seed_meaning) {
-    verb.add_option("--stack", rules.stack, "chips of both players at the beginning of every hand")->show_default();
+    verb.add_option("--stack", rules.stack, "chips of each player at the beginning of every hand")->show_default();
     verb.add_option("--small-blind", rules.small_blind, "chips")->show_default();
     verb.add_option("--big-blind", rules.big_blind, "chips")->show_default();
     verb.add_option("--seed", seed, seed_meaning)->show_default();
@@ -125,27 +125,28 @@ Status join(const JoinArguments& a) {
 int finished(std::string_view verb, const Status& status) { return status ? 0 : complain(verb, status.error()); }
 
 void add_match(Verb& poker, int& exit) {
-  auto* verb =
-      poker.add_verb("match", "How much better one built-in player is: every deal is played from both positions");
+  auto* verb = poker.add_verb(
+      "match", "Measure how much better one built-in player is: every deal is played from both positions");
   auto a = std::make_shared<MatchArguments>();
   verb->add_option("first", a->first, "whose winnings are told")->required()->one_of(player_names());
   verb->add_option("second", a->second, "the other one")->required()->one_of(player_names());
-  verb->add_option("--pairs", a->pairs, "deals, each of which is two hands")->positive()->show_default();
+  verb->add_option("--pairs", a->pairs, "number of deals; each is played as two hands")->positive()->show_default();
   a->table.add_options(*verb, "the same seed gives the same hands");
   verb->callback([a, &exit] { exit = finished("adapter poker match", run_match_verb(*a)); });
 }
 
 void add_serve(Verb& poker, int& exit) {
-  auto* verb = poker.add_verb("serve", "Deal a match to players that connect over TCP (ACPC protocol 2.0.0)");
+  auto* verb = poker.add_verb("serve", "Deal a match for players that connect over TCP (ACPC protocol 2.0.0)");
   auto a = std::make_shared<ServeArguments>();
-  verb->add_option("--port", a->port, "0: any free one, which is told on stderr")->show_default();
-  verb->add_option("--bind", a->bind, "address of this machine to listen on; what is sent is not encrypted")
+  verb->add_option("--port", a->port, "port; 0: any free port, which is printed on stderr")->show_default();
+  verb->add_option("--bind", a->bind, "address of this machine to listen on; the connection is not encrypted")
       ->show_default();
-  verb->add_option("--player", a->player,
-                   "has the second seat; without it, both are for those who connect, in that order")
+  verb->add_option(
+          "--player", a->player,
+          "built-in player of the second seat; without it, both seats are for connecting players, in their order")
       ->one_of(player_names());
   verb->add_option("--hands", a->hands, "of the match")->positive()->show_default();
-  verb->add_option("--patience", a->patience, "how long a player may take to come, and for each action")
+  verb->add_option("--patience", a->patience, "time limit for a player to connect, and for each action")
       ->show_default();
   a->table.add_options(*verb, "the same seed gives the same deals");
   verb->footer("Example:\n  echoline adapter poker serve --port 18791 --player tight --hands 3000");
@@ -153,12 +154,13 @@ void add_serve(Verb& poker, int& exit) {
 }
 
 void add_join(Verb& poker, int& exit) {
-  auto* verb = poker.add_verb("join", "Play at the table of a dealer elsewhere (ACPC protocol 2.0.0), until it ends");
+  auto* verb =
+      poker.add_verb("join", "Play at the table of a remote dealer (ACPC protocol 2.0.0) until the match ends");
   auto a = std::make_shared<JoinArguments>();
   verb->add_option("dealer", a->dealer, "HOST:PORT")->required();
   verb->add_option("--player", a->player, "who plays")->one_of(player_names())->show_default();
-  verb->add_option("--patience", a->patience, "how long the dealer may take, each time")->show_default();
-  a->table.add_options(*verb, "of what the player draws at random");
+  verb->add_option("--patience", a->patience, "time limit for each message of the dealer")->show_default();
+  a->table.add_options(*verb, "seed of the player's random choices");
   verb->callback([a, &exit] { exit = finished("adapter poker join", join(*a)); });
 }
 
@@ -166,7 +168,7 @@ void add_join(Verb& poker, int& exit) {
 
 void add_adapter_poker(Verb& adapter, int& exit) {
   auto* poker = adapter.add_verb(
-      "poker", "Heads-up no-limit hold'em: players against each other, here or over the ACPC protocol");
+      "poker", "Heads-up no-limit hold'em: matches between players on this machine or over the ACPC protocol");
   poker->needs_verb();
   add_match(*poker, exit);
   add_serve(*poker, exit);

@@ -28,7 +28,7 @@ Result<UpArguments> run_of(const nlohmann::json& document, const std::string& fi
     return fail(Code::kInvalid, "read plan", "{}: {}; write it with `echoline plan RUN.yaml -o {}`", file, what, file);
   };
   const auto run = document.find("run");
-  if (run == document.end() || !run->is_object()) return wrong("it does not say of which run it is");
+  if (run == document.end() || !run->is_object()) return wrong("the plan does not name its run");
   const auto config = run->find("file"), set = run->find("set");
   if (config == run->end() || !config->is_string() || set == run->end() || !set->is_array())
     return wrong("run.file and run.set: expected a text and a list of texts");
@@ -86,16 +86,17 @@ int run(const Arguments& a) {
 }  // namespace
 
 void add_apply(Verb& app, int& exit) {
-  auto* verb = app.add_verb("apply", "Start a run by a plan that `echoline plan -o` has written");
+  auto* verb = app.add_verb("apply", "Start a run by a plan that `echoline plan -o` wrote");
   auto a = std::make_shared<Arguments>();
   verb->add_option("plan", a->plan, "the plan, e.g. plan.json")->required();
   verb->add_option("--price-tolerance", a->price_tolerance,
-                   "how much dearer an offer, and the fleet, may have become; what is dearer or gone is planned again")
+                   "by which share the price of an offer and of the fleet may have risen; an offer that costs more or "
+                   "is gone is replaced")
       ->non_negative()
       ->show_default();
-  verb->add_flag("--check", a->check, "only say what has become of it");
-  verb->add_flag("--json", a->json, "print the report, what is wrong, or with --check the plan, as JSON");
-  verb->footer("The offers are read again. What stands in PLAN.applied is what was rented by.");
+  verb->add_flag("--check", a->check, "only show how the plan has changed");
+  verb->add_flag("--json", a->json, "print the report, the errors, or with --check the plan, as JSON");
+  verb->footer("The offers are read again. PLAN.applied is the plan by which the fleet was rented.");
   verb->callback([a, &exit] { exit = run(*a); });
 }
 

@@ -53,7 +53,7 @@ Status run_tar(const fs::path& staging, const fs::path& out) {
   std::optional<ProcessEnd> end;
   while (!end) end = tar.pump(std::chrono::milliseconds(200), [&](const std::string& line) { last = line; });
   if (end->status == 0) return ok();
-  return fail(Code::kIo, kOperation, "tar failed ({}): {}; tar and, for .zst, zstd have to be installed here",
+  return fail(Code::kIo, kOperation, "tar failed ({}): {}; tar must be installed, and zstd for .zst",
               end->status ? fmt::format("status {}", *end->status) : fmt::format("signal {}", *end->signal),
               last.empty() ? "it said nothing" : last);
 }
@@ -116,7 +116,7 @@ Result<std::string> make(const fs::path& out, bool with_engine) {
       }
       if (ec) return fail(Code::kIo, kOperation, "cannot take {}: {}", path.string(), ec.message());
     }
-    if (loader.empty()) return fail(Code::kInternal, kOperation, "no loader among the loaded libraries");
+    if (loader.empty()) return fail(Code::kInternal, kOperation, "none of the loaded libraries is a loader");
     ECHO_TRY(write_file_atomic(bin / "echoline", fmt::format(fmt::runtime(kLauncher), loader)));
     fs::permissions(bin / "echoline", fs::perms(0755), ec);
     ECHO_TRY(try_it(lib, loader, module.has_value()));
@@ -137,15 +137,16 @@ Result<std::string> make(const fs::path& out, bool with_engine) {
 void add_bundle(Verb& app, int& exit) {
   auto* verb = app.add_verb("bundle", "Pack this program and its libraries for machines that have none of them");
   auto out = std::make_shared<std::string>("echoline-worker.tar.zst");
-  verb->add_option("-o,--output", *out, "the archive; its ending chooses the compression: .tar.zst, .tar.gz, .tar.xz");
+  verb->add_option("-o,--output", *out, "the archive; its name chooses the compression: .tar.zst, .tar.gz, .tar.xz");
   auto without_engine = std::make_shared<bool>(false);
   verb->add_flag("--without-engine", *without_engine,
-                 "leave out the built-in engine and libtorch: for workers whose engine is sglang or vllm");
+                 "leave out libtorch with the built-in engine and trainer; such workers use sglang or vllm");
   verb->footer(
-      "On the machine:\n"
+      "On the target machine:\n"
       "  tar xf echoline-worker.tar.zst\n"
       "  echoline-worker/bin/echoline worker --join HOST:PORT\n"
-      "It needs a Linux kernel of this architecture and sh, and no library: C library and loader come along.");
+      "The target machine needs sh and a Linux kernel for this architecture. All libraries are in the bundle, "
+      "including the C library and the loader.");
   verb->callback([out, without_engine, &exit] {
     const auto digest = make(*out, !*without_engine);
     exit = digest ? 0 : complain("bundle", digest.error());

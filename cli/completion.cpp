@@ -160,7 +160,7 @@ std::string fish_completion(const std::vector<Command>& commands, const std::vec
 }
 
 void add_completion(Verb& app, int& exit) {
-  auto* verb = app.add_verb("completion", "Print a script with which a shell completes verbs, options and keys");
+  auto* verb = app.add_verb("completion", "Print a script for the completion of verbs, options and keys in a shell");
   auto shell = std::make_shared<std::string>();
   verb->add_option("shell", *shell, "bash, zsh or fish")->required()->one_of({"bash", "zsh", "fish"});
   verb->footer(

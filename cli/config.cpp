@@ -53,7 +53,7 @@ void schema() {
   ConfigKey sweep;
   sweep.path = "sweep";
   sweep.type = "mapping";
-  sweep.meaning = "What `echoline sweep` varies.";
+  sweep.meaning = "The variations of `echoline sweep`.";
   keys.push_back(std::move(sweep));
   fmt::print("{}", reference_schema(keys));
 }
@@ -61,12 +61,13 @@ void schema() {
 }  // namespace
 
 void add_config(Verb& app, int& exit) {
-  auto* verb = app.add_verb("config", "Say what a run file may hold");
+  auto* verb = app.add_verb("config", "Describe the keys of a run file");
   verb->needs_verb();
   auto* page = verb->add_verb("reference", "Print every key of a run file: unit, range, default and meaning");
   auto a = std::make_shared<Arguments>();
   auto* json = page->add_flag("--json", a->json, "print JSON");
-  page->add_flag("--yaml", a->yaml, "print a run file to fill in; what has a default is commented out")->excludes(json);
+  page->add_flag("--yaml", a->yaml, "print a run file to fill in; keys with a default are commented out")
+      ->excludes(json);
   auto* form = verb->add_verb("schema", "Print a JSON Schema of run files, for editors");
   form->footer(
       "echoline config schema > run-file.schema.json, and as the first line of a run file:\n"

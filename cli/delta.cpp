@@ -26,7 +26,7 @@ void line(std::string_view name, const std::string& value) { fmt::print("{:<18}{
 
 void add_common(Verb* verb, DeltaCommon& common, bool threads) {
   if (threads)
-    verb->add_option("--threads", common.threads, "threads to work with; all of this machine's by default")
+    verb->add_option("--threads", common.threads, "number of threads; default: one for each processor")
         ->range(1u, 256u);
   verb->add_flag("--json", common.json, "print JSON");
 }
@@ -51,12 +51,12 @@ Result<delta::MappedFile> open_patch(const std::string& path) {
 Result<delta::PatchInfo> inspect_patch(const delta::MappedFile& file, const std::string& path) {
   auto info = delta::inspect(file.bytes(), {.state_bytes_max = UINT64_MAX});
   if (!info)
-    return about(std::move(info).error(), path, ". Fetch it again, or make it anew with `echoline delta diff`");
+    return about(std::move(info).error(), path, ". Fetch it again, or make it again with `echoline delta diff`");
   return info;
 }
 
 void say_completed(const std::string& path) {
-  say("echoline delta: {}: an interrupted application of a delta was completed\n", path);
+  say("echoline delta: {}: completed an interrupted `apply --in-place`\n", path);
 }
 
 Result<delta::SettledCheckpoint> open_checkpoint(const std::string& path, const DeltaCommon& common) {
@@ -68,11 +68,11 @@ Result<delta::SettledCheckpoint> open_checkpoint(const std::string& path, const 
 Status check_output(const std::string& output, const std::vector<std::string>& inputs) {
   std::error_code ec;
   if (fs::is_directory(output, ec))
-    return fail(Code::kInvalid, "write patch", "{}: this is a folder; -o names the file of the patch", output);
+    return fail(Code::kInvalid, "write patch", "{} is a folder; -o must name the patch file", output);
   for (const std::string& input : inputs)
     if (fs::equivalent(output, input, ec))
-      return fail(Code::kInvalid, "write patch", "{}: -o names an input, which would be lost; choose another name",
-                  output);
+      return fail(Code::kInvalid, "write patch",
+                  "{}: -o names an input, which would be overwritten; choose another name", output);
   return ok();
 }
 
@@ -82,12 +82,13 @@ void add_delta(Verb& app, int& exit) {
   group->needs_verb();
   group->footer(
       "A checkpoint is a .safetensors file, or a Hugging Face folder with model.safetensors or indexed shards.\n"
-      "A patch is a delta, what changed between two checkpoints with the same tensors, or a snapshot, all of "
-      "one. Both are lossless to the bit and carry the digests of the checkpoints they lead from and to.\n"
+      "A patch is a delta (the changes between two checkpoints with the same tensors) or a snapshot (a whole "
+      "checkpoint). Both are lossless to the bit and contain the digests of the checkpoints they apply to and "
+      "produce.\n"
       "Typical use:\n"
-      "  # on the side that has both\n"
+      "  # on the machine with both checkpoints\n"
       "  echoline delta diff old.safetensors new.safetensors -o new.patch\n"
-      "  # on the side that has the old one\n"
+      "  # on the machine with the old one\n"
       "  echoline delta apply old.safetensors new.patch -o new.safetensors\n"
       "kB, MB, GB are 10^3, 10^6, 10^9 bytes. Exit codes: 0 done, 1 failed, 2 usage.");
   add_delta_diff(group, exit);

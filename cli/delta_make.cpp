@@ -30,10 +30,9 @@ struct DiffReport {
 Result<DiffReport> diff(const DiffArguments& a, ProgressBar& bar) {
   const std::atomic<bool>& stop = stop_on_signals();
   if (!a.snapshot && a.prev.empty())
-    return fail(
-        Code::kInvalid, "arguments",
-        "expected PREV and CUR, found {} alone. A patch that holds all of one checkpoint is made with --snapshot",
-        a.cur);
+    return fail(Code::kInvalid, "arguments",
+                "expected PREV and CUR, found only {}. Use --snapshot for a patch that contains a whole checkpoint",
+                a.cur);
   std::optional<SettledCheckpoint> prev;
   if (!a.snapshot) {
     ECHO_ASSIGN(prev, open_checkpoint(a.prev, a.common));
@@ -88,7 +87,7 @@ void print_report(const DiffReport& r, const std::string& output) {
   line("patch", fmt::format("{} ({})", output, kind_name(s.base.has_value())));
   line("elements", grouped(s.elements));
   line("changed", fmt::format("{} ({})", grouped(s.changed), percent(s.density())));
-  line("payload", fmt::format("{} bytes, {:.2f} times less than the weights' {}", grouped(s.patch_bytes),
+  line("payload", fmt::format("{} bytes, {:.2f} times less than the {} of the weights", grouped(s.patch_bytes),
                               s.compression_ratio(), to_text(Bytes{s.state_bytes})));
   if (s.base && s.changed > 0) line("per change", fmt::format("{:.3f} bytes", per(s.patch_bytes, s.changed)));
   if (s.entropy) {
@@ -187,8 +186,9 @@ Result<FoldReport> fold(const FoldArguments& a, ProgressBar& bar) {
 void print_report(const FoldReport& r, const FoldArguments& a) {
   line("patch", fmt::format("{} ({} deltas in one)", a.output, a.patches.size()));
   line("changed", fmt::format("{}{}", grouped(r.stats.changed),
-                              a.base.empty() ? ", an element that several deltas change counted for each" : ""));
-  line("size", fmt::format("{} bytes; the deltas have {}", grouped(r.stats.patch_bytes), grouped(r.parts_bytes)));
+                              a.base.empty() ? ", counting an element once for each delta that changes it" : ""));
+  line("size",
+       fmt::format("{} bytes; the deltas together have {}", grouped(r.stats.patch_bytes), grouped(r.parts_bytes)));
   line("took", fmt::format("{:.3f} s", r.seconds));
   line("base", r.stats.base->hex());
   line("result", r.stats.result.hex());
@@ -210,26 +210,24 @@ json to_json(const FoldReport& r) {
 void add_delta_diff(Verb* group, int& exit) {
   auto* verb = group->add_verb("diff", "Write the patch that turns checkpoint PREV into checkpoint CUR");
   auto a = std::make_shared<DiffArguments>();
-  verb->add_option("PREV", a->prev, "checkpoint to start from: a .safetensors file or a Hugging Face folder")
-      ->required();
-  verb->add_option("CUR", a->cur, "checkpoint to arrive at; the same tensors with other values");
-  verb->add_option("-o,--output", a->output, "the patch; replaced when it exists")->required();
-  verb->add_flag("--snapshot", a->snapshot,
-                 "hold all of CUR instead, for receivers that have no PREV; PREV can be left out");
+  verb->add_option("PREV", a->prev, "the old checkpoint: a .safetensors file or a Hugging Face folder")->required();
+  verb->add_option("CUR", a->cur, "the new checkpoint, with the same tensors");
+  verb->add_option("-o,--output", a->output, "the patch; an existing file is replaced")->required();
+  verb->add_flag("--snapshot", a->snapshot, "store all of CUR, for receivers without PREV; PREV can be left out");
   add_common(verb, a->common);
   verb->footer(
       "Reading the report:\n"
-      "  elements, changed   weights in all, and those whose bits differ; density is\n"
+      "  elements, changed   all weights, and those whose bits differ; density is\n"
       "                      their ratio\n"
-      "  payload             bytes of the patch: what a receiver has to be sent\n"
+      "  payload             bytes of the patch, which a receiver must be sent\n"
       "  entropy bound       bytes of an ideal coder that knows how often, and by how\n"
       "                      much, weights of each magnitude change (delta/entropy.hpp);\n"
-      "                      where rows differ, less is possible\n"
+      "                      if rows differ, fewer bytes are possible\n"
       "  GB/s                10^9 bytes of dense weights per second, whatever the size\n"
       "                      of the patch\n"
-      "Before the patch gets its name it is read back and applied to PREV without writing anything, and the "
-      "digest of the result is compared: \"proven in\", apply_seconds in JSON. A snapshot is decoded for the same "
-      "purpose, in memory.\n"
+      "Before the patch gets its name, it is read back and applied to PREV without writing anything, and the "
+      "digest of the result is compared. \"proven in\" (JSON: apply_seconds) is the time of this check. A snapshot "
+      "is decoded in memory instead.\n"
       "Examples:\n"
       "  echoline delta diff step-100.safetensors step-101.safetensors -o 101.patch\n"
       "  echoline delta diff qwen3-8b/ qwen3-8b-tuned/ -o tuned.patch --json\n"
@@ -242,17 +240,17 @@ void add_delta_diff(Verb* group, int& exit) {
 }
 
 void add_delta_fold(Verb* group, int& exit) {
-  auto* verb = group->add_verb("fold", "Make one delta from deltas that follow each other");
+  auto* verb = group->add_verb("fold", "Combine consecutive deltas into one");
   auto a = std::make_shared<FoldArguments>();
   verb->add_option("PATCHES", a->patches, "deltas, oldest first")->required()->expected(1, 4096);
-  verb->add_option("-o,--output", a->output, "the patch; replaced when it exists")->required();
+  verb->add_option("-o,--output", a->output, "the patch; an existing file is replaced")->required();
   verb->add_option("--base", a->base,
-                   "checkpoint the first delta applies to: the fold gets as short as a direct delta");
+                   "the checkpoint that the first delta applies to; makes the result as small as a direct delta");
   add_common(verb, a->common);
   verb->footer(
-      "Without --base no weights are needed: the parts lie side by side, about as long as they are together, and "
-      "are applied in one pass. With it, the changes are added up and encoded anew, and the fold is proven "
-      "against the checkpoint.\n"
+      "Without --base, no weights are needed: the result contains the deltas side by side, is about as long as all "
+      "together, and is applied in one pass. With --base, the changes are added up and encoded again, and the result "
+      "is checked against the checkpoint.\n"
       "Examples:\n"
       "  echoline delta fold 101.patch 102.patch 103.patch -o 100-to-103.patch\n"
       "  echoline delta fold 101.patch 102.patch -o 100-to-102.patch \\\n"

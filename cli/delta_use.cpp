@@ -37,8 +37,8 @@ Error explain(Error error, const ApplyArguments& a, const PatchInfo& info) {
     // the error contains the digest found
     const bool is_result = error.detail.find(info.result.hex()) != std::string::npos;
     return about(std::move(error), a.prev,
-                 is_result ? ". It is the result already"
-                           : ". It needs the patches in between, or another checkpoint to start from");
+                 is_result ? ". The checkpoint is already the result"
+                           : ". Apply the patches in between first, or use another checkpoint");
   }
   for (const char* about_patch : {"apply delta", "read patch", "decode snapshot"})
     if (error.operation == about_patch) return about(std::move(error), a.patch);
@@ -48,18 +48,18 @@ Error explain(Error error, const ApplyArguments& a, const PatchInfo& info) {
 Result<ApplyReport> apply(const ApplyArguments& a, ProgressBar& bar) {
   if (a.in_place == !a.output.empty())
     return fail(Code::kInvalid, "arguments",
-                "expected either -o NEW, which leaves PREV as it is, or --in-place, which turns PREV into the result");
+                "expected either -o NEW, which does not change PREV, or --in-place, which turns PREV into the result");
   ECHO_ASSIGN(const MappedFile patch, open_patch(a.patch));
   ECHO_ASSIGN(const PatchInfo info, inspect_patch(patch, a.patch));
   const bool snapshot = info.kind == PatchKind::kSnapshot;
   if (!snapshot && a.prev.empty())
-    return fail(
-        Code::kInvalid, "arguments",
-        "{} is a delta to the checkpoint with digest {}: name that too, as in `echoline delta apply PREV {} ...`",
-        a.patch, info.base->hex(), a.patch);
-  if (snapshot && a.in_place)
     return fail(Code::kInvalid, "arguments",
-                "{} is a snapshot, which holds a whole checkpoint and changes none: write it with -o NEW", a.patch);
+                "{} is a delta to the checkpoint with digest {}: name that checkpoint too, as in `echoline delta apply "
+                "PREV {} ...`",
+                a.patch, info.base->hex(), a.patch);
+  if (snapshot && a.in_place)
+    return fail(Code::kInvalid, "arguments", "{} is a snapshot, that is, a whole checkpoint: write it with -o NEW",
+                a.patch);
 
   delta::ApplyOptions options{.threads = a.common.threads, .progress = bar.callback(), .stop = &stop_on_signals()};
   options.observer = [&](delta::ApplyStage stage) {
@@ -147,7 +147,7 @@ Result<VerifyReport> verify(const VerifyArguments& a, ProgressBar& bar) {
                                                {.threads = a.common.threads, .progress = bar.callback()});
     if (resolved) {
       report.relation = "base";
-      report.reason = "the patch applies: all of it was decoded, and leads to the result it promises";
+      report.reason = "the patch applies: it was decoded completely and produces the digest it states";
       report.found = *report.info.base;
       return report;
     }
@@ -158,8 +158,8 @@ Result<VerifyReport> verify(const VerifyArguments& a, ProgressBar& bar) {
   }
   ECHO_ASSIGN(report.found, delta::digest_state(state->view(), a.common.threads));
   report.relation = report.found == report.info.result ? "result" : "neither";
-  if (report.relation == "result") report.reason = "the patch has been applied already";
-  if (report.reason.empty()) report.reason = "the patch neither applies to this checkpoint nor leads to it";
+  if (report.relation == "result") report.reason = "the patch is already applied";
+  if (report.reason.empty()) report.reason = "the checkpoint is neither the base of the patch nor its result";
   return report;
 }
 
@@ -270,25 +270,24 @@ Result<InspectReport> inspect(const InspectArguments& a, ProgressBar&) {
 }  // namespace
 
 void add_delta_apply(Verb* group, int& exit) {
-  auto* verb = group->add_verb("apply", "Turn checkpoint PREV into the one a patch leads to");
+  auto* verb = group->add_verb("apply", "Turn checkpoint PREV into the result of a patch");
   auto a = std::make_shared<ApplyArguments>();
-  verb->add_option("PREV", a->prev, "checkpoint the patch was made from; with a snapshot, only its layout counts")
-      ->required();
-  verb->add_option("PATCH", a->patch, "patch; with a snapshot it can stand alone, without PREV");
+  verb->add_option("PREV", a->prev, "the checkpoint to change; for a snapshot, only its layout is used")->required();
+  verb->add_option("PATCH", a->patch, "the patch; a snapshot does not need PREV");
   auto* output =
-      verb->add_option("-o,--output", a->output, "new checkpoint, file or folder as PREV is; must not exist");
+      verb->add_option("-o,--output", a->output, "the new checkpoint, a file or folder as PREV is; must not exist");
   verb->add_flag("--in-place", a->in_place, "change PREV itself")->excludes(output);
   add_common(verb, a->common);
   verb->footer(
-      "Everything is proven before anything takes effect: the patch by its checksums, PREV and the result by "
+      "Everything is checked before anything takes effect: the patch by its checksums, PREV and the result by "
       "their digests.\n"
-      "-o NEW appears complete or not at all. Headers, metadata and the order of tensors are those of PREV; of a "
-      "folder, configuration, tokenizer and index are copied, subfolders and other weights are not. A snapshot "
-      "without PREV becomes a file when NEW ends in .safetensors, a folder otherwise.\n"
-      "--in-place needs disk space for a journal: for each weight that changes four bytes and the weight itself. "
+      "NEW appears complete or not at all. Headers, metadata and the order of tensors are those of PREV. From a "
+      "folder, configuration, tokenizer and index are copied; subfolders and other weights are not. A snapshot "
+      "without PREV becomes a file if NEW ends in .safetensors, otherwise a folder.\n"
+      "--in-place needs disk space for a journal: for each weight that changes, four bytes and the weight itself. "
       "After a crash or power loss, the next `echoline delta` verb on PREV completes or discards the change; "
-      "let it run before other programs read PREV. PREV must not be a link. When it is the result already, "
-      "nothing is changed and that is no error.\n"
+      "let it run before other programs read PREV. PREV must not be a link. If PREV is already the result, "
+      "nothing is changed; that is not an error.\n"
       "Examples:\n"
       "  echoline delta apply step-100.safetensors 101.patch -o step-101.safetensors\n"
       "  echoline delta apply /models/policy 101.patch --in-place\n"
@@ -301,13 +300,14 @@ void add_delta_apply(Verb* group, int& exit) {
 }
 
 void add_delta_verify(Verb* group, int& exit) {
-  auto* verb = group->add_verb("verify", "Say whether a checkpoint is the base of a patch, its result, or neither");
+  auto* verb = group->add_verb("verify", "Tell whether a checkpoint is the base of a patch, its result, or neither");
   auto a = std::make_shared<VerifyArguments>();
-  verb->add_option("STATE", a->state, "checkpoint: a .safetensors file or a Hugging Face folder")->required();
+  verb->add_option("STATE", a->state, "the checkpoint: a .safetensors file or a Hugging Face folder")->required();
   verb->add_option("PATCH", a->patch, "patch")->required();
   add_common(verb, a->common);
   verb->footer(
-      "base: the patch applies; all of it was decoded and leads to the promised digest. result: it has been applied.\n"
+      "base: the patch applies; it was decoded completely and produces the digest it states. result: it is already "
+      "applied.\n"
       "An interrupted `apply --in-place` is completed or discarded first. Nothing else is written.\n"
       "Exit codes: 0 base or result, 1 neither or damaged.\n"
       "Example:\n  echoline delta verify /models/policy 101.patch");
@@ -319,15 +319,15 @@ void add_delta_verify(Verb* group, int& exit) {
 }
 
 void add_delta_inspect(Verb* group, int& exit) {
-  auto* verb = group->add_verb("inspect", "Show what a patch holds; checks its form and checksums");
+  auto* verb = group->add_verb("inspect", "Show the contents of a patch; checks its form and checksums");
   auto a = std::make_shared<InspectArguments>();
   verb->add_option("PATCH", a->patch, "patch")->required();
-  verb->add_flag("--all", a->all, fmt::format("every tensor, not only the {} that take the most bytes", kTensorsShown));
+  verb->add_flag("--all", a->all, fmt::format("show every tensor, not only the {} with the most bytes", kTensorsShown));
   add_common(verb, a->common, false);
   verb->footer(
-      "Columns: changed weights and their share of the tensor; bytes in the patch; bits per changed weight, and "
-      "as the bound the entropy of the changes under the encoder's model. In a fold, a weight counts once for "
-      "each delta that changes it. Small tensors of a type that follow one another are coded together and counted at "
+      "Columns: changed weights and their share of the tensor; bytes in the patch; bits per changed weight; the "
+      "bound, which is the entropy of the changes under the encoder's model. In a fold, a weight counts once for "
+      "each delta that changes it. Consecutive small tensors of the same type are coded together and counted with "
       "the first of them. JSON has every tensor, in order of name.\n"
       "Example:\n  echoline delta inspect 101.patch --all");
   verb->callback([a, &exit] {

@@ -42,7 +42,8 @@ Check check_machine() {
 
 Check check_disk() {
   struct statvfs info {};
-  if (::statvfs(".", &info) != 0) return {"disk", Verdict::kFailed, "the working directory cannot be examined"};
+  if (::statvfs(".", &info) != 0)
+    return {"disk", Verdict::kFailed, "cannot read the size of the working directory's disk"};
   const double gb = static_cast<double>(info.f_bavail) * static_cast<double>(info.f_frsize) / 1e9;
   return {"disk", gb < 1 ? Verdict::kWarning : Verdict::kOk, fmt::format("{:.1f} GB free for ./runs", gb)};
 }
@@ -50,7 +51,7 @@ Check check_disk() {
 // Creates a ledger on this disk, writes it durably and reads it back.
 Check check_database() {
   std::string folder = (std::filesystem::temp_directory_path() / "echoline-doctor-XXXXXX").string();
-  if (::mkdtemp(folder.data()) == nullptr) return {"database", Verdict::kFailed, "no temporary folder can be made"};
+  if (::mkdtemp(folder.data()) == nullptr) return {"database", Verdict::kFailed, "cannot create a temporary folder"};
   const auto attempt = [&]() -> Status {
     ECHO_ASSIGN(provisioner::Ledger ledger, provisioner::Ledger::open(folder + "/ledger.sqlite", "doctor"));
     ECHO_ASSIGN(const auto totals, ledger.totals(0));
@@ -73,8 +74,8 @@ Check check_network() {
 // Only a warning: few tasks need a sandbox, namely those that run programs.
 Check check_sandbox() {
   const auto pool = sandbox::Pool::start();
-  if (!pool) return {"sandbox", Verdict::kWarning, "no task that runs programs: " + pool.error().detail};
-  return {"sandbox", Verdict::kOk, "programs that nobody trusts can be locked up"};
+  if (!pool) return {"sandbox", Verdict::kWarning, "tasks that run programs cannot be used: " + pool.error().detail};
+  return {"sandbox", Verdict::kOk, "untrusted programs can be isolated"};
 }
 
 // The checks of `plan` and `up`, and the reading of the file.
@@ -112,7 +113,7 @@ int run(const Arguments& a) {
 }  // namespace
 
 void add_doctor(Verb& app, int& exit) {
-  auto* verb = app.add_verb("doctor", "Check this machine, and a run file, before a run depends on them");
+  auto* verb = app.add_verb("doctor", "Check this machine and a run file before a run depends on them");
   auto a = std::make_shared<Arguments>();
   verb->add_option("config", a->config, "run file to check as well");
   verb->add_option("--set", a->overrides, "override a key of the run file, e.g. --set network.port=7070")

@@ -63,11 +63,10 @@ Result<Subject> subject(const Arguments& a) {
   if (!a.run.empty() && !a.config.empty())
     return fail(Code::kInvalid, "evaluate", "expected a run or --config RUNFILE, found both");
   if (!a.policy.empty() + a.checkpoint.has_value() + server > 1)
-    return fail(Code::kInvalid, "evaluate",
-                "--checkpoint, --policy and --url each say what is evaluated: give one of them");
+    return fail(Code::kInvalid, "evaluate", "expected only one of --checkpoint, --policy and --url");
   if (server == a.model.empty())
     return fail(Code::kInvalid, "evaluate",
-                "--url and --model go together: the server's address, and its name of the model");
+                "--url and --model go together: the server's address, and its name for the model");
   std::filesystem::path run;
   if (a.config.empty()) {
     ECHO_ASSIGN(run, find_run(a.run));
@@ -85,11 +84,10 @@ Result<Subject> subject(const Arguments& a) {
     s.policy = *s.config.model.path;
     s.name = s.policy.string();
   } else {
-    return fail(Code::kInvalid, "evaluate", "{}: which policy? Name a run instead, or give --policy DIR or --url",
-                a.config);
+    return fail(Code::kInvalid, "evaluate", "{}: no policy given; name a run, or use --policy DIR or --url", a.config);
   }
   if (!a.api.empty() && !server)
-    return fail(Code::kInvalid, "evaluate", "--api says how a server is asked: it needs --url");
+    return fail(Code::kInvalid, "evaluate", "--api chooses the interface of a server: it needs --url");
   // A chat server builds prompts itself; all others are built here from the model's tokenizer and chat template.
   if (!server || (a.api.empty() ? !s.config.prompts.chat : a.api == "completions")) {
     std::optional<std::filesystem::path> folder = s.config.model.path;
@@ -249,7 +247,8 @@ Result<json> evaluate(const Arguments& a, Subject& s) {
   q.turn_tokens_max = s.config.rollout.turn_tokens_max.value_or(0);
   q.seed = a.seed;
   if (q.samples > 1 && q.temperature == 0)
-    return fail(Code::kInvalid, "evaluate", "{} samples at temperature 0 are {} times the same", q.samples, q.samples);
+    return fail(Code::kInvalid, "evaluate", "{} samples at temperature 0 would be {} equal answers", q.samples,
+                q.samples);
   q.interrupted = [&] { return stop.load(); };
   const SystemClock clock;
   const TimePoint start = clock.now();
@@ -274,28 +273,31 @@ Result<json> evaluate(const Arguments& a, Subject& s) {
 }  // namespace
 
 void add_evaluate(Verb& app, int& exit) {
-  auto* verb = app.add_verb("evaluate", "Score held-out problems with a policy, or with a model behind a server");
+  auto* verb = app.add_verb("evaluate", "Score held-out problems with a policy or with a model behind a server");
   auto a = std::make_shared<Arguments>();
-  verb->add_option("run", a->run,
-                   "name or folder of a run (default: the newest), whose newest checkpoint is evaluated");
-  verb->add_option("--checkpoint", a->checkpoint, "the policy of another of its checkpoints: its learner steps");
-  verb->add_option("--config", a->config, "a run file instead of a run: its task, and the model it names");
+  verb->add_option("run", a->run, "name or folder of a run (default: the newest); its newest checkpoint is evaluated");
+  verb->add_option("--checkpoint", a->checkpoint, "evaluate the run's checkpoint after this number of learner steps");
+  verb->add_option("--config", a->config, "a run file instead of a run: uses its task and its model");
   verb->add_option("--set", a->overrides, "override a key of the run file, e.g. --set rollout.response_tokens_max=512")
       ->one_value_each();
-  verb->add_option("--policy", a->policy, "a Hugging Face model directory instead");
-  verb->add_option("--url", a->url, "a server with OpenAI's interface instead, e.g. http://127.0.0.1:8000/v1");
-  verb->add_option("--model", a->model, "with --url: the model, as the server calls it");
-  verb->add_option("--api", a->api, "with --url: how it is asked (default: chat where the run file has task.chat)")
+  verb->add_option("--policy", a->policy, "evaluate this Hugging Face model directory");
+  verb->add_option("--url", a->url,
+                   "evaluate a model behind a server with OpenAI's interface, e.g. http://127.0.0.1:8000/v1");
+  verb->add_option("--model", a->model, "with --url: the server's name for the model");
+  verb->add_option("--api", a->api,
+                   "with --url: the interface of the server (default: chat if the run file has task.chat, otherwise "
+                   "completions)")
       ->one_of({"chat", "completions"});
   verb->add_option("--key-file", a->key_file,
-                   "with --url: a file of mode 600 that holds the key; or set ECHOLINE_API_KEY");
-  verb->add_option("--concurrency", a->at_once, "questions at a time (default: 64, of a server 16)")
+                   "with --url: a file of mode 600 that contains the key; alternatively, set ECHOLINE_API_KEY");
+  verb->add_option("--concurrency", a->at_once, "questions at a time (default: 64; 16 for a server)")
       ->range<std::size_t>(1, 1024);
-  verb->add_option("--timeout", a->timeout_s, "with --url: seconds until an answer is given up")
+  verb->add_option("--timeout", a->timeout_s, "with --url: time limit of an answer in seconds")
       ->range(0.001, 86'400.0)
       ->show_default();
-  verb->add_option("--tries", a->tries,
-                   "with --url: of each question, where the server is busy, away or answers by halves")
+  verb->add_option(
+          "--tries", a->tries,
+          "with --url: attempts for each question if the server is busy, not reachable or breaks off an answer")
       ->range<std::size_t>(1, 100)
       ->show_default();
   verb->add_option("--device", a->device, "for a policy: cpu, cuda or cuda:N")->show_default();
@@ -303,11 +305,11 @@ void add_evaluate(Verb& app, int& exit) {
       ->range<std::size_t>(1, kSamplesMax)
       ->show_default();
   verb->add_option("--temperature", a->temperature,
-                   "default: 0, the most likely tokens; with --samples that of the run")
+                   "default: 0, which always takes the most likely token; with --samples, the temperature of the run")
       ->range(0.0, 100.0);
-  verb->add_option("--max-tokens", a->tokens_max, "longest answer (default: rollout.response_tokens_max)")
+  verb->add_option("--max-tokens", a->tokens_max, "limit of an answer in tokens (default: rollout.response_tokens_max)")
       ->range(1, 1'000'000);
-  verb->add_option("--problems", a->problems, "the first so many (default: as evaluation.problems says)")
+  verb->add_option("--problems", a->problems, "number of problems, from the first (default: evaluation.problems)")
       ->range<std::size_t>(1, 1u << 30);
   verb->add_option("--seed", a->seed, "of the sampling");
   verb->add_flag("--json", a->as_json, "print JSON (docs/how-to/evaluate-a-policy.md has the fields)");

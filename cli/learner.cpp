@@ -99,7 +99,7 @@ int work(const WorkerArguments& a, const std::atomic<bool>& stop) {
   } else {
     const auto mapped = provisioner::mapped_port(a.port, [](const char* name) { return std::getenv(name); });
     if (mapped) options.advertise = overlay::Endpoint{mapped->host, mapped->port};
-    if (mapped) log::info("its port {} is reached by {}", a.port, overlay::to_text(*options.advertise));
+    if (mapped) log::info("other workers reach its port {} as {}", a.port, overlay::to_text(*options.advertise));
   }
   options.port = a.port;
   options.folder = a.folder;
@@ -127,8 +127,8 @@ int work(const WorkerArguments& a, const std::atomic<bool>& stop) {
   options.bind_host = listening.host;
   if (listening.leaf)
     log::warn(
-        "it listens on {} only, so other workers cannot fetch policies from it: it will be a leaf; --bind :: or "
-        "--advertise HOST:PORT lets it forward",
+        "the worker listens on {} only, so other workers cannot fetch policies from it and it will not forward any; "
+        "use --bind :: or --advertise HOST:PORT to change that",
         listening.host);
   options.name = a.name;
   options.place = a.place;
@@ -160,7 +160,7 @@ int work(const WorkerArguments& a, const std::atomic<bool>& stop) {
       report->rollouts, report->refused, report->versions, 1e3 * seconds(report->install_times) / versions,
       1e3 * seconds(report->install_waits) / versions, report->reason);
   if (!report->in_order)
-    return complain("worker", fail(Code::kUnavailable, "work", "it ended before the run did: {}", report->reason));
+    return complain("worker", fail(Code::kUnavailable, "work", "the worker ended before the run: {}", report->reason));
   return 0;
 }
 
@@ -171,42 +171,43 @@ int run_worker_verb(const WorkerArguments& a) {
   const int exit = work(a, stop);
   if (stop || !instance) return exit;  // the sender of the signal ends the instance
   if (const Status ended = instance->end(); ended)
-    log::info("this instance ({}) is ended, so that it costs nothing more", instance->id);
+    log::info("this instance ({}) is ended so that it costs nothing more", instance->id);
   else
-    log::warn("this instance may go on to cost money: {}", ended.error().message());
+    log::warn("this instance may continue to cost money: {}", ended.error().message());
   return exit;
 }
 
 }  // namespace
 
 void add_learner(Verb& app, int& exit) {
-  auto* verb = app.add_verb("learner", "Run the learner of a run file; `up` does this and shows the progress");
+  auto* verb = app.add_verb("learner", "Run the learner of a run file; `up` starts this and shows the progress");
   auto a = std::make_shared<LearnerArguments>();
   verb->add_option("config", a->config, "run file, e.g. configs/quickstart.yaml")->required();
   verb->add_option("--set", a->overrides, "override a key of the run file, e.g. --set run.steps=50")->one_value_each();
-  verb->add_option("--plan", a->plan, "rent by this plan.json instead of a new plan");
-  verb->add_flag("--resume", a->resume, "go on from the last checkpoint of this run");
-  verb->add_flag("--json", a->json, "print the report as JSON when done");
+  verb->add_option("--plan", a->plan, "rent by this plan.json instead of making a new plan");
+  verb->add_flag("--resume", a->resume, "continue from the last checkpoint of this run");
+  verb->add_flag("--json", a->json, "print the report as JSON at the end");
   verb->callback([a, &exit] { exit = run_learner_verb(*a); });
 }
 
 void add_worker(Verb& app, int& exit) {
-  auto* verb = app.add_verb("worker", "Join a learner, generate and score rollouts, forward policies");
+  auto* verb = app.add_verb("worker", "Join a learner; generate and score rollouts, forward policies");
   auto a = std::make_shared<WorkerArguments>();
-  verb->add_option("--join", a->join, "the learner, HOST:PORT; HOST is an address or a name")->required();
-  verb->add_option("--name", a->name, "what the learner calls this worker: its offer id");
+  verb->add_option("--join", a->join, "address of the learner, HOST:PORT; HOST is an IP address or a name")->required();
+  verb->add_option("--name", a->name, "name of this worker at the learner: its offer id");
   verb->add_option("--place", a->place,
-                   "where it stands, as network.regions has it, e.g. 'DE'; default: what its offer says");
-  verb->add_option("--token", a->token, "join token; other users of this machine can see it here: prefer the next two");
+                   "the worker's place, as in network.regions, e.g. 'DE'; default: the place in its offer");
+  verb->add_option("--token", a->token,
+                   "join token; other users of this machine can see it here, so prefer --token-file or ECHOLINE_TOKEN");
   verb->add_option("--token-file", a->token_file,
-                   "file with the join token; without both, the variable ECHOLINE_TOKEN");
+                   "file with the join token; without --token and --token-file, ECHOLINE_TOKEN is read");
   verb->add_option("--folder", a->folder,
-                   "keeps identity and received chunks over restarts; without it nothing is kept");
+                   "folder for identity and received chunks, which survive a restart; without it, nothing is kept");
   verb->add_option(
       "--bind", a->bind,
       "address where other workers fetch policies; '::' for all, IPv4 and IPv6; default: all with --advertise, "
       "otherwise 127.0.0.1, where none on other machines can");
-  verb->add_option("--port", a->port, "its port; 0: any free one");
+  verb->add_option("--port", a->port, "port of --bind; 0: any free port");
   verb->add_option("--advertise", a->advertise,
                    "HOST:PORT where others reach this worker, if its port is mapped; default: what a container of "
                    "vast.ai is told of "
@@ -218,20 +219,19 @@ void add_worker(Verb& app, int& exit) {
                    "fleet.away_max");
   verb->add_option("--memory-max", a->memory_max,
                    "memory for publications, e.g. '4 GiB'; default: by the policy's size, 256 MiB with a folder");
-  verb->add_option("--disk-max", a->disk_max, "room for publications in the folder; default: by the policy's size");
-  verb->add_option("--rollouts-per-s", a->rollouts_per_s, "hold generation to this speed")->non_negative();
-  verb->add_option("--rollouts-at-once", a->engine.rollouts_at_once, "responses that are generated together, at most")
+  verb->add_option("--disk-max", a->disk_max, "disk space for publications in --folder; default: by the policy's size");
+  verb->add_option("--rollouts-per-s", a->rollouts_per_s, "limit of the generation speed")->non_negative();
+  verb->add_option("--rollouts-at-once", a->engine.rollouts_at_once, "limit of the responses generated at a time")
       ->range(1, 65536);
   verb->add_option("--cache-max", a->cache_max,
-                   "memory for the keys and values of their tokens, e.g. '8 GiB' (default: 4 GiB)");
-  verb->add_option("--device", a->engine.device, "where the built-in engine computes: cpu, cuda or cuda:N")
-      ->show_default();
+                   "memory for keys and values of their tokens, e.g. '8 GiB' (default: 4 GiB)");
+  verb->add_option("--device", a->engine.device, "device of the built-in engine: cpu, cuda or cuda:N")->show_default();
   verb->add_option(
           "--threads", a->engine.threads,
           "threads that generate on a CPU, and that decode policies; 0: as many as this machine has; default: 1 "
           "where the built-in engine computes on a CPU, otherwise 0")
       ->range(0u, 1024u);
-  verb->add_option("--engine", a->engine_name, "what generates: builtin, sglang or vllm")
+  verb->add_option("--engine", a->engine_name, "engine that generates: builtin, sglang or vllm")
       ->one_of({"builtin", "sglang", "vllm"})
       ->show_default();
   verb->add_option("--engine-command", a->engine.command,

@@ -46,7 +46,7 @@ Result<Opened> open(const std::string& run) {
   ECHO_ASSIGN(const std::filesystem::path folder, find_run(run));
   const auto file = folder / "ledger.sqlite";
   if (!std::filesystem::exists(file))
-    return fail(Code::kNotFound, "ledger", "{}: this run has rented nothing yet", file.string());
+    return fail(Code::kNotFound, "ledger", "{}: this run has not rented anything", file.string());
   auto config = learner::load_run_config(folder / "config.yaml");
   std::error_code ignored;
   const std::string name =
@@ -215,15 +215,16 @@ Status costs(const Arguments& a) {
                  to_text(row.downloaded), row.usd_traffic());
   }
   fmt::print("\n{} ${:.2f}: rent ${:.2f}, traffic ${:.2f}; now ${:.4f} an hour\n",
-             totals.prices_known ? "total" : "at least, since some prices are not known,", totals.usd, rent, traffic,
+             totals.prices_known ? "total" : "at least, because some prices are unknown,", totals.usd, rent, traffic,
              totals.usd_per_hour);
   if (!charged.empty()) fmt::print("\n{:>4}  {:<16}  {:>10}  {:>10}\n", "row", "offer", "ours, $", "theirs, $");
   for (const LedgerRow& row : rows)
     if (const auto it = charged.find(row.id); it != charged.end())
       fmt::print("{:>4}  {:<16}  {:>10.4f}  {:>10.4f}\n", row.id, row.offer, row.usd(now), it->second.usd);
   if (!charged.empty())
-    fmt::print("for these ${:.2f} by our count, and ${:.2f} charged, as far as {} (they charge by the day, and late)\n",
-               ours, theirs, when(until).substr(0, 10));
+    fmt::print(
+        "for these, ${:.2f} by our count and ${:.2f} charged, up to {} (providers charge by the day, and late)\n", ours,
+        theirs, when(until).substr(0, 10));
   for (const auto& credit : credits)
     fmt::print("left on the account of {}: ${:.2f}, {}\n", credit.provider, credit.usd, when(credit.unix_s));
   return ok();
@@ -281,8 +282,8 @@ Status end_learner(const std::filesystem::path& folder) {
     if (::flock(lock.get(), LOCK_EX | LOCK_NB) == 0) return ok();
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
-  return fail(Code::kUnavailable, "down", "the learner (process {}) does not end; kill it, then run this again",
-              pid.get<int>());
+  return fail(Code::kUnavailable, "down",
+              "the learner (process {}) has not ended; kill it, then run this command again", pid.get<int>());
 }
 
 Result<int> down(const Arguments& a) {
@@ -317,7 +318,7 @@ Result<int> down(const Arguments& a) {
 }  // namespace
 
 void add_ledger(Verb& app, int& exit) {
-  auto* ledger = app.add_verb("ledger", "Show what was rented, what it cost, and what machines were worth");
+  auto* ledger = app.add_verb("ledger", "Show what a run rented, what it cost, and how its machines performed");
   ledger->needs_verb();
   const auto add = [&](const char* name, const char* meaning, const char* run, Status (*work)(const Arguments&)) {
     auto* verb = ledger->add_verb(name, meaning);
@@ -325,27 +326,29 @@ void add_ledger(Verb& app, int& exit) {
     verb->add_option("run", a->run, run);
     verb->add_flag("--json", a->json, "print JSON");
     if (work == costs)
-      verb->add_flag("--charges", a->charges, "first ask vast.ai what it has charged, and keep that in the ledger");
+      verb->add_flag("--charges", a->charges, "read the charges from vast.ai first and store them in the ledger");
     verb->callback([a, work, &exit] {
       const Status done = work(*a);
       exit = done ? 0 : complain("ledger", done.error());
     });
   };
   const char* const run = "name or folder of the run; default: the newest below ./runs";
-  add("show", "Every instance of a run, and every decision about them", run, show);
-  add("costs", "What a run cost, interval by interval", run, costs);
-  add("hosts", "What machines did in all runs of a folder, against what they promised",
-      "a run in the folder; default: those below ./runs", hosts);
+  add("show", "Show every instance of a run and every decision about them", run, show);
+  add("costs", "Show what a run cost, interval by interval", run, costs);
+  add("hosts", "Compare the measured with the promised performance of machines in all runs of a folder",
+      "folder or name of one of the runs; default: all below ./runs", hosts);
 }
 
 void add_down(Verb& app, int& exit) {
-  auto* verb = app.add_verb("down", "End a run and release everything that it has rented");
+  auto* verb = app.add_verb("down", "End a run and release everything it has rented");
   auto a = std::make_shared<Arguments>();
   verb->add_option("run", a->run, "name or folder of the run")->required();
-  verb->add_flag("--gone", a->gone, "instances that the service does not know are gone, even if it knows none at all");
-  verb->add_flag("--json", a->json, "print what was released, and what is wrong, as JSON");
+  verb->add_flag("--gone", a->gone,
+                 "instances that the provider does not list count as gone, even if it lists none at all");
+  verb->add_flag("--json", a->json, "print what was released and what is wrong, as JSON");
   verb->footer(
-      "Verified by listing what carries the run's label; may be repeated. Exits with 1 when something may be left.");
+      "The command checks the result by listing the instances with the run's label. It may be repeated. Exits with 1 "
+      "when something may be left.");
   verb->callback([a, &exit] {
     const auto done = down(*a);
     exit = done ? *done : complain("down", done.error());

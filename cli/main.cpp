@@ -24,14 +24,14 @@ int main(int argc, char** argv) {
   app.needs_verb();
   app.footer(
       "Typical use:\n"
-      "  echoline plan configs/quickstart.yaml         # what would be rented, and why\n"
+      "  echoline plan configs/quickstart.yaml         # the offers to rent, and why\n"
       "  echoline up configs/quickstart.yaml           # rent, train, report\n"
       "  echoline up configs/quickstart.yaml --resume  # go on after a crash or Ctrl-C\n"
       "  echoline report quickstart                    # what a run did and cost\n"
       "  echoline sweep configs/quickstart.yaml --over S=3,6   # runs, side by side\n"
       "  echoline down quickstart                      # end it, release what it rented\n"
       "  echoline delta diff OLD NEW -o PATCH          # between two checkpoints\n"
-      "Data goes to stdout, progress to stderr; --json gives machines the same data.\n"
+      "Data goes to stdout, progress to stderr; --json prints the same data for programs.\n"
       "Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 infeasible plan.");
   int exit = 0;
   add_up(app, exit);

@@ -109,8 +109,8 @@ int run(const Verb& app, const Arguments& a) {
 void add_man(Verb& app, int& exit) {
   auto* verb = app.add_verb("man", "Print the manual page of the program or of a verb");
   auto a = std::make_shared<Arguments>();
-  verb->add_option("verb", a->verb, "whose page, e.g. delta diff; without it the program's");
-  verb->add_option("--folder", a->folder, "write all pages into this folder instead, such as share/man/man1");
+  verb->add_option("verb", a->verb, "verb to describe, e.g. delta diff; without it, the program");
+  verb->add_option("--folder", a->folder, "write all pages into this folder, such as share/man/man1");
   verb->footer(
       "  echoline man up | man -l -    # shows a page\n"
       "An installed echoline has its pages where man finds them.");

@@ -23,7 +23,7 @@ struct InitArguments {
 Status init_model(const InitArguments& a) {
   ECHO_ASSIGN(const model::ModelFiles files, model::ModelFiles::of_preset(a.preset));
   if (std::filesystem::exists(std::filesystem::path(a.output) / "config.json"))
-    return fail(Code::kInvalid, "model init", "{} holds a model already; choose another folder", a.output);
+    return fail(Code::kInvalid, "model init", "{} already contains a model; choose another folder", a.output);
   ECHO_ASSIGN(const delta::OwnedState policy, model::init_policy(files.config, a.seed));
   return model::save_model(a.output, files, policy.view());
 }
@@ -48,13 +48,13 @@ int train_info(const InfoArguments& a, const model::ModelConfig& config) {
     fmt::print("{}\n", out.dump(2));
     return 0;
   }
-  const char* meanings[] = {a.reference ? "the policy's, and the reference policy's" : "the policy's",
+  const char* meanings[] = {a.reference ? "the policy and the reference policy" : "the policy",
                             "summed in fp32",
                             "masters and two moments",
-                            "kept for the gradient, of one micro-batch",
-                            "logits, gradients on their way",
+                            "stored for the gradient, for one micro-batch",
+                            "logits and the gradients that pass between layers",
                             "the program, its libraries, the allocator's slack",
-                            "the most at any moment of a learner step"};
+                            "the peak during a learner step"};
   std::size_t i = 0;
   for (const auto& [name, size] : parts) fmt::print("{:<14}{:<12}({})\n", name, to_text(size), meanings[i++]);
   return 0;
@@ -87,7 +87,7 @@ std::array<float, 3> magnitudes(const delta::StateView& state) {
 
 int info(const InfoArguments& a) {
   if (a.folder.empty() == a.preset.empty())
-    return complain("model info", fail(Code::kInvalid, "", "expected a model folder or --preset, exactly one of them"));
+    return complain("model info", fail(Code::kInvalid, "", "expected either a model folder or --preset"));
   std::optional<model::ModelConfig> config;
   std::optional<std::array<float, 3>> weights;
   if (!a.preset.empty()) {
@@ -146,12 +146,12 @@ int info(const InfoArguments& a) {
 }  // namespace
 
 void add_model(Verb& app, int& exit) {
-  auto* verb = app.add_verb("model", "Make a tiny model, look at one, take one out of a run, hear what it says");
+  auto* verb = app.add_verb("model", "Make a tiny model, show a model, export a run's model, or generate with one");
   verb->needs_verb();
   std::string names;
   for (const std::string& name : model::preset_names()) names += (names.empty() ? "" : ", ") + name;
 
-  auto* init = verb->add_verb("init", "Write a freshly initialised model as a Hugging Face directory");
+  auto* init = verb->add_verb("init", "Write a newly initialised model as a Hugging Face directory");
   auto i = std::make_shared<InitArguments>();
   init->add_option("--preset", i->preset, "one of: " + names)->required();
   init->add_option("-o,--output", i->output, "folder to write")->required();
@@ -166,9 +166,9 @@ void add_model(Verb& app, int& exit) {
       "info", "Print parameters, memory and, of a directory whose shards it checks, how large the weights are");
   auto s = std::make_shared<InfoArguments>();
   show->add_option("folder", s->folder, "Hugging Face model directory");
-  show->add_option("--preset", s->preset, "instead of a folder, one of: " + names);
+  show->add_option("--preset", s->preset, "use a preset instead of a folder; one of: " + names);
   show->add_flag("--json", s->json, "print JSON");
-  show->add_flag("--train", s->train, "what memory a learner step takes, with the settings below");
+  show->add_flag("--train", s->train, "the memory that a learner step needs with the settings below");
   show->add_flag("--bf16", s->bf16, "learner.compute: bf16");
   show->add_flag("--int8", s->int8, "learner.moments: int8");
   show->add_flag("--recompute", s->recompute, "learner.recompute: true");

@@ -40,8 +40,8 @@ int export_model(const ExportArguments& a) {
     ECHO_ASSIGN(const auto weights, delta::Checkpoint::open(policy.model));
     ECHO_ASSIGN(const delta::Digest digest, delta::digest_state(weights.view()));
     if (digest.hex() != policy.digest)
-      return fail(Code::kCorrupt, "read policy", "{}: digest {}, the checkpoint says {}", policy.model.string(),
-                  digest.hex(), policy.digest);
+      return fail(Code::kCorrupt, "read policy", "{} has digest {}, but the checkpoint states {}",
+                  policy.model.string(), digest.hex(), policy.digest);
     ECHO_TRY(model::place_directory(policy.model, a.output, /*link=*/false));
     return policy;
   }();
@@ -139,14 +139,14 @@ int generate(const GenerateArguments& a) {
 }  // namespace
 
 void add_model_use(Verb& verb, int& exit) {
-  auto* exported = verb.add_verb("export", "Copy the policy of a run into a Hugging Face directory of its own");
+  auto* exported = verb.add_verb("export", "Copy the policy of a run into a separate Hugging Face directory");
   auto e = std::make_shared<ExportArguments>();
   exported
       ->add_option("run", e->run,
                    "RUN or RUN@STEP: name or folder of a run, and the step of one of its checkpoints "
                    "(default: the newest)")
       ->required();
-  exported->add_option("-o,--output", e->output, "folder to make; must not exist")->required();
+  exported->add_option("-o,--output", e->output, "folder to create; must not exist")->required();
   exported->add_flag("--json", e->json, "print JSON");
   exported->callback([e, &exit] { exit = export_model(*e); });
 
@@ -154,12 +154,12 @@ void add_model_use(Verb& verb, int& exit) {
   auto g = std::make_shared<GenerateArguments>();
   generated->add_option("folder", g->folder, "Hugging Face model directory")->required();
   generated->add_option("--prompt", g->prompt, "text to continue")->required();
-  generated->add_flag("--chat", g->chat, "put the prompt into the model's chat template, as the message of a user");
-  generated->add_option("--system", g->system, "system message; with --chat");
-  generated->add_option("--continuation", g->continuation, "score this text instead of generating one");
+  generated->add_flag("--chat", g->chat, "put the prompt as a user message into the model's chat template");
+  generated->add_option("--system", g->system, "system message; needs --chat");
+  generated->add_option("--continuation", g->continuation, "score this text instead of generating");
   generated->add_option("--max-tokens", g->tokens_max, "longest answer")->range(1, 1'000'000);
-  generated->add_option("--temperature", g->temperature, "0: the most likely token each time")->range(0.0, 100.0);
-  generated->add_option("--top-p", g->top_p, "keep the most likely tokens that hold this probability")
+  generated->add_option("--temperature", g->temperature, "0 always takes the most likely token")->range(0.0, 100.0);
+  generated->add_option("--top-p", g->top_p, "sample from the most likely tokens that together have this probability")
       ->range(0.001, 1.0);
   generated->add_option("--seed", g->seed, "of the sampling");
   generated->add_option("--device", g->device, "cpu, cuda or cuda:N")->show_default();

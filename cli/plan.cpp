@@ -85,30 +85,31 @@ int run(const Arguments& a) {
   }
   fmt::print("{}", plan.to_table(SystemClock().unix_seconds(), screen_columns()));
   if (other) fmt::print("\nwith another setting\n{}", provisioner::variations_table(*other, screen_columns()));
-  if (!a.output.empty()) say("rent by it with: echoline apply {}\n", a.output);
+  if (!a.output.empty()) say("rent this fleet with: echoline apply {}\n", a.output);
   return 0;
 }
 
 }  // namespace
 
 void add_plan(Verb& app, int& exit) {
-  auto* verb = app.add_verb("plan", "Check the run and say which offers would be rented and why, at what price");
+  auto* verb = app.add_verb("plan", "Check the run and show which offers would be rented, why, and at what price");
   auto a = std::make_shared<Arguments>();
   verb->add_option("config", a->config, "run file, e.g. configs/quickstart.yaml")->required();
   verb->add_option("--set", a->overrides, "override a key of the run file, e.g. --set staleness.budget=3")
       ->one_value_each();
-  verb->add_option("--offers", a->offers,
-                   "other offers than the run file's: a reply of vast.ai, a catalogue of SkyPilot, or ours");
+  verb->add_option(
+      "--offers", a->offers,
+      "use these offers instead of the run file's: a reply of vast.ai, a catalogue of SkyPilot, or our own format");
   verb->add_option("--assume", a->assume,
-                   "what to take where an offer does not state it, e.g. --assume storage_usd_per_hour=0.01")
+                   "value to use where an offer states none, e.g. --assume storage_usd_per_hour=0.01")
       ->one_value_each();
   verb->add_option("--explain", a->explain,
-                   "say of one offer why it is rented or not, and at what price that would change");
-  verb->add_flag("--sensitivity", a->sensitivity, "say as well what another S, kappa, uplink or price would come to");
+                   "explain why this offer is rented or not, and at what price that would change");
+  verb->add_flag("--sensitivity", a->sensitivity, "also show the result of another S, kappa, uplink or price");
   verb->add_option("-o,--output", a->output, "write the plan to this file, for `echoline apply`");
-  verb->add_flag("--json", a->json, "print the plan, or what is wrong, as JSON");
-  verb->add_flag("--dot", a->dot, "print who would send to whom, for Graphviz");
-  verb->footer("Nothing is rented. Exits with 3 when no fleet can keep the learner busy, and names the ways out.");
+  verb->add_flag("--json", a->json, "print the plan or the errors as JSON");
+  verb->add_flag("--dot", a->dot, "print which node would send to which, for Graphviz");
+  verb->footer("Nothing is rented. Exits with 3 when no fleet can keep the learner busy, and suggests changes.");
   verb->callback([a, &exit] { exit = run(*a); });
 }
 

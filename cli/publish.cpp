@@ -52,7 +52,7 @@ class Run {
       run.client_ = std::make_unique<httplib::Client>(url);
       run.client_->set_bearer_token_auth(word("token"));
     } else {
-      return fail(Code::kCorrupt, "publish", "{}: it says neither socket nor url", file.string());
+      return fail(Code::kCorrupt, "publish", "{}: expected `socket` or `url`, found neither", file.string());
     }
     run.client_->set_read_timeout(std::chrono::minutes(10));
     run.client_->set_default_headers({{"Host", "localhost"}});
@@ -127,7 +127,7 @@ int watch(const Arguments& a) {
   for (bool first = true; !stop; first = false) {
     const auto status = run->status();
     if (!status) {
-      say("the learner is gone: done\n");
+      say("the learner has ended: done\n");
       return 0;
     }
     const json wanted = (*status)["version_wanted"];
@@ -166,7 +166,7 @@ int publish(const Arguments& a) {
   if (!run) return complain("publish", run.error());
   const auto done = run->publish(a.version, a.policy);
   if (!done) return complain("publish", done.error());
-  fmt::print("version {} of {}: taken, it is published once its learner step is done\n", a.version,
+  fmt::print("version {} of {}: accepted; it is published when its learner step is done\n", a.version,
              folder->filename().string());
   return 0;
 }
@@ -174,12 +174,12 @@ int publish(const Arguments& a) {
 }  // namespace
 
 void add_publish(Verb& app, int& exit) {
-  auto* verb = app.add_verb("publish", "Hand a policy that another trainer has saved to its run");
+  auto* verb = app.add_verb("publish", "Give a policy that another trainer has saved to its run");
   auto a = std::make_shared<Arguments>();
   verb->add_option("run", a->run, "the run's name or folder")->required();
   verb->add_option("policy", a->policy,
                    "a Hugging Face folder or a .safetensors file of the run's model, bf16 or fp32");
-  verb->add_option("--version", a->version, "the learner steps that have made it");
+  verb->add_option("--version", a->version, "number of learner steps that made this policy");
   verb->add_option("--watch", a->watch,
                    "a folder into which a trainer saves: each subfolder whose name ends in a number is that version, "
                    "and published when it is complete and the learner waits for it");

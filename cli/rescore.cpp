@@ -51,10 +51,9 @@ Result<std::unique_ptr<data_plane::Adapter>> made(const data_plane::TaskSettings
 Status choose(const Arguments& a, const std::filesystem::path& run, Graders& g) {
   if (!a.adapter.empty() && !a.config.empty())
     return fail(Code::kInvalid, "", "expected --adapter or --config, found both");
-  if (!a.options.empty() && a.adapter.empty())
-    return fail(Code::kInvalid, "", "--options are those of an --adapter: name it");
+  if (!a.options.empty() && a.adapter.empty()) return fail(Code::kInvalid, "", "--options needs --adapter");
   if (!a.overrides.empty() && a.config.empty())
-    return fail(Code::kInvalid, "", "--set is for keys of a run file: give it with --config");
+    return fail(Code::kInvalid, "", "--set changes keys of a run file: it needs --config");
   ECHO_ASSIGN(g.run, learner::load_run_config(run / "config.yaml"));
   if (a.adapter.empty() && a.config.empty()) {
     ECHO_ASSIGN(g.task, made(g.run.task, g.run.run.seed));
@@ -78,7 +77,7 @@ Status choose(const Arguments& a, const std::filesystem::path& run, Graders& g) 
     g.task = *std::move(with_problems);
   else if (auto alone = data_plane::make_adapter(task.adapter, task.options_json, g.run.run.seed,
                                                  data_plane::AdapterUse::kScoring)) {
-    say("the problems are the run's, because {} has none: {}\n", task.adapter, with_problems.error().message());
+    say("{} has no problems, so those of the run are used: {}\n", task.adapter, with_problems.error().message());
     g.task = *std::move(alone);
   } else {
     return std::move(with_problems).error();
@@ -87,7 +86,7 @@ Status choose(const Arguments& a, const std::filesystem::path& run, Graders& g) 
   if (own)
     g.own = *std::move(own);
   else
-    say("the run's own task cannot be made, so problems have to be those of {}: {}\n", g.name, own.error().message());
+    say("the run's own task cannot be created, so problems must come from {}: {}\n", g.name, own.error().message());
   return ok();
 }
 
@@ -153,7 +152,7 @@ class Rescoring {
       return window_.size() < kWindow && bytes_ < kWindowBytes ? ok() : grade();
     }));
     ECHO_TRY(grade());
-    if (out_.is_open() && !out_.flush()) return fail(Code::kIo, "", "{}: cannot be written to its end", a_.out);
+    if (out_.is_open() && !out_.flush()) return fail(Code::kIo, "", "{}: writing failed", a_.out);
     return ok();
   }
 
@@ -233,18 +232,17 @@ std::string mean(const json& value) {
 void print(const json& r) {
   const json& stored = r.at("stored");
   const auto graded = r.at("graded").get<std::uint64_t>(), agree = r.at("agree").get<std::uint64_t>();
-  fmt::print("{}: {} rollouts of {} groups are stored; {} that were trained on have been pruned\n",
+  fmt::print("{}: {} rollouts of {} groups are stored; {} that were trained on have been deleted\n",
              printable(r.at("run").get<std::string>()), stored.at("trajectories").dump(), stored.at("groups").dump(),
              stored.at("pruned").dump());
   for (const auto& [reason, count] : stored.at("rejected").items())
-    fmt::print("not there: {} rejected ({})\n", count.dump(), printable(reason));
-  if (stored.at("unreadable") != 0)
-    fmt::print("not looked at: {} that cannot be read\n", stored.at("unreadable").dump());
+    fmt::print("not stored: {} rejected ({})\n", count.dump(), printable(reason));
+  if (stored.at("unreadable") != 0) fmt::print("not graded: {} that cannot be read\n", stored.at("unreadable").dump());
   fmt::print(
       "graded by {}: {} agree of {}{}\n", printable(r.at("task").get<std::string>()), agree, graded,
       graded > 0 ? fmt::format(" ({:.2f} %)", 100.0 * static_cast<double>(agree) / static_cast<double>(graded)) : "");
   if (r.at("components_differ") != 0)
-    fmt::print("{} of those agree but for the parts of their rewards\n", r.at("components_differ").dump());
+    fmt::print("{} of those agree except for the parts of their rewards\n", r.at("components_differ").dump());
   if (r.at("ended_early") != 0) fmt::print("{} have turns after the task is done\n", r.at("ended_early").dump());
   for (const auto& [reason, count] : r.at("ungraded").items())
     fmt::print("not graded: {}: {}\n", count.dump(), printable(reason));
@@ -290,21 +288,24 @@ void add_rescore(Verb& app, int& exit) {
   auto* verb = app.add_verb("rescore", "Grade the stored rollouts of a run again, with its own task or another one");
   auto a = std::make_shared<Arguments>();
   verb->add_option("run", a->run, "name or folder of a run (default: the newest); it may be going on");
-  verb->add_option("--adapter", a->adapter, "grade with this adapter instead of the run's own");
-  verb->add_option("--options", a->options, "its options, as JSON; problems are the run's where it has none");
+  verb->add_option("--adapter", a->adapter, "grade with this adapter instead of the run's task");
+  verb->add_option("--options", a->options,
+                   "options of the adapter, as JSON; if it has no problems, those of the run are used");
   verb->add_option("--config", a->config, "grade with the task of this run file instead");
   verb->add_option("--set", a->overrides, "override a key of that run file")->one_value_each();
-  verb->add_option("--rollouts", a->rollouts, "only the newest so many (0: all)")->show_default();
-  verb->add_option("--show", a->shown, "how many that differ are shown")->range<std::size_t>(0, 10'000)->show_default();
+  verb->add_option("--rollouts", a->rollouts, "only this number of the newest rollouts (0: all)")->show_default();
+  verb->add_option("--show", a->shown, "number of differing rollouts to show")
+      ->range<std::size_t>(0, 10'000)
+      ->show_default();
   verb->add_option("--parallel", a->parallel, "responses graded at a time")->range<std::size_t>(1, 256)->show_default();
-  verb->add_option("--out", a->out, "a file for all of them, a JSON object per line");
+  verb->add_option("--out", a->out, "write all grades into this file, one JSON object per line");
   verb->add_flag("--json", a->as_json, "print JSON (docs/reference/task-verbs.md has the fields)");
   verb->footer(
       "  echoline rescore quickstart\n"
       "  echoline rescore my-run --adapter math \\\n"
       "    --options '{\"rule\": \"hendrycks_math\"}' --out grades.jsonl\n"
       "  echoline rescore my-run --config changed.yaml\n"
-      "The run's database is copied to TMPDIR to be read; nothing of the run is changed.");
+      "The run's database is copied to TMPDIR and read there; the run is not changed.");
   verb->callback([a, &exit] {
     const Status done = rescore(*a);
     exit = done ? 0 : complain(kOperation, done.error());

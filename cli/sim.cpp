@@ -37,7 +37,8 @@ Result<Row> simulate(const Arguments& a, std::size_t workers, const std::string&
   scenario.workers = workers;
   ECHO_ASSIGN(scenario.topology, chains::parse_topology_policy(topology));
   if (scenario.topology == chains::TopologyPolicy::kAuto)
-    return fail(Code::kInvalid, "--topologies", "name those to compare: echo2, best_chains, star, stripes, trees");
+    return fail(Code::kInvalid, "--topologies",
+                "expected the topologies to compare: echo2, best_chains, star, stripes, trees");
   scenario.seed = a.seed;
   ECHO_ASSIGN(scenario.learner_up, parse_bit_rate(a.learner_up));
   ECHO_ASSIGN(const BitRate rate, parse_bit_rate(a.worker_rate));
@@ -178,15 +179,16 @@ int run(const Arguments& a) {
 }
 
 void add_verb(Verb& sim, int& exit) {
-  auto* verb = sim.add_verb("market", "Markets that cheat, refuse and take back, around what rents the fleet of a run");
+  auto* verb =
+      sim.add_verb("market", "Simulate how a run rents its fleet in markets that cheat, refuse and take machines back");
   auto a = std::make_shared<Arguments>();
-  verb->add_option("--seeds", a->seeds, "how many; each is one market and one run")->positive()->show_default();
+  verb->add_option("--seeds", a->seeds, "number of seeds; each is one market and one run")->positive()->show_default();
   verb->add_option("--first", a->first, "the first seed")->show_default();
   auto* json = verb->add_flag("--json", a->json, "print JSON");
-  verb->add_flag("--trace", a->trace, "tell everything that happens under the first seed")->excludes(json);
+  verb->add_flag("--trace", a->trace, "print every event of the first seed")->excludes(json);
   verb->footer(
       "Example:\n  echoline sim market --seeds 20000\n"
-      "A violated rule is told with the command that replays it; the exit code is 1 then.");
+      "A violated rule is printed with the command that replays it; the exit code is then 1.");
   verb->callback([a, &exit] { exit = run(*a); });
 }
 
@@ -195,24 +197,25 @@ void add_verb(Verb& sim, int& exit) {
 }  // namespace
 
 void add_sim(Verb& app, int& exit) {
-  auto* verb = app.add_verb("sim", "Simulate a broadcast with the real protocol cores: star, chains, trees");
+  auto* verb =
+      app.add_verb("sim", "Simulate broadcasts over star, chains and trees with the protocol code of real runs");
   auto a = std::make_shared<Arguments>();
   verb->add_option("--workers", a->workers, "fleet sizes, e.g. --workers 8,16,64")
       ->delimiter(',')
       ->range(std::size_t{1}, chains::kChainWorkersMax);
-  verb->add_option("--topologies", a->topologies, "which to compare: star, echo2, best_chains, stripes, trees")
+  verb->add_option("--topologies", a->topologies, "topologies to compare: star, echo2, best_chains, stripes, trees")
       ->delimiter(',');
   verb->add_option("--learner-up", a->learner_up, "uplink of the learner")->show_default();
-  verb->add_option("--worker-rate", a->worker_rate, "up and down link of each worker")->show_default();
+  verb->add_option("--worker-rate", a->worker_rate, "uplink and downlink of each worker")->show_default();
   verb->add_option("--payload", a->payload, "size of the publication")->show_default();
   verb->add_option("--chunk", a->chunk, "size of a chunk")->show_default();
   verb->add_option("--delay", a->delay, "one-way delay between any two hosts")->show_default();
-  verb->add_option("--jitter", a->jitter, "random extra delay, at most this")->show_default();
-  verb->add_option("--heartbeat", a->heartbeat, "between two heartbeats of a worker")->show_default();
-  verb->add_option("--poisoners", a->poisoners, "workers that flip a bit in 1 % of the chunks they forward");
+  verb->add_option("--jitter", a->jitter, "limit of an additional random delay")->show_default();
+  verb->add_option("--heartbeat", a->heartbeat, "time between two heartbeats of a worker")->show_default();
+  verb->add_option("--poisoners", a->poisoners, "number of workers that flip a bit in 1 % of the chunks they forward");
   verb->add_option("--seed", a->seed, "the same seed gives the same trace hash")->show_default();
   verb->add_flag("--declared", a->declared,
-                 "workers say what their links carry and hold to it, as in a run with network.worker_rate");
+                 "workers declare the rates of their links and keep to them, as in a run with network.worker_rate");
   verb->add_flag("--json", a->json, "print JSON");
   verb->footer(
       "Examples:\n"

@@ -96,25 +96,24 @@ int run(const Arguments& a) {
 }  // namespace
 
 void add_sim_run(Verb& sim, int& exit) {
-  auto* verb = sim.add_verb("run", "A whole training run: what it would cost, and whether the learner would wait");
+  auto* verb = sim.add_verb("run", "Simulate a whole training run: its cost and how long the learner would wait");
   auto a = std::make_shared<Arguments>();
   verb->add_option("scenario", a->scenario, "run file with a section `simulation`, e.g. configs/sim/small.yaml");
   verb->add_option("--like", a->like,
-                   "instead: a run that has ended, with what it measured; prints both beside each other");
+                   "simulate a run that has ended, with its measured values; prints both for comparison");
   verb->add_option("--set", a->overrides,
                    "override a key, e.g. --set staleness.budget=0 or --set simulation.churn.per_hour=0.5")
       ->one_value_each();
-  verb->add_option("--seed", a->seed, "instead of simulation.seed; the same seed gives the same report");
+  verb->add_option("--seed", a->seed, "replaces simulation.seed; the same seed gives the same report");
   verb->add_option("--out", a->out, "write report.json, metrics.jsonl and events.jsonl into this folder");
   verb->add_option("--html", a->html,
-                   "write it as a page that needs nothing beside itself into this file, default: report.html, in the "
-                   "folder of --out")
+                   "write a self-contained HTML page into this file; default: report.html in the folder of --out")
       ->expected(0, 1);
-  verb->add_flag("--json", a->json, "print the report (docs/report.md), or what is wrong, as JSON");
+  verb->add_flag("--json", a->json, "print the report (docs/report.md) or the errors as JSON");
   verb->footer(
-      "The code of a run decides what is rented, which worker gets work and what is trained on. The scenario makes up "
-      "machines, market, "
-      "learner steps and faults (docs/simulation.md). Exit code 1: the run did not get through its steps.\n"
+      "The code of a real run decides which offers are rented, which worker gets work and which rollouts are trained "
+      "on. The scenario describes machines, market, learner steps and faults (docs/simulation.md). Exit code 1: the "
+      "run did not complete its steps.\n"
       "Examples:\n"
       "  echoline sim run configs/sim/small.yaml\n"
       "  echoline sim run --like quickstart --set staleness.budget=1  # another budget\n"
@@ -122,7 +121,7 @@ void add_sim_run(Verb& sim, int& exit) {
       "    --set simulation.churn.per_hour=0.3\n"
       "What if:\n"
       "  --set network.topology=star         the learner sends to every worker\n"
-      "  --set simulation.activation=random  any offer is rented, not the cheapest\n"
+      "  --set simulation.activation=random  random offers, not the cheapest\n"
       "  --set simulation.publish=snapshot   the whole policy every time\n"
       "  --set staleness.budget=0 --set staleness.lookahead=auto\n"
       "                                      strictly on-policy: every step waits for it");

@@ -106,19 +106,19 @@ int run(const Arguments& a) {
 }  // namespace
 
 void add_sim_soak(Verb& sim, int& exit) {
-  auto* verb = sim.add_verb("soak", "Random fleets in random trouble, checked for what must always hold");
+  auto* verb = sim.add_verb("soak", "Simulate random fleets with random faults and check rules that must always hold");
   auto a = std::make_shared<Arguments>();
   a->soak.seeds = 100;
   a->soak.threads = std::max(1u, std::thread::hardware_concurrency());
-  verb->add_option("--seeds", a->soak.seeds, "how many; each is one scenario")->positive()->show_default();
+  verb->add_option("--seeds", a->soak.seeds, "number of seeds; each is one scenario")->positive()->show_default();
   verb->add_option("--first", a->soak.first, "the first seed")->show_default();
   verb->add_option("--threads", a->soak.threads, "seeds at a time")->range(1, 1024)->show_default();
-  verb->add_option("--twice", a->soak.twice, "run the first so many twice and compare their traces")->show_default();
+  verb->add_option("--twice", a->soak.twice, "run this number of seeds twice and compare their traces")->show_default();
   auto* json = verb->add_flag("--json", a->json, "print JSON");
-  verb->add_flag("--trace", a->trace, "tell everything that happens under the first seed")->excludes(json);
+  verb->add_flag("--trace", a->trace, "print every event of the first seed")->excludes(json);
   verb->footer(
       "Example:\n  echoline sim soak --seeds 20000 --twice 100\n"
-      "A violated rule is told with the command that replays it; the exit code is 1 then.");
+      "A violated rule is printed with the command that replays it; the exit code is then 1.");
   verb->callback([a, &exit] { exit = run(*a); });
 }
 

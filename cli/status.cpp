@@ -49,7 +49,7 @@ int status(const Arguments& a) {
   for (const std::string& line : status_lines(*object, {columns, 1u << 20})) fmt::print("{}\n", line);
   const std::string phase = object->value("phase", "");
   if (!running && phase != "completed" && phase != "interrupted")
-    fmt::print("its learner ended before the run did; {}\n",
+    fmt::print("the learner ended before the run was complete; {}\n",
                next_command(*folder, (*folder / "config.yaml").string(), {}));
   return 0;
 }
@@ -96,7 +96,7 @@ int report(const Arguments& a) {
   const auto object = learner::read_json_object(*folder / "report.json");
   if (!object && object.error().code == Code::kNotFound)
     return complain("report", fail(Code::kNotFound, "",
-                                   "{} has no report yet: it is written when a run ends. See "
+                                   "{} has no report yet; it is written when the run ends. See "
                                    "`echoline status`",
                                    folder->string()));
   if (!object) return complain("report", object.error());
@@ -110,12 +110,12 @@ int report(const Arguments& a) {
 }  // namespace
 
 void add_status(Verb& app, int& exit) {
-  auto* verb = app.add_verb("status", "Show how a run stands");
+  auto* verb = app.add_verb("status", "Show the state of a run");
   auto a = std::make_shared<Arguments>();
   verb->add_option("run", a->run, "name or folder of the run; default: the newest below ./runs");
   verb->add_flag("--json", a->json, "print JSON");
   verb->add_flag("--dot", a->dot,
-                 "print who sends to whom, for Graphviz: echoline status --dot | dot -Tsvg > topology.svg");
+                 "print which node sends to which, for Graphviz: echoline status --dot | dot -Tsvg > topology.svg");
   verb->callback([a, &exit] { exit = status(*a); });
 }
 
@@ -124,10 +124,9 @@ void add_report(Verb& app, int& exit) {
   auto a = std::make_shared<Arguments>();
   verb->add_option("run", a->run, "name or folder of the run; default: the newest below ./runs");
   verb->add_flag("--json", a->json, "print report.json");
-  verb->add_option("--svg", a->svg, "draw the run into this SVG file instead; works while it runs, too");
-  verb->add_option(
-          "--html", a->html,
-          "write the run as a page that needs nothing beside itself into this file, default: report.html in its folder")
+  verb->add_option("--svg", a->svg, "draw the run into this SVG file instead; also while it is running");
+  verb->add_option("--html", a->html,
+                   "write the run as a self-contained HTML page into this file; default: report.html in its folder")
       ->expected(0, 1);
   verb->footer(
       "Examples:\n  echoline report quickstart --html\n"

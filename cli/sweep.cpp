@@ -124,35 +124,35 @@ int sweep(const Arguments& a, const std::string& version) {
 }  // namespace
 
 void add_sweep(Verb& app, int& exit, const std::string& version) {
-  auto* verb = app.add_verb("sweep", "Run a file with several values of some keys, and compare");
+  auto* verb = app.add_verb("sweep", "Run a file with several values of some keys and compare the results");
   auto a = std::make_shared<Arguments>();
   verb->add_option("config", a->config,
-                   "run file, or scenario of `echoline sim run`; its section `sweep` may say what varies")
+                   "run file, or scenario of `echoline sim run`; its section `sweep` can list the values")
       ->required();
   verb->add_option("--over", a->over,
-                   "KEY=V1,V2,...: a key and its values; every combination of several keys is a cell")
+                   "KEY=V1,V2,...: a key and its values; each combination of the keys' values is a cell")
       ->one_value_each();
-  verb->add_option("--seeds", a->seeds, "runs of every cell, from the seed of the file on")
+  verb->add_option("--seeds", a->seeds, "runs per cell; their seeds count up from the seed of the file")
       ->range(1u, unsigned(kSweepSeedsMax));
   verb->add_flag("--real", a->real, "run with `echoline up`");
   verb->add_flag("--sim", a->simulated, "run with `echoline sim run`; default for a file with a section `simulation`");
-  verb->add_option("--jobs", a->jobs, "runs at a time; default: one real one, or a simulated one for each core")
+  verb->add_option("--jobs", a->jobs, "runs at a time; default: one real run, or one simulated run for each core")
       ->range(1u, 1024u);
-  verb->add_option("--limit", a->limit, "the longest that a run may take")->show_default();
-  verb->add_option("--measure", a->measures, "one more field of the report to compare, such as fleet.workers_lost")
+  verb->add_option("--limit", a->limit, "time limit of a run")->show_default();
+  verb->add_option("--measure", a->measures, "another field of the report to compare, such as fleet.workers_lost")
       ->one_value_each();
   verb->add_option("-o,--out", a->out,
-                   "folder of the results; default: sweeps/<name of the file>, with a number behind it where that is "
-                   "another file's");
+                   "folder of the results; default: sweeps/<name of the file>, with a number added if another file "
+                   "uses that folder");
   verb->add_flag("--json", a->json, "print sweep.json instead of the table");
   verb->footer(
-      "Values are as in a run file, 1..5 is a range, and other swept keys can be calculated with; S, kappa and G stand "
-      "for staleness.budget, staleness.publish_every and rollout.group_size.\n"
+      "Values are written as in a run file. 1..5 is a range, and an expression can use other swept keys. S, kappa and "
+      "G are short for staleness.budget, staleness.publish_every and rollout.group_size.\n"
       "Example:\n"
       "  echoline sweep configs/quickstart.yaml --over S=3,6 --over 'kappa=1,S-1' \\\n"
       "    --seeds 3\n"
-      "What has run is not run again: the same command goes on after Ctrl-C or a crash. The folder holds sweep.html, "
-      "sweep.csv and sweep.json; docs/sweeps.md says more.");
+      "The same command continues after Ctrl-C or a crash: complete runs are not repeated. The folder contains "
+      "sweep.html, sweep.csv and sweep.json (docs/sweeps.md).");
   verb->callback([a, version, &exit] { exit = sweep(*a, version); });
 }
 

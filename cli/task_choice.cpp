@@ -43,14 +43,14 @@ bool of_system(const fs::path& path) {
 // `words` are `[INTERPRETER [ARGUMENT...]] SCRIPT`, or a program. Adds them to the options of the adapter `process`.
 Status add_command(const std::vector<std::string>& words, json& options) {
   if (options.contains("command") || options.contains("script"))
-    return fail(Code::kInvalid, "", "--options has a command or script already: leave one of them out");
+    return fail(Code::kInvalid, "", "expected a command or script in --options or behind --, found both");
   std::error_code ignored;
   const bool script = fs::is_regular_file(words.back(), ignored) && (words.size() > 1 || words.back().ends_with(".py"));
   if (script) options["script"] = fs::absolute(words.back()).lexically_normal().string();
   const std::vector<std::string> rest(words.begin(), words.end() - (script ? 1 : 0));
   if (rest.empty()) return ok();
   ECHO_ASSIGN(const fs::path path, program(rest.front()));
-  if (!fs::exists(path, ignored)) return fail(Code::kInvalid, "", "{}: there is no such program", path.string());
+  if (!fs::exists(path, ignored)) return fail(Code::kInvalid, "", "the program {} does not exist", path.string());
   json command = json::array({path.string()});
   for (std::size_t i = 1; i < rest.size(); ++i) command.push_back(rest[i]);
   options["command"] = std::move(command);
@@ -58,7 +58,7 @@ Status add_command(const std::vector<std::string>& words, json& options) {
   const auto allowed = fs::status(path.parent_path(), ignored).permissions();
   if ((allowed & fs::perms::others_read) == fs::perms::none || (allowed & fs::perms::others_exec) == fs::perms::none)
     return fail(Code::kInvalid, "",
-                "{}: the sandbox's user may not read this folder; chmod o+rx, or take a program of /usr/bin",
+                "{}: the sandbox's user may not read this folder; chmod o+rx, or use a program in /usr/bin",
                 path.parent_path().string());
   options["readable"].push_back(path.parent_path().string());
   return ok();
@@ -68,7 +68,7 @@ Result<TaskChoice> of_adapter(const TaskWords& words) {
   TaskChoice choice;
   choice.task.adapter = choice.label = words.task;
   if (!words.overrides.empty())
-    return fail(Code::kInvalid, "", "--set is for keys of a run file: give --options to an adapter");
+    return fail(Code::kInvalid, "", "--set changes keys of a run file; use --options for an adapter");
   json options = json::object();
   if (!words.options.empty()) {
     options = json::parse(words.options, nullptr, false);
@@ -78,7 +78,7 @@ Result<TaskChoice> of_adapter(const TaskWords& words) {
   }
   if (!words.command.empty()) {
     if (words.task != "process")
-      return fail(Code::kInvalid, "", "'{}' is no program: what is behind -- is for the adapter `process`", words.task);
+      return fail(Code::kInvalid, "", "only the adapter `process` takes a program behind --, found '{}'", words.task);
     ECHO_TRY(add_command(words.command, options));
     choice.label = fmt::format("process ({})", words.command.back());
   }
@@ -88,10 +88,11 @@ Result<TaskChoice> of_adapter(const TaskWords& words) {
 
 Result<TaskChoice> of_file(const TaskWords& words, const fs::path& path) {
   if (!words.options.empty())
-    return fail(Code::kInvalid, "", "{} has the options of its task: change one by --set task.options.NAME=VALUE",
-                path.string());
+    return fail(Code::kInvalid, "",
+                "{} contains the options of its task; use --set task.options.NAME=VALUE to change one", path.string());
   if (!words.command.empty())
-    return fail(Code::kInvalid, "", "{} names its task: what is behind -- is for `process`", path.string());
+    return fail(Code::kInvalid, "", "{} names its task; only the adapter `process` takes a program behind --",
+                path.string());
   ECHO_ASSIGN(const auto overrides, parse_overrides(words.overrides));
   ECHO_ASSIGN(const learner::RunConfig config, learner::load_run_config(path, overrides));
   return TaskChoice{config.task, config.prompts, config.run.seed,
@@ -102,11 +103,11 @@ Result<TaskChoice> of_file(const TaskWords& words, const fs::path& path) {
 
 void TaskWords::add_options(Verb& verb) {
   verb.add_option("task", task, "a run file, the folder of a run, or the name of an adapter")->required();
-  verb.add_option("command", command, "behind `process --`: the program that is the task, such as python3 task.py");
-  verb.add_option("--options", options, "of an adapter, as JSON; `echoline adapter list NAME` has them");
+  verb.add_option("command", command, "the task's program, behind `process --`, such as python3 task.py");
+  verb.add_option("--options", options, "options of an adapter, as JSON; `echoline adapter list NAME` shows them");
   verb.add_option("--set", overrides, "override a key of the run file, e.g. --set task.options.digits=2")
       ->one_value_each();
-  verb.add_option("--seed", seed, "of the problems (default: the run's, else 1)");
+  verb.add_option("--seed", seed, "seed of the problems (default: the run's, otherwise 1)");
 }
 
 Result<TaskChoice> choose_task(const TaskWords& words) {
@@ -119,7 +120,7 @@ Result<TaskChoice> choose_task(const TaskWords& words) {
     if (named) return of_adapter(words);
     if (fs::exists(path, ignored)) return of_file(words, path);
     return fail(Code::kInvalid, "",
-                "'{}' is neither a run file nor an adapter{}; `echoline adapter list` has the adapters", words.task,
+                "'{}' is neither a run file nor an adapter{}; `echoline adapter list` shows the adapters", words.task,
                 did_you_mean(words.task, names));
   }();
   if (choice && words.seed) {

@@ -28,7 +28,7 @@ int run_token_verb(const TokenArguments& a) {
   const auto token = issue(a);
   if (!token) return complain("token", token.error());
   fmt::print("{}\n", token->reveal());
-  say("for '{}', once, within {}: echoline worker --join HOST:PORT --name {} with the token in ECHOLINE_TOKEN\n",
+  say("valid once for '{}', for {}: echoline worker --join HOST:PORT --name {} with the token in ECHOLINE_TOKEN\n",
       a.instance, a.lifetime, a.instance);
   return 0;
 }
@@ -38,13 +38,13 @@ int run_token_verb(const TokenArguments& a) {
 void add_token(Verb& app, int& exit) {
   auto* verb = app.add_verb("token", "Issue a single-use token with which one machine joins a run");
   auto a = std::make_shared<TokenArguments>();
-  verb->add_option("run", a->run, "the run's name or folder; without it the newest run");
-  verb->add_option("--instance", a->instance, "what the worker will call itself with --name")->required();
-  verb->add_option("--lifetime", a->lifetime, "how long the token can be used");
+  verb->add_option("run", a->run, "name or folder of the run; default: the newest below ./runs");
+  verb->add_option("--instance", a->instance, "name that the worker will use with --name")->required();
+  verb->add_option("--lifetime", a->lifetime, "time until the token expires");
   verb->add_option("--reach", a->reach,
-                   "host where others reach the machine, if that is not the address from which it comes");
+                   "host at which others reach the machine, if it differs from the address of its connection");
   verb->footer(
-      "The token goes to standard output and is a secret until it has been used:\n"
+      "The token is printed to stdout. It is a secret until it has been used:\n"
       "  export ECHOLINE_TOKEN=$(echoline token quickstart --instance my-gpu)");
   verb->callback([a, &exit] { exit = run_token_verb(*a); });
 }

@@ -14,8 +14,8 @@ learner::Check check() {
   if (runtime.cuda_devices > 0) {
     const Status kernels = delta::cuda::device_available();
     devices = fmt::format("{} CUDA devices; {}", runtime.cuda_devices,
-                          kernels ? "only changes of weights cross to them and back"
-                                  : "weights cross to them and back as a whole: " + kernels.error().message());
+                          kernels ? "only changes of weights are copied to and from them"
+                                  : "all weights are copied to and from them: " + kernels.error().message());
   }
   return {"libtorch", learner::Verdict::kOk,
           fmt::format("{}, {} threads, kernels for {}, {}", runtime.torch_version, runtime.threads, runtime.kernels,

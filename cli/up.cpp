@@ -95,11 +95,12 @@ void add_up(Verb& app, int& exit) {
   auto a = std::make_shared<UpArguments>();
   verb->add_option("config", a->config, "run file, e.g. configs/quickstart.yaml")->required();
   verb->add_option("--set", a->overrides, "override a key of the run file, e.g. --set run.steps=50")->one_value_each();
-  verb->add_flag("--resume", a->resume, "go on from the last checkpoint of this run");
+  verb->add_flag("--resume", a->resume, "continue from the last checkpoint of this run");
   verb->add_flag("--json", a->json, "print the report as JSON");
   verb->footer(
-      "Ctrl-C finishes the step, writes a checkpoint and the report, and returns the fleet; twice ends at once.\n"
-      "Everything is written below <run.folder>/<run.name>/; an earlier run of that name is kept beside it.");
+      "Ctrl-C finishes the step, writes a checkpoint and the report, and returns the fleet; a second one ends at "
+      "once.\n"
+      "All files are written into <run.folder>/<run.name>/; an earlier run of that name is moved and kept.");
   verb->callback([a, &exit] { exit = run_up(*a); });
 }
 

@@ -22,10 +22,9 @@ Result<std::filesystem::path> module_file() {
   for (const auto& place : module_places(program, kTorchModule))
     places += (places.empty() ? "" : ", ") + place.string();
   return fail(Code::kInvalid, kOperation,
-              "the built-in trainer and engine are in a file of their own, and none of these exists: {}. Build or "
-              "install the whole "
-              "program, or make the bundle without --without-engine; external trainers and the engines sglang and vllm "
-              "need no such file",
+              "the file with the built-in trainer and engine is missing; expected one of: {}. Build or install the "
+              "whole program, or make the bundle without --without-engine. External trainers and the engines sglang "
+              "and vllm do not need this file",
               places);
 }
 
@@ -38,10 +37,11 @@ Result<Opened> open_module() {
   using Entry = const TorchModule*();
   auto* const entry = reinterpret_cast<Entry*>(::dlsym(handle, kTorchModuleEntry));
   if (entry == nullptr)
-    return fail(Code::kInvalid, kOperation, "{} is no module of echoline: {}", file.string(), ::dlerror());
+    return fail(Code::kInvalid, kOperation, "{} is not a module of echoline: {}", file.string(), ::dlerror());
   if (const TorchModule& module = *entry(); std::string_view(module.version) != ECHOLINE_VERSION)
-    return fail(Code::kInvalid, kOperation, "{} is of echoline {}, and the program of {}: install both from one build",
-                file.string(), module.version, ECHOLINE_VERSION);
+    return fail(Code::kInvalid, kOperation,
+                "{} belongs to echoline {}, but the program is echoline {}: install both from one build", file.string(),
+                module.version, ECHOLINE_VERSION);
   return Opened{file, entry()};
 }
 

@@ -5,7 +5,7 @@ namespace {
 
 Error needs_torch() {
   return fail(Code::kInvalid, "load model",
-              "this echoline was built without libtorch, which runs models: build it with "
+              "this echoline was built without libtorch and cannot run models; build it with "
               "-DECHOLINE_TORCH=ON (the default)");
 }
 
@@ -29,8 +29,8 @@ Result<std::vector<float>> score(const std::filesystem::path&, const std::string
 
 learner::Check check_torch() {
   return {"libtorch", learner::Verdict::kWarning,
-          "this echoline was built without it (ECHOLINE_TORCH=OFF): the built-in trainer and the built-in engine are "
-          "not there"};
+          "this echoline was built without it (ECHOLINE_TORCH=OFF) and has neither the built-in trainer nor the "
+          "built-in engine"};
 }
 
 }  // namespace echoline::cli

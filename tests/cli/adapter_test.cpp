@@ -87,8 +87,8 @@ TEST_F(AdapterVerbs, CheckFindsNothingInASoundTask) {
   const Outcome script =
       run_program({"adapter", "check", "process", "--seconds", "5", "--", "python3", file("sums.py", kSums)});
   EXPECT_EQ(script.status, 0) << script.err << script.out;
-  EXPECT_THAT(script.out, AllOf(HasSubstr("nothing is wrong with it"), HasSubstr("held out       20"),
-                                HasSubstr("repeatable: costly")));
+  EXPECT_THAT(script.out,
+              AllOf(HasSubstr("no mistakes found"), HasSubstr("held out       20"), HasSubstr("repeatable: costly")));
 }
 
 TEST_F(AdapterVerbs, CheckNamesFaultsAndTheirPlaces) {
@@ -108,7 +108,7 @@ TEST_F(AdapterVerbs, CheckNamesFaultsAndTheirPlaces) {
   EXPECT_THAT(found["failures"], HasSubstr("ValueError: invalid literal for int()"));
   EXPECT_THAT(found["breaks"], HasSubstr("the program ended"));
   const Outcome text = run_program({"adapter", "check", "process", "--seconds", "2", "--", "python3", script});
-  EXPECT_THAT(text.out, AllOf(HasSubstr("WRONG (scores)"), HasSubstr("it is not fit for a run")));
+  EXPECT_THAT(text.out, AllOf(HasSubstr("WRONG (scores)"), HasSubstr("the task is not ready for a run")));
 }
 
 TEST_F(AdapterVerbs, CheckTellsOfATaskThatHangs) {
@@ -116,7 +116,7 @@ TEST_F(AdapterVerbs, CheckTellsOfATaskThatHangs) {
   const Outcome outcome = run_program({"adapter", "check", "process", "--patience", "1", "--", "python3",
                                        file("hangs.py", "import time\ntime.sleep(600)\n")});
   EXPECT_EQ(outcome.status, 1);
-  EXPECT_THAT(outcome.out, HasSubstr("making the task: it hangs: nothing came of it for 1 s"));
+  EXPECT_THAT(outcome.out, HasSubstr("making the task: the task hangs: no progress for 1 s"));
 }
 
 // The program with a file as its standard input.
@@ -259,7 +259,7 @@ TEST_F(RescoreVerb, GradesStoredRolloutsByTheRunsTaskAndByAnother) {
   EXPECT_EQ(rows[0]["new"]["correct"], true);
   EXPECT_THAT(run_program({"rescore", run_, "--adapter", "jsonl", "--options", R"({"rule": "last_number"})"}).out,
               AllOf(HasSubstr("28 agree of 56 (50.00 %)"), HasSubstr("reward 0, now 1 (correct)"),
-                    HasSubstr("4 that were trained on have been pruned")));
+                    HasSubstr("4 that were trained on have been deleted")));
   EXPECT_EQ(json::parse(run_program({"rescore", run_, "--rollouts", "6", "--json"}).out)["graded"], 6);
 }
 

@@ -218,7 +218,7 @@ TEST_F(DeltaTest, MistakesNameFilesAndLeaveNothing) {
   expect_refused({"apply", old_.file(), p, "-o", at("x"), "--in-place"}, 2, {"excludes"});
   expect_refused({"apply", p, "-o", at("x")}, 2, {"PREV", base_.digest().hex()});
   expect_refused({"apply", newest_.file(), p, "-o", at("x")}, 1, {newest_.file(), last_.digest().hex()});
-  expect_refused({"apply", new_.file(), p, "-o", at("x")}, 1, {"It is the result already"});
+  expect_refused({"apply", new_.file(), p, "-o", at("x")}, 1, {"The checkpoint is already the result"});
   expect_refused({"apply", newest_.file(), p, "--in-place"}, 1, {newest_.file(), last_.digest().hex()});
   expect_refused({"apply", other, p, "-o", at("x")}, 2, {p, "another model"});
   expect_refused({"apply", old_.file(), at("absent"), "-o", at("x")}, 2, {at("absent")});
@@ -244,8 +244,7 @@ TEST_F(DeltaTest, VerbsCompleteAnInterruptedApply) {
     apply_until(old_.folder(), bytes, delta::ApplyStage::kRangeWritten, 3);
     const Outcome outcome = run(verb);
     EXPECT_EQ(outcome.status, 0) << verb[0] << ": " << outcome.err;
-    EXPECT_NE(outcome.err.find(folder + ": an interrupted application of a delta was completed"), std::string::npos)
-        << verb[0];
+    EXPECT_NE(outcome.err.find(folder + ": completed an interrupted `apply --in-place`"), std::string::npos) << verb[0];
     EXPECT_EQ(content_of(old_.folder()), content_of(new_.folder())) << verb[0];
   }
 }

@@ -97,9 +97,9 @@ TEST(Evaluate, ErrorsNameTheReason) {
               HasSubstr("no model 'other'"));
   EXPECT_THAT(error_of({"evaluate", "--config", "configs/quickstart.yaml", "--url", server.url()}),
               HasSubstr("--model"));
-  EXPECT_THAT(error_of({"evaluate", "--config", "configs/quickstart.yaml"}), HasSubstr("which policy?"));
+  EXPECT_THAT(error_of({"evaluate", "--config", "configs/quickstart.yaml"}), HasSubstr("no policy given"));
   EXPECT_THAT(error_of({"evaluate", "nowhere"}), HasSubstr("nowhere"));
-  EXPECT_THAT(error_of(evaluate(server, {"--samples", "3", "--temperature", "0"})), HasSubstr("times the same"));
+  EXPECT_THAT(error_of(evaluate(server, {"--samples", "3", "--temperature", "0"})), HasSubstr("equal answers"));
 }
 
 TEST(Evaluate, ScoresAPolicyWithTheBuiltInEngine) {

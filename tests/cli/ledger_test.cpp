@@ -284,7 +284,7 @@ TEST(LedgerVerbs, CostsAreShownBesideTheCharges) {
   const Outcome asked = run_program({"ledger", "costs", run.string(), "--charges"});
   unsetenv("VAST_API_KEY");
   EXPECT_EQ(asked.status, 0) << asked.err;
-  EXPECT_NE(asked.out.find("for these $0.36 by our count, and $0.38 charged"), std::string::npos) << asked.out;
+  EXPECT_NE(asked.out.find("for these, $0.36 by our count and $0.38 charged"), std::string::npos) << asked.out;
   EXPECT_NE(asked.out.find("left on the account of vast: $12.50"), std::string::npos) << asked.out;
   const json kept = json::parse(run_program({"ledger", "costs", run.string(), "--json"}).out);  // without asking again
   EXPECT_NEAR(kept.at("charged").at("usd").get<double>(), 0.38, 1e-9);
