@@ -212,8 +212,8 @@ TEST(BroadcastSim, AStragglerDelaysNoOtherWorkerInTrees) {
   }
 }
 
-// Every two seconds, a forwarding worker dies and a new one without a policy takes its place. The learner replaces a
-// topology planned for another fleet or other links by a faster one, without losing or repeating a chunk.
+// The learner replaces a topology planned for another fleet or other links by a faster one, without losing or
+// repeating a chunk.
 TEST(BroadcastSim, TheTopologyFollowsTheFleet) {
   BroadcastScenario narrow = homogeneous(12, 24, 8);  // too few bytes a second for a copy to each
   narrow.topology = chains::TopologyPolicy::kStar;
