@@ -20,7 +20,8 @@ packages=(
   zstd  # echoline bundle
 )
 tests=(libgtest-dev libgmock-dev libbenchmark-dev
-  openssh-server)  # what providers are tested against
+  openssh-server  # for tests of providers
+  codespell)  # for tests/structure/plain_words
 
 case " $* " in *' --without-torch '*) ;; *)
   packages+=(libtorch-dev libopenblas-dev)

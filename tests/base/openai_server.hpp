@@ -15,15 +15,20 @@ struct OpenAiServerOptions {
   std::string model = "tiny", key = {};  // empty: none is asked for
   bool wants_completion_tokens = false;  // as newer models of OpenAI: max_tokens is refused
   std::size_t context_max = 4096;        // characters of a prompt
-  // What the model says to the text, or to the last message; a token is a character.
+  // The model's answer to the text, or to the last message. A token is a character.
   std::function<std::string(const std::string& text, const nlohmann::json& body)> says = {};
 };
 
 // A fault that replaces an answer.
 struct OpenAiFault {
-  // "status": answers `status` | "html": 200, a proxy's page | "disconnect": in the middle of the body | "half": JSON
-  // that breaks off | "null_reason": no finish_reason | "no_choices" | "error": 200, with an error in it | "hang": for
-  // `hangs`, and answers then
+  // "status": answers `status`
+  // "html": 200, a proxy's page
+  // "disconnect": in the middle of the body
+  // "half": JSON that breaks off
+  // "null_reason": no finish_reason
+  // "no_choices"
+  // "error": 200, with an error in it
+  // "hang": waits for `hangs`, then answers
   std::string what;
   int times = 1;
   int status = 503;

@@ -112,7 +112,7 @@ Result<Seconds> measured_library(std::size_t batch, std::size_t bytes, int round
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("What a score by a program in Python costs beyond its function");
+  CLI::App app("The cost of a score by a program in Python, beyond its function");
   bool smoke = false;
   std::size_t batch = 64;
   double ratio_max = 0;

@@ -1,6 +1,6 @@
-// What publishing costs a trainer (docs/models.md): for how long a learner step stands still while the policy is
-// encoded on the trainer's own thread, and while the publisher encodes it beside the next step, in the same process.
-// Also what a fold of stored deltas costs beside encoding one delta, and the memory that a publisher takes.
+// The cost of publishing for a trainer (docs/models.md). Measures the pause of a learner step if the trainer's own
+// thread encodes the policy, and if the publisher encodes it beside the next step, in the same process. Also measures
+// the cost of a fold of stored deltas against encoding one delta, and the memory of a publisher.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -198,7 +198,7 @@ void measure(const Settings& settings) {
 }  // namespace echoline::bench
 
 int main(int argc, char** argv) {
-  CLI::App app("What publishing costs a trainer");
+  CLI::App app("The cost of publishing for a trainer");
   echoline::bench::Settings settings;
   app.add_option("--elements", settings.mega_elements, "of the policy, in 2^20")
       ->check(CLI::Range(1, 4096))

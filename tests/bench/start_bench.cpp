@@ -69,7 +69,7 @@ std::size_t libraries(const std::string& preload) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("What starting the program costs, without and with libtorch.");
+  CLI::App app("The cost of starting the program, without and with libtorch.");
   int times = 20;
   app.add_option("--times", times, "starts of each kind, in turn")->check(CLI::PositiveNumber);
   CLI11_PARSE(app, argc, argv);

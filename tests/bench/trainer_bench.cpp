@@ -1,5 +1,5 @@
-// What an external trainer meets (docs/trainers.md): calls beside clients that stall, and what the checks of a policy
-// take, each beside a baseline in the same process.
+// The delays of an external trainer (docs/trainers.md): calls beside clients that stall, and the checks of a policy,
+// each beside a baseline in the same process.
 #include <fmt/format.h>
 #include <httplib.h>
 #include <sys/socket.h>

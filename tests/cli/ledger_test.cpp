@@ -114,8 +114,8 @@ struct HurriedClock final : Clock {
   Duration ahead{};
 };
 
-// The learner itself is killed: right after a machine came to be, of which it has not heard, and right after it gave
-// one back. Whatever is rented then is in its ledger, and `down` leaves nothing.
+// The learner is killed right after a machine was created, before the answer arrives, and right after it released one.
+// Its ledger has every rented machine, and `down` leaves none.
 TEST(LedgerVerbs, DownReleasesTheMachinesOfAKilledLearner) {
   if (!kWithTorch) GTEST_SKIP() << "the program was built without libtorch";
   if (overlay::reached_from_elsewhere({"::", 1}).empty())

@@ -86,7 +86,7 @@ TEST(StatusLines, WorkersInTroubleComeFirstAndTheRestIsCounted) {
   EXPECT_EQ(line_with("slow: 3.0 of 10.0/s"), first + 4) << text;
   EXPECT_EQ(line_with("joining"), first + 5) << text;
   EXPECT_EQ(line_with("seed"), first + 6) << text;
-  EXPECT_EQ(text.find("vast-1011"), std::string::npos) << "who is lost leaves its line to others";
+  EXPECT_EQ(text.find("vast-1011"), std::string::npos) << "a lost worker leaves its line to others";
   EXPECT_NE(text.find("and 47 more, 1 lost"), std::string::npos) << text;
   // With hardly any room it says that there is more to be seen.
   EXPECT_NE(joined(status_lines(status, {80, 8})).find("of them in trouble"), std::string::npos);

@@ -247,7 +247,7 @@ TEST(MainJob, LearnsThoughAnInteriorWorkerIsKilledHalfWay) {
   EXPECT_EQ(like.at("steps"), report.at("steps"));
   EXPECT_EQ(both.at("fleet.workers_started").at("real"), report.at("fleet").at("workers_started"));
   EXPECT_EQ(both.at("fleet.workers_started").at("simulated"), report.at("fleet").at("workers_planned"))
-      << "nobody kills one there";
+      << "the simulation kills no worker";
   EXPECT_GT(both.at("broadcast.t_b_seconds_median").at("simulated"), 0);
   EXPECT_NEAR(like.at("broadcast").at("delta_bytes_mean").get<double>(),
               report.at("broadcast").at("delta_bytes_mean").get<double>(),

@@ -198,7 +198,7 @@ TEST_F(Grading, NothingButTheRightAnswerPasses) {
                             "assert abs(f(4) - 5) < 1e-6", "assert math.isclose(f(5), 6)"},
                            "import math\ndef f(x): return x + 1");
   const std::vector<std::string> programs = {
-      // Whatever tests it might be mistaken for having passed.
+      // Output that imitates the protocol's results of passed tests.
       "print('V1'); print('5/5'); print('loaded'); print('{\"value\": true}')\ndef f(x): print('V1\\nV1\\nE\\ndone')",
       "import os, sys\nfor fd in range(3, 64):\n  try: os.write(fd, b'V1\\nV1\\nV1\\nV1\\nV1\\nE\\ndone\\n')\n  except "
       "OSError: pass\ndef f(x): return 0",

@@ -350,7 +350,7 @@ TEST_F(DataSets, RewardsAreSumsOfNamedParts) {
             std::string::npos);
 }
 
-// Whatever stands in a line, reading it ends in a row within its limits or an error.
+// Reading any line gives a row within its limits or an error.
 TEST(Rows, SurviveSpoiledBytes) {
   const maths::RowReader reader = [](const json& row) -> Result<maths::Row> {
     ECHO_ASSIGN(Told prompt, maths::prompt_at(row, "prompt"));

@@ -245,8 +245,7 @@ TEST(PokerTask, ThePolicySitsOppositeItself) {
     EXPECT_EQ(both, play(*caller, problem, kCalls));
     ASSERT_FALSE(asides.empty());
     for (const std::string& aside : asides) {
-      EXPECT_THAT(aside, ::testing::StartsWith("You play heads-up"))
-          << "all that somebody has to know who was told nothing yet";
+      EXPECT_THAT(aside, ::testing::StartsWith("You play heads-up")) << "the prompt is complete by itself";
       const auto cards = [](const std::string& told) { return told.substr(told.rfind("Your cards: "), 17); };
       EXPECT_NE(cards(aside), cards(problem.prompt()));
     }
@@ -264,8 +263,7 @@ TEST(PokerTask, ThePolicySitsOppositeItself) {
   }
   for (const Problem& problem : itself->evaluation()) {
     EXPECT_EQ(itself->repeatable(problem), Repeatable::kCheaply);
-    EXPECT_EQ(play(*itself, problem, kCalls), play(*caller, problem, kCalls))
-        << "nobody is asked aside where it is evaluated";
+    EXPECT_EQ(play(*itself, problem, kCalls), play(*caller, problem, kCalls)) << "an evaluation has no side prompts";
   }
 }
 

@@ -1,4 +1,4 @@
-// Several tasks as one: who is asked how often, whose a problem is, and what workers get to see.
+// Several tasks as one: each task's share, the task of a problem, and the tasks that workers see.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

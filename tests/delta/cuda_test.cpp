@@ -520,7 +520,7 @@ struct Emulated {
   Device device{machine, {}};
 };
 
-// Whatever call fails, and however many after it: the content is as before or the state says that it is torn.
+// If any call fails, and any number of calls after it, the content is unchanged or the state reports that it is torn.
 TEST(CudaFailures, ApplicationIsAllOrNothing) {
   Random random(19);
   Versions v = versions({spec("a", DType::kU8, {5000}), spec("b", DType::kBF16, {40'000})}, 0.1, random);

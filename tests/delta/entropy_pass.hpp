@@ -1,5 +1,5 @@
-// The entropy bound in a pass of its own over two states, tensor by tensor too: what an encoder's counts are held
-// against, and what its cost is compared with.
+// The entropy bound in a pass of its own over two states, and by tensor. It is the reference for an encoder's counts
+// and cost.
 #pragma once
 #include <algorithm>
 #include <string>

@@ -17,8 +17,7 @@ struct AttackOptions {
   Duration length = std::chrono::seconds(10);  // at most; an attacker that is thrown out ends earlier
 };
 
-// A member that keeps to the protocol and computes nothing: what an attacker is held against, as it holds the same
-// place.
+// A member that follows the protocol and computes nothing: the baseline of an attacker in the same place.
 inline constexpr std::string_view kNoAttack = "none";
 
 // The names of attacks, in the order of docs/threats.md.

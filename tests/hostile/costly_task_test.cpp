@@ -1,6 +1,5 @@
-// A running fleet whose tasks are a program (its grading takes long, so that the learner grades it again beside
-// everything else), one that the learner alone scores, and sums; and a machine in it that claims every answer was
-// right.
+// A running fleet with three tasks: a program with long grading, which the learner repeats on other threads, a task
+// that only the learner scores, and sums. One machine of the fleet claims that every answer was right.
 #include <gtest/gtest.h>
 
 #include <csignal>

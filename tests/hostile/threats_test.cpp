@@ -103,7 +103,7 @@ TEST_F(Threats, NoMachineDecidesOverTheRun) {
     EXPECT_TRUE(outcomes.at(name).at("barred").get<bool>()) << outcomes.at(name).dump();
     EXPECT_NE(outcomes.at(name).at("goodbye"), "") << name;
   }
-  EXPECT_EQ(outcomes["unassigned-child"].value("chunk_bytes", 1), 0) << "a parent served whom nobody had sent to it";
+  EXPECT_EQ(outcomes["unassigned-child"].value("chunk_bytes", 1), 0) << "a parent served a child without a grant";
   const std::uint64_t after = step();
   EXPECT_TRUE(eventually(seconds(30), [&] { return step() >= after + 3; })) << "training stands";
   const auto nobody_away = [&] {
@@ -124,7 +124,7 @@ TEST_F(Threats, NoMachineDecidesOverTheRun) {
     EXPECT_FALSE(worker.at("quarantined").get<bool>()) << offer;
   }
   EXPECT_EQ(seen.size(), honest.size());
-  EXPECT_EQ(rented_processes(run_).size(), honest.size()) << "something was rented anew";
+  EXPECT_EQ(rented_processes(run_).size(), honest.size()) << "a machine was replaced";
 
   program.signal(SIGINT);
   const Outcome outcome = program.wait(seconds(30));

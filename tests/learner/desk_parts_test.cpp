@@ -308,7 +308,7 @@ TEST(Roster, LinksAreThoseOfTheOfferThatWasRented) {
   EXPECT_EQ(e.roster.links_of(workers)[0].up, BitRate::from_mbit_per_s(10));
 }
 
-// Whatever comes in whatever order, also of workers that never joined.
+// Random events in random order, also of workers that never joined.
 TEST(Roster, ItsPartsAgreeAfterRandomEvents) {
   Random random(7, 0);
   Entered e;

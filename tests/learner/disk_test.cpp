@@ -102,7 +102,7 @@ TEST_F(DiskDeskTest, ConsumingCanBeRepeated) {
   EXPECT_EQ(desk_->counts()->buffer.consumed, 4u);
 }
 
-// More than is kept of one worker is dropped, and that is not held against it.
+// Messages beyond the limit of one worker are dropped, without blame for the worker.
 TEST_F(DiskDeskTest, DroppedSubmissionsAreLeasedToOthers) {
   open(0);
   const schema::WorkGrant grant = ask(0, 1);

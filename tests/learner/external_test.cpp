@@ -440,7 +440,7 @@ TEST_F(ApiTest, AnEvaluationIsWantedBeforeTheFirstStepAndWhereTheRunSaysSo) {
   client.set_address_family(AF_UNIX);
   const auto status = [&] { return json::parse(client.Get("/v1/status")->body); };
   EXPECT_EQ(status()["evaluation_wanted"], 0);
-  EXPECT_FALSE(exchange_.evaluation_comes(seconds(60))) << "nobody has said that they evaluate";
+  EXPECT_FALSE(exchange_.evaluation_comes(seconds(60))) << "the trainer has not announced an evaluation";
   EXPECT_EQ(client.Get("/v1/evaluation")->status, 200);
   EXPECT_TRUE(exchange_.evaluation_comes(seconds(60)));
   clock_.at += seconds(61);

@@ -1,6 +1,6 @@
-// Learner steps of every named loss on ragged rollouts of several turns, against gradients of a second implementation:
-// every trajectory alone through the model, and its loss written token by token from the formulas of the papers
-// (docs/losses.md has the references). The test uses no code of learner/training but the trainer.
+// Learner steps of every named loss on ragged rollouts of several turns, against gradients of a second implementation.
+// It runs every trajectory alone through the model, and computes its loss token by token from the formulas of the
+// papers (docs/losses.md has the references). The test uses no code of learner/training but the trainer.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -41,7 +41,7 @@ TEST(Regrading, AWorkerWithSlowResponsesDoesNotHideOthers) {
   }
   EXPECT_EQ(regrading.share(quick), 1);
   EXPECT_LT(regrading.share(slow), 0.001);
-  EXPECT_LT(regrading.share(WorkerId{3}), 0.01) << "of somebody unknown, after its first ones";
+  EXPECT_LT(regrading.share(WorkerId{3}), 0.01) << "of an unknown worker, after its first responses";
   for (int i = 0; i < 100; ++i) EXPECT_TRUE(regrading.wanted(quick));
 }
 
@@ -168,7 +168,8 @@ TEST_F(RegradingDesk, AWorkerThatClaimsMoreIsExpelledAndNothingOfItIsTrainedOn) 
   ASSERT_EQ(its.leases_size(), 3);
   for (const schema::Lease& lease : mine.leases()) EXPECT_TRUE(hand_in(made(lease, honest), honest).accepted());
   for (const schema::Lease& lease : its.leases())
-    EXPECT_TRUE(hand_in(boasting(made(lease, liar)), liar).accepted()) << "nobody waits for the graders";
+    EXPECT_TRUE(hand_in(boasting(made(lease, liar)), liar).accepted())
+        << "acknowledgements do not wait for the graders";
   until_graded(10);
   EXPECT_THAT(blamed(), HasSubstr("expected 0 (wrong)"));
   const DeskCounts counts = *desk_->counts();

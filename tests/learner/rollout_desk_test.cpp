@@ -239,8 +239,7 @@ TEST_F(DeskTest, ABrokenDriverIsNoAttackUntilItGoesOn) {
   EXPECT_EQ(desk_->counts()->refused.at("unreadable message"), 6u);
 }
 
-// Whatever would stop the trainer, or teach it something that was not sampled, is refused by its lease.
-// A response may end with a stop string instead of a token, there and nowhere else.
+// A response may end with a stop string instead of a token, but a stop string within it is refused.
 TEST_F(DeskTest, AStopStringEndsAResponse) {
   const auto stopping =
       *model::Phrasing::from_parts(tokenizer_, {*tokenizer_.end_of_text()}, R"({"text": "{prompt}", "stop": ["!?"]})");
@@ -548,7 +547,7 @@ TEST(WorkerMeterTest, TimeAwayDoesNotCountForAWorkersSpeed) {
   meter.returned(clock.now());
   EXPECT_EQ(heard(1).rollouts, 0);
   clock.advance(seconds(30));
-  EXPECT_EQ(heard(92).rollouts, 0) << "30 s more for a batch that nobody wants";
+  EXPECT_EQ(heard(92).rollouts, 0) << "30 s more for a stale batch";
   clock.advance(seconds(1));
   meter.accepted(10, 1.0);
   const auto back = heard(93);

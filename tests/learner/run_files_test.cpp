@@ -508,7 +508,7 @@ TEST_F(RunFilesTest, ReportAddsUp) {
   EXPECT_TRUE(report.at("weights").at("all_workers_identical"));  // the lost one does not count
   EXPECT_NE(report_text(report).find("bit-identical"), std::string::npos);
 
-  // Interrupted: who has not answered yet is counted, not accused.
+  // After an interruption, a worker that has not answered yet is counted, not accused.
   WorkerEntry behind = worker;
   behind.id = WorkerId{3};
   behind.version = Version{1};

@@ -203,7 +203,7 @@ TEST(ScoringWorker, HandsInText) {
   EXPECT_TRUE(submission.trajectories(0).components().empty());
   lease.set_id(5), lease.set_unscored(false);
   EXPECT_TRUE(std::holds_alternative<schema::WorkFailed>(groups.begin(lease, TimePoint())))
-      << "somebody has to score it";
+      << "a worker without the adapter cannot score";
 }
 
 }  // namespace

@@ -179,7 +179,7 @@ class BitFlips final : public PolicySource {
   const std::map<std::string, double> accuracy_;
 };
 
-// Goes `factor` times as fast as the system's, until it is told to go like it.
+// Runs `factor` times as fast as the system's clock, until it is set to the same speed.
 class FastClock final : public Clock {
  public:
   explicit FastClock(int factor) : factor_(factor) {}

@@ -325,7 +325,7 @@ TEST(Phrasing, MessagesKeepTheirRoles) {
   EXPECT_EQ(chat.prompt_text(question).value(), "system>Count.|user>Hi|assistant>Yes?|user>Q: 2+2|");
   const Told own(std::vector<ChatMessage>{{"system", "Think."}, {"user", "2+2"}, {"tool", "four"}});
   EXPECT_EQ(chat.prompt_text(own).value(), "system>Think.|user>2+2|tool>four|")
-      << "its own system message, and nobody asks around a result";
+      << "its own system message, and no question around a result";
   EXPECT_EQ(chat.tokenizer().decode(*chat.follow_up({}, result)), "|tool>four|user>Sure?|");
 }
 

@@ -40,7 +40,7 @@ TEST_F(DeviceWeightsTest, APolicyHoldsTheWeightsThatItWasMadeOf) {
     const delta::SharedState policy = weights.policy().value();
     EXPECT_EQ(*delta::digest_state(policy->view()), digest()) << share;
   }
-  EXPECT_EQ(*delta::digest_state(first->view()), before) << "who holds an older one keeps it";
+  EXPECT_EQ(*delta::digest_state(first->view()), before) << "a holder of an older policy keeps it";
   EXPECT_NE(digest(), before);
 }
 

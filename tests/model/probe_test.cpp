@@ -59,8 +59,7 @@ TEST(ProbePolicy, RunsEveryFamily) {
       const Status probed = probe_policy(policy.view(), c, 1, 1);
       EXPECT_TRUE(probed) << family_name(family) << ": " << probed.error().message();
       fill(policy, "self_attn.k_proj.weight", 0x7fc0);
-      EXPECT_FALSE(probe_policy(policy.view(), c, 1, 1))
-          << family_name(family) << ": the weights that are there are the ones used";
+      EXPECT_FALSE(probe_policy(policy.view(), c, 1, 1)) << family_name(family) << ": the probe uses the given weights";
     }
 }
 

@@ -31,7 +31,7 @@ TREES, MODEL = "chains/trees.cpp", "chains/broadcast_model.cpp"
 EDGES, REACH, UPSTREAM = "overlay/member/member_edges.cpp", "overlay/learner/reachability.cpp", "overlay/member/upstream.hpp"
 
 FAULTS = [
-    # What is believed.
+    # Proofs and signatures.
     Fault("an announcement's signature is not checked", PROOF,
           "Result<Announcement> Checker::open(const SignedAnnouncement& message) const {\n  ECHO_TRY(check(kAnnouncement, message));",
           "Result<Announcement> Checker::open(const SignedAnnouncement& message) const {", "frame_test", True),
@@ -66,7 +66,7 @@ FAULTS = [
     Fault("what comes back from disk is not hashed", STORE,
           "if (data.size() != chunk.length || checker_.chunk_hash(data) != chunk.hash) {", "if (data.size() != chunk.length) {",
           "overlay_parts_test", True),
-    # What is kept.
+    # The publication store.
     Fault("a publication is whole one chunk early", STORE, "if (entry.have.count() < count) return false;",
           "if (entry.have.count() + 1 < count) return false;", "overlay_parts_test", True),
     Fault("memory is not given back", STORE, "    memory_ -= chunk.length;\n    if (chunk.on_disk) ++", "    if (chunk.on_disk) ++",
@@ -87,7 +87,7 @@ FAULTS = [
           "overlay_parts_test", True),
     Fault("what was taken back is kept", STORE, "if (newest && last.key().version <= *newest) break;", "if (newest || !newest) break;",
           "overlay_core_test"),
-    # What is sent.
+    # The sender of an edge, and the uplink.
     Fault("a chunk is sent twice", EDGE, "      known.insert(*index);\n", "", "overlay_parts_test", True),
     Fault("a manifest is never sent", EDGE, "if (stored->manifest && edge.closed.insert(stored->id).second)", "if (false)",
           "overlay_parts_test", True),
@@ -103,7 +103,7 @@ FAULTS = [
           "overlay_parts_test"),
     Fault("there is no window", UPLINK, "if (line.in_flight >= kWindowBytes) continue;", "", "overlay_parts_test"),
     Fault("a delta costs nothing", CATCH_UP, "cost += from->second;", "cost = from->second;", "overlay_parts_test"),
-    # What a worker does with it.
+    # A worker's installation and position.
     Fault("a base with another digest is good enough", STANDING,
           "if (key.base && next->announcement.base_digest != at->policy_digest) {", "if (false) {", "overlay_core_test"),
     Fault("parts of a snapshot that is behind are decoded", STANDING, "position_ ? key.version > position_->version :", "position_ ? true :",
@@ -144,7 +144,7 @@ FAULTS = [
           "repair_ = std::max(least, newest_.value_or(least));", "", "overlay_core_test"),
     Fault("an installation of an earlier epoch counts", STANDING, "if (void_.contains(version)) {", "if (false) {",
           "overlay_core_test"),
-    # What the learner believes and does.
+    # The learner.
     Fault("the learner speaks before its state is on disk", LEARNER, "if (!file_.was_saved()) return close(conn);", "", "overlay_core_test"),
     Fault("what is issued follows the learner's clock", LEARNER_IDENTITY, "std::max(state_.issue_reserved, now_unix_ms) - now_unix_ms",
           "0", "overlay_core_test"),
@@ -190,13 +190,13 @@ FAULTS = [
           "overlay_core_test"),
     Fault("a child that was given another parent stays", GRANT,
           "g.issued <= released->second.first && !g.catch_up_to", "false", "overlay_core_test"),
-    # Who comes back, from wherever and whenever.
+    # Workers that come back, from another address or after a long time.
     Fault("a worker's clock is not set by the learner's", MEMBER,
           "  clock_offset_ms_ = static_cast<std::int64_t>(welcome.unix_ms) - static_cast<std::int64_t>(unix_ms(now));\n", "",
           "sim_world_test", True),
     Fault("others are told to dial the address that a worker names", LEARNER_IDENTITY, "  return {comes_from, named.port};", "  return named.port ? named : Endpoint{comes_from, 0};",
           "overlay_core_test"),
-    # What the soak has found.
+    # Faults that the soak test has found.
     Fault("help hides an edge that fails", LEARNER_PUB, "  else\n    for (const Parent& p", "    for (const Parent& p",
           "overlay_core_test"),
     Fault("a helper that brings bad chunks is dialled again", MEMBER_PUB,

@@ -1,4 +1,4 @@
-# What no schedule can beat, and what a star reaches at best: the formulas of chains/broadcast_model.
+# The lower bound of every schedule, and the best time of a star: the formulas of chains/broadcast_model.
 
 import math
 
@@ -7,7 +7,7 @@ TCP_SHARE = 1448 / 1514
 
 
 def lower_bound_s(payload_bytes, learner, workers):
-    """max{F/B, F/d_min, N*F/(B + sum u)}: seconds until everybody has the payload (Kumar-Ross), headers not counted."""
+    """max{F/B, F/d_min, N*F/(B + sum u)}: seconds until every worker has the payload (Kumar-Ross), headers not counted."""
     megabits = payload_bytes * 8 / 1e6
     return max(megabits / learner.up, megabits / min(link.down for link in workers),
                len(workers) * megabits / (learner.up + sum(link.up for link in workers)))

@@ -1,8 +1,8 @@
 # echoline's overlay in a lab: one `overlay_bench learner`, and one `overlay_bench worker` in each worker's node.
 #
-# What is expected of the program: the learner issues a token per worker into the folder --tokens, writes a line that
-# begins with 'ready' to stderr, publishes once all workers have joined, and leaves in --json, as one object, the list
-# 'publications' with 'workers' {name: seconds until acknowledged} each. All end with exit 0 if all digests were right.
+# The learner issues a token per worker into the folder --tokens, and writes a line that begins with 'ready' to stderr.
+# Once all workers have joined, it publishes. It leaves in --json one object with the list 'publications', each with
+# 'workers' {name: seconds until acknowledged}. All programs end with status 0 if all digests were right.
 
 import json
 import os

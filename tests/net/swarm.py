@@ -1,7 +1,7 @@
 # A BitTorrent swarm of aria2 in a lab: the learner seeds one file, the workers fetch it from it and from each other.
 #
-# Two ways to start. 'warm' is the kindest to the swarm: everybody is up, knows everybody and is connected; the seed's
-# upload is let go, and the clock starts when bytes leave it, up to a second later, because aria2 looks at its limits
+# Two ways to start. 'warm' favours the swarm: all processes run and are connected to each other. Then the limit of the
+# seed's upload is lifted, and the clock starts when bytes leave it, up to a second later, because aria2 applies limits
 # once a second. 'cold' starts the clock when the seed's process starts, with the workers waiting at the tracker, so
 # that discovery and the first handshakes count.
 

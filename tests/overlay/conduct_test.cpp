@@ -90,7 +90,8 @@ TEST(Conduct, AccusationsOfGoneWorkersMakeNoLiar) {
   };
   for (std::uint64_t parent = 1; parent <= 20; ++parent)
     EXPECT_EQ(accuse(90, parent, parent - std::min<std::uint64_t>(parent, 2)), Ruling::kPart) << parent;
-  EXPECT_EQ(accuse(90, 21, 18), Ruling::kChild) << "three are here: somebody else should know of them";
+  EXPECT_EQ(accuse(90, 21, 18), Ruling::kChild)
+      << "three of the accused are present: another worker should have noticed";
 }
 
 TEST(Conduct, AQuarantinedWorkerIsStillPartedFromTheWorkersItAccuses) {
@@ -101,10 +102,10 @@ TEST(Conduct, AQuarantinedWorkerIsStillPartedFromTheWorkersItAccuses) {
   EXPECT_EQ(conduct.bad_chunk(WorkerId{1}, WorkerId{4}, kThen + 1), Ruling::kNothing);
   EXPECT_EQ(conduct.bad_chunk(WorkerId{1}, WorkerId{4}, kThen + 1), Ruling::kPart);
   EXPECT_TRUE(conduct.are_apart(WorkerId{1}, WorkerId{4}, kThen + 1));
-  // It weighs nothing: one more word is a single one.
+  // The quarantined worker's accusation weighs nothing: the next one counts as the first.
   conduct.bad_chunk(WorkerId{5}, WorkerId{4}, kThen + 2);
   EXPECT_EQ(conduct.bad_chunk(WorkerId{5}, WorkerId{4}, kThen + 2), Ruling::kPart);
-  // And it may not go on for ever: who accuses many alone lies.
+  // It may not go on for ever: a worker that alone accuses many lies.
   for (const std::uint64_t parent : {6, 7})
     for (int i = 0; i < 2; ++i) conduct.bad_chunk(WorkerId{1}, WorkerId{parent}, kThen + 3);
   conduct.bad_chunk(WorkerId{1}, WorkerId{8}, kThen + 4);
@@ -137,7 +138,7 @@ TEST(Conduct, ABrokenDriverIsNoAttackUntilItGoesOn) {
   for (int i = 1; i < Conduct::kBrokenMax; ++i) EXPECT_FALSE(c.count_malformed(id(1), kThen));
   EXPECT_FALSE(c.count_malformed(id(2), kThen)) << "each for itself";
   EXPECT_TRUE(Conduct(kBeat, c.kept()).count_malformed(id(1), kThen + kMinute)) << "a new learner knows, too";
-  EXPECT_FALSE(c.count_malformed(id(1), kThen + Conduct::kWordMemoryMs)) << "a day later it begins anew";
+  EXPECT_FALSE(c.count_malformed(id(1), kThen + Conduct::kWordMemoryMs)) << "the count restarts after a day";
 }
 
 // ---- edges ----
@@ -159,7 +160,7 @@ TEST(Conduct, AnEdgeThatFailsAgainAndAgainPartsItsEnds) {
   EXPECT_EQ(fails(2, 1), Ruling::kNothing);
   EXPECT_EQ(fails(2, 1), Ruling::kPart);
   EXPECT_TRUE(c.are_apart(id(1), id(2), ms));
-  EXPECT_EQ(c.find(id(1))->ladder.role(), chains::Role::kSeed) << "one word costs nobody a role";
+  EXPECT_EQ(c.find(id(1))->ladder.role(), chains::Role::kSeed) << "a single accuser demotes no worker";
   EXPECT_EQ(fails(3, 1), Ruling::kNothing);
   EXPECT_EQ(fails(3, 1), Ruling::kNothing);
   EXPECT_EQ(fails(3, 1), Ruling::kParent) << "two children say so";
@@ -276,7 +277,7 @@ TEST(LearnerConduct, AGoneWorkerMakesNoLiarOfItsAccuser) {
   bad(desk, 2, 3);
   ASSERT_THAT(desk.chain(), ElementsAre(3, 4, 2));
   bad(desk, 2, 4);
-  EXPECT_THAT(quarantined(desk), IsEmpty()) << "two are here that nobody else accuses";
+  EXPECT_THAT(quarantined(desk), IsEmpty()) << "only two accused workers are present";
 }
 
 // Eight messages and three reconnections once quarantined four honest workers.
@@ -328,7 +329,7 @@ TEST(LearnerConduct, TwentySevenFailuresInTwoSecondsTearNothingApart) {
     nearest = std::min(nearest, depth(4));
     desk.pass(milliseconds(75));
   }
-  EXPECT_EQ(nearest, 3) << "nobody gains a place by accusing";
+  EXPECT_EQ(nearest, 3) << "an accuser gains no better place";
   EXPECT_LE(desk.all<act::TopologyChanged>().size() - before, 3u);
   EXPECT_EQ(desk.chain().at(0), 1u);
 }
@@ -338,7 +339,7 @@ TEST(LearnerConduct, AccusersDoNotBecomeSeeds) {
   desk.join_all(2);  // no other worker can feed it
   for (int i = 0; i < 3; ++i, desk.pass(milliseconds(500)))
     desk.tell(2, EdgeFailed{id(1), EdgeTroubleKind::kLost, "reset"});
-  EXPECT_THAT(desk.chains(), ElementsAre(ElementsAre(id(1)), ElementsAre(id(2)))) << "fed, and feeding nobody";
+  EXPECT_THAT(desk.chains(), ElementsAre(ElementsAre(id(1)), ElementsAre(id(2)))) << "it is served and has no children";
   for (std::uint64_t i = 3; i <= 5; ++i) desk.join(i);
   desk.pass(seconds(1));
   EXPECT_THAT(desk.core.topology().children_of(id(1)), testing::Not(testing::Contains(id(2))));
@@ -522,7 +523,7 @@ TEST(LearnerConduct, AWorkerThatAccusesStrangersIsExpelled) {
   }
 }
 
-// Its parents are moved, and it says what it knew a moment ago: that is not held against it.
+// A worker accuses a parent that it had a moment ago, before it knows of its new one. This does not count as a lie.
 TEST(LearnerConduct, AWordThatComesLateIsNoLie) {
   Desk desk(8);
   desk.join_all(3);
@@ -564,7 +565,7 @@ TEST(LearnerConduct, AnUnpublishedVersionCountsAsInstalledByNoWorker) {
   desk.tell(1, Installed{Version{1}, digest_of(1), 0});
   EXPECT_EQ(installed(), Version{1});
   desk.join(1, true, kMegabytePerS, Installed{Version{3}, digest_of(7), 0});
-  EXPECT_EQ(installed(), std::nullopt) << "coming anew makes it no truer";
+  EXPECT_EQ(installed(), std::nullopt) << "a reconnection does not make the claim true";
   EXPECT_TRUE(desk.has(id(1)));
   for (int i = 0; i < 2; ++i) desk.tell(1, Installed{Version{3}, digest_of(1), 0});
   EXPECT_FALSE(desk.has(id(1)));
@@ -725,7 +726,7 @@ TEST(LearnerConduct, AFloodOverADataConnectionCostsTheMembership) {
   EXPECT_TRUE(desk.has(id(2)));
 }
 
-// Room for what is not whole is shared: who hoards it loses it, not who comes when it is full.
+// Workers share the room for partial messages. If it is full, the worker with most of it loses it, not the next one.
 TEST(LearnerConduct, AWorkerThatHoardsPartialMessagesIsDisconnected) {
   LearnerConfig config = Desk::config(8);
   config.assembling_bytes_max = 100'000;
@@ -776,11 +777,11 @@ TEST(LearnerConduct, AWorkerThatNeverAcknowledgesHidesNoBroadcastTime) {
         desk.tell(worker, Installed{Version{version}, digest_of(version), 0});
       }
       if (version == 0) {
-        EXPECT_THAT(desk.all<act::BroadcastDone>(), IsEmpty()) << n << " workers: the quorum is everybody";
+        EXPECT_THAT(desk.all<act::BroadcastDone>(), IsEmpty()) << n << " workers: the quorum is the whole fleet";
         desk.pass(BroadcastTimes::kStragglerPatience + seconds(1));
       }
       const auto done = desk.all<act::BroadcastDone>();
-      ASSERT_THAT(done, SizeIs(version + 1)) << n << " workers; from the second on, nobody waits";
+      ASSERT_THAT(done, SizeIs(version + 1)) << n << " workers; from the second version on, the report does not wait";
       EXPECT_EQ(done.back().report.t_b, milliseconds(10) * (n - 1));
       EXPECT_EQ(done.back().report.workers, n);
       EXPECT_EQ(done.back().report.acknowledged, n - 1);

@@ -1,4 +1,4 @@
-// Learner and workers together: who belongs to the run, how edges come about, and restarts of the learner.
+// Learner and workers together: membership, the opening of edges, and restarts of the learner.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

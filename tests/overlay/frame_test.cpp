@@ -1,4 +1,4 @@
-// The framed stream: how it is cut does not matter, and no length is believed before it is checked.
+// The framed stream: it may be cut anywhere, and every length is checked before use.
 #include "overlay/wire/frame.hpp"
 
 #include <gmock/gmock.h>

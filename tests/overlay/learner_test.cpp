@@ -14,7 +14,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::SizeIs;
-// ---- who comes in ----
+// ---- admission ----
 
 TEST(Learner, AdmitsAWorkerByItsCertificate) {
   LearnerConfig c = Desk::config(16);
@@ -581,7 +581,7 @@ TEST(Learner, NobodyLosesItsPlaceBeforeTheOperatorAllowsIt) {
     Desk desk(config);
     desk.join_all(3);
     desk.pass(seconds(60));
-    EXPECT_EQ(desk.said<Welcome>(std::uint64_t{1}).at(0).patience, seconds(100)) << "workers put up with more";
+    EXPECT_EQ(desk.said<Welcome>(std::uint64_t{1}).at(0).patience, seconds(100)) << "workers have more patience";
     for (int s = 1; s < 10; ++s) {
       desk.pass(seconds(1), {1});
       if (child_complains) desk.tell(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kSilent, "nothing heard"});
@@ -622,7 +622,7 @@ TEST(Learner, AWorkerThatIsAwayComesBackToWhatItWas) {
   EXPECT_THAT(desk.all<act::Joined>(), SizeIs(4));
   EXPECT_THAT(desk.core.stats().away, IsEmpty());
   EXPECT_THAT(desk.chain(), ElementsAre(3, 2, 1));
-  EXPECT_TRUE(desk.core.stats().workers[0].quarantined) << "coming back makes nobody honest";
+  EXPECT_TRUE(desk.core.stats().workers[0].quarantined) << "the quarantine survives a return";
   EXPECT_EQ(desk.core.stats().lost, 0u);
 }
 

@@ -68,7 +68,7 @@ TEST(MemberParts, DeliversWhatHasComeOfASnapshotAhead) {
   m.tell(m.parent, next.closing);
   m.frame(m.parent, ahead.chunk(2));
   m.frame(m.parent, ahead.chunk(3));
-  EXPECT_THAT(come(), ElementsAre(7, 4, 4, 4, 4, 7, 7, 7)) << "the delta does not begin it anew";
+  EXPECT_THAT(come(), ElementsAre(7, 4, 4, 4, 4, 7, 7, 7)) << "the delta does not restart it";
   m.tell(m.parent, ahead.closing);
   EXPECT_THAT(m.delivered(), ElementsAre(delta(4, 3), full(7)));
 }

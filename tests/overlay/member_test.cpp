@@ -1,4 +1,4 @@
-// A worker's protocol, driven by hand: what it believes, what it refuses, and when it gives up.
+// A worker's protocol, driven by hand: its checks, its refusals, and its timeouts.
 #include "tests/overlay/member.hpp"
 
 #include <gmock/gmock.h>
@@ -107,7 +107,7 @@ TEST(Member, LetsGoOfAHelperAfterTheSecondBadChunk) {
   m.frame(helper, with_flipped_bit(made.chunk(2), 3));
   EXPECT_TRUE(m.closed(helper));
   EXPECT_EQ(m.last<act::Dial>()->conn, helper) << "it is not dialled again";
-  EXPECT_EQ(m.said<NeedHelp>(kControl).size(), asked + 1) << "somebody else is asked for";
+  EXPECT_EQ(m.said<NeedHelp>(kControl).size(), asked + 1) << "it asks for another helper";
 }
 
 // If seconds of earlier data wait in the network, a newly dialled helper queues behind them. A helper that is heard but

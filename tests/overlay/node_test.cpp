@@ -196,7 +196,7 @@ TEST_F(NodeTest, MessagesArriveWholeOnceAndInOrderBothWays) {
   ASSERT_TRUE(workers[0]->node->send(large));
   ASSERT_TRUE(learner.node->send(id, large));
   for (const Status& sent : {workers[0]->node->send(large + 'x'), learner.node->send(id, large + 'x')}) {
-    ASSERT_FALSE(sent) << "whoever sends is told";
+    ASSERT_FALSE(sent) << "the sender gets an error";
     EXPECT_EQ(sent.error().code, Code::kExhausted);
   }
   ASSERT_TRUE(learner.board.wait([&] { return learner.messages.size() == 101; }));

@@ -200,7 +200,7 @@ TEST(WorkerSet, KeepsRangesAndFillsOnlyEmptyGaps) {
   set.widen(2, {WorkerId{4}, WorkerId{20}});  // 4 works: it may not be among the revoked
   EXPECT_EQ(set.ranges(), (std::vector<WorkerSet::Range>{{2, 3}, {5, 12}}));
   set.widen(1, {WorkerId{4}, WorkerId{20}});
-  EXPECT_EQ(set.ranges().size(), 2u) << "rather too many than somebody who works";
+  EXPECT_EQ(set.ranges().size(), 2u) << "it keeps an extra range rather than revoke a member";
   EXPECT_FALSE(WorkerSet().contains(WorkerId{0}));
 }
 

@@ -36,7 +36,7 @@ TEST(TopologyChoice, AnotherKindIsTakenWhenItWasSoonerThreeTimes) {
   Choosing desk(TopologyPolicy::kStar);  // eight copies over the learner's uplink, where one would do
   desk.join_all(8);
   desk.pass(5 * desk.pause());
-  EXPECT_THAT(desk.chosen(), IsEmpty()) << "nobody knows what there is to carry";
+  EXPECT_THAT(desk.chosen(), IsEmpty()) << "the payload's size is not known yet";
   ASSERT_TRUE(desk.publish(make(full(0), 300'000)).has_value());
   desk.everybody_has(0);
   desk.pass((TopologyPlan::kSoonerInARow - 2) * desk.pause());

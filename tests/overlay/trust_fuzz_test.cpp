@@ -105,7 +105,7 @@ TEST(TrustFuzz, MutatedHandshakes) {
     bool changed = false;
     carry(pair, random, changed);
     EXPECT_TRUE(pair.client_reading.bytes.empty() && pair.server_reading.bytes.empty());
-    // An end that believes the other has seen the very bytes that the other sent.
+    // An established end has received exactly the bytes that the other end sent.
     if (pair.server.established()) {
       EXPECT_EQ(pair.server.identity().worker, WorkerId{1});
     }

@@ -1,5 +1,4 @@
-// Everything rented is released, and nothing is believed that no complete listing shows; also after a kill at any
-// moment.
+// `down` releases every rented machine, and trusts complete listings only. This holds after a kill at any moment.
 #include "provisioner/down.hpp"
 
 #include <gmock/gmock.h>

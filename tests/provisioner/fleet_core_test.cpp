@@ -106,7 +106,7 @@ TEST_F(Fleet, PlannedOffersAreRentedOnceAndKept) {
 }
 
 // The promised rate counts only for the first groups. A slow worker that keeps 80 % of it must count for exactly that.
-// Otherwise the learner waits for rollouts that the fleet only believes to have.
+// Otherwise the fleet overestimates its capacity, and the learner waits for rollouts.
 TEST_F(Fleet, APromiseDoesNotFlatterForEver) {
   rules.group_size = 8;
   make({offer("a", 1, 0.1), offer("b", 200, 0.1)}, {"a", "b"});

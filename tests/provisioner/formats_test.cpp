@@ -323,7 +323,7 @@ TEST(Throughput, TheBuiltInProfileHasPublishedFiguresForEveryGpu) {
       last = rate->tokens_per_s;
     }
   }
-  EXPECT_FALSE(profile->of_gpu("Tesla T4", 8e9)) << "nobody has published that";
+  EXPECT_FALSE(profile->of_gpu("Tesla T4", 8e9)) << "no published figure";
   EXPECT_EQ(profile->of_dlperf(30, 8e9)->uncertainty, 0.5);
 }
 

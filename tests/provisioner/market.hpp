@@ -1,5 +1,5 @@
-// A market with a realistic spread, the same for the same seed: GPUs of many kinds, prices that vary with host and
-// place, links and traffic prices that have little to do with either, machines that are offered whole and in parts.
+// A market with a realistic spread, the same for the same seed. It has GPUs of many kinds, and prices that vary with
+// host and place. Links and traffic prices depend on neither. Machines are offered whole and in parts.
 #pragma once
 #include <string>
 #include <vector>

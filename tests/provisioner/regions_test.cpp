@@ -1,4 +1,4 @@
-// Regions: who stands where, and what a plan makes of the ways between.
+// Regions: the region of a place, and plans with limited links between regions.
 #include "provisioner/regions.hpp"
 
 #include <gtest/gtest.h>

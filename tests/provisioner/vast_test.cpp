@@ -306,7 +306,7 @@ TEST_F(VastTest, NonsenseIsNoListing) {
     EXPECT_FALSE(listed->complete) << body.substr(0, 100);
     EXPECT_LT(listed->error->message().size(), 400u);
   }
-  // Prices that are none are not believed, and a field that is none costs only itself.
+  // An invalid price is ignored, and an invalid field loses only itself.
   server.fault({.kind = "list",
                 .status = 200,
                 .body = R"({"instances":[{"id":5,"label":"run.1234/1","dph_total":-3,"actual_status":7},

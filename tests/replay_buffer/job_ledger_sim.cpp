@@ -1,6 +1,6 @@
-// A random fleet under virtual time: whatever the speeds, losses and publication period, a result handed in within
-// its lease is never too stale, nothing that was stored is thrown away, every group is consumed once, and a worker that
-// makes progress keeps its lease.
+// A random fleet under virtual time, with any speeds, losses and publication period. A submission within its lease is
+// never too stale, no stored group is thrown away, every group is consumed once, and a worker that makes progress keeps
+// its lease.
 #include <algorithm>
 #include <map>
 #include <set>

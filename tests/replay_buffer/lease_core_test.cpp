@@ -253,7 +253,7 @@ class Twins {
   std::unique_ptr<JobLedger> ledger_;
   WaitingGroups waiting_{kGroup};
   LeaseCore core_{small_options(), waiting_};
-  std::map<LeaseId, LeaseRecord> held_;  // that a worker believes to hold
+  std::map<LeaseId, LeaseRecord> held_;  // leases in the workers' view
   std::set<std::uint64_t> kinds_;
   double now_ = 1000;
   std::uint64_t step_ = 0, progress_ = 0, refused_ = 0;

@@ -330,7 +330,7 @@ TEST_F(Watched, AnAcknowledgementOfSomethingElse) {
   publish();
   run(seconds(3));
   invariants_.check_learner();
-  EXPECT_THAT(broken(), testing::IsEmpty()) << "nobody is told of it";
+  EXPECT_THAT(broken(), testing::IsEmpty()) << "no invariant is violated";
   for (const auto& view : fleet_.learner()->stats().workers)
     EXPECT_EQ(view.installed.has_value(), view.info.id != fleet_.worker(2).id()) << view.info.id.value;
 }

@@ -26,7 +26,7 @@ TEST(Market, NothingIsForgottenOrOverspentInTwoThousandMarkets) {
               s.actions, s.rentals, s.losses, s.restarts, s.restored, s.exhausted, s.closed);
 }
 
-// Little headroom, and hosts that do almost what they promised: what was believed of them was never quite there.
+// With little headroom, hosts that do almost what they promised leave the fleet slightly short of capacity.
 TEST(Market, CapacityComesBackWhereHostsAreALittleSlow) {
   for (const std::uint64_t seed : {2046, 7309, 12364})
     for (const MarketViolation& v : simulate_market(seed).violations)

@@ -336,7 +336,8 @@ TEST_F(Identities, AnUnexpectedIdentityIsRefused) {
 TEST_F(Identities, AnEnrollingHostHasNoIdentity) {
   certify(p_.host_b, authority_, std::nullopt);
   EXPECT_EQ(dial(kLearnerId, act::Service::kEnrol).second, "accepted nobody");
-  // Without a certificate there is no other service; the dialler learns it only after it believes to be connected.
+  // Without a certificate, no other service accepts it. The dialler gets the refusal only after its handshake
+  // succeeded.
   EXPECT_EQ(dial(kLearnerId), std::pair(std::string("connection reset by the peer"), std::string("nothing")));
 }
 

@@ -10,7 +10,8 @@ set(module "")
 if(TORCH)
   set(module lib/echoline/echoline_torch.so)
 endif()
-foreach(file bin/echoline ${module} share/echoline/configs/quickstart.yaml share/man/man1/echoline-up.1 share/doc/echoline/docs/run-file.md
+foreach(file bin/echoline ${module} share/echoline/configs/quickstart.yaml share/man/man1/echoline-up.1
+        share/doc/echoline/docs/run-file.md
         include/echoline_task.h
         share/bash-completion/completions/echoline share/zsh/site-functions/_echoline
         share/fish/vendor_completions.d/echoline.fish)

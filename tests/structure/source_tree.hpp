@@ -30,9 +30,11 @@ std::vector<SourceFile> read_tree(const std::filesystem::path& root, const Layer
 // or of a test from the product.
 std::vector<std::string> check_includes(const std::vector<SourceFile>& files, const Layers& layers);
 
-// Every file of the product that includes libtorch, directly or through others, though its path begins with none of
-// `places`; and every source, tests but benchmarks included, that does so and is not in `torch_sources`, those that are
-// left out where there is no libtorch.
+// Two kinds of violations, one line each:
+// - a file of the product that includes libtorch, directly or through others, and whose path begins with none of
+//   `places`;
+// - a source (tests but benchmarks included) that does so and is not in `torch_sources`, the sources that a build
+//   without libtorch leaves out.
 std::vector<std::string> check_torch(const std::vector<SourceFile>& files, const std::vector<std::string>& places,
                                      const std::set<std::string>& torch_sources);
 

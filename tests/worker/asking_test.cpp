@@ -12,7 +12,7 @@ const TimePoint kNow = TimePoint(std::chrono::seconds(100)), kLater = kNow + std
 
 TEST(Asking, WaitsForAnAnswerAndForAsLongAsItSays) {
   Asking asking;
-  EXPECT_EQ(asking.not_before(), kNever) << "nobody is there to ask";
+  EXPECT_EQ(asking.not_before(), kNever) << "there is no learner to ask";
   asking.joined();
   EXPECT_LE(asking.not_before(), kNow);
   asking.asked();

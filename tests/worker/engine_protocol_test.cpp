@@ -148,7 +148,7 @@ TEST(EngineAnswers, OfVllmSayUnderWhichWeightsEachTokenWasDrawn) {
   EXPECT_FALSE(protocol->settle_interface(500, "")) << "asked again";
 }
 
-// Whatever stands there: an answer or an error.
+// Any bytes give an answer or an error.
 TEST(EngineAnswers, OfAnyBytesDoNoHarm) {
   Random random(3);
   for (const char* const recorded : {kSglang, kVllm, kVllmTokens}) {

@@ -248,7 +248,7 @@ TEST_P(RemoteTest, WhatIsUnderWayGoesOnUnderTheNewPolicy) {
   int waits = 0, mixed = 0;
   while_waiting_ = [&] { ++waits; };
   install(policies_.delta(1, 2));
-  EXPECT_LT(waits, 60) << "nobody waits for the one that does not come back";
+  EXPECT_LT(waits, 60) << "the engine does not wait for the stalled response";
   hold_->held_at = 1000;
   const auto all = finish();
   EXPECT_EQ(all.size(), 5u);
