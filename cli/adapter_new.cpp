@@ -30,19 +30,19 @@ constexpr std::string_view kPython =
     R"("""{name}: a task for echoline. Try it with: echoline adapter check {name}.yaml"""
 import echoline_task as task
 
-# What a problem has beside its prompt is for score(): reference (a text), metadata (anything JSON has).
+# Fields for score() beside the prompt: reference (a text), metadata (any JSON value).
 PROBLEMS = [{"prompt": f"{a}+{b}=", "reference": str(a + b)} for a in range(20) for b in range(20)]
 
 
 @task.score
 def score(problem, response):
-    """What a response is worth. It gets whatever a policy writes: what it raises is an error of the task."""
+    """Returns the reward of a response, which may be any text. An exception counts as an error of the task."""
     right = response.strip() == problem["reference"]
     number = response.strip().isdecimal()
     return {"reward": 1.0 if right else 0.0, "components": {"number": float(number)}, "correct": right}
 
 
-# None of the problems to evaluate on may be among those to train on.
+# The held-out problems (evaluation) must not be among the training problems.
 task.run(problems=PROBLEMS[40:], evaluation=PROBLEMS[:40], name="{name}")
 )";
 
@@ -54,13 +54,13 @@ PROBLEMS = [{"prompt": f"{low}-{low + 9}=", "reference": str(low + n)} for low i
 
 
 class Episode:
-    """One try at a problem. What depends on chance takes it from `seed`, so that an episode can be played again."""
+    """One episode of a problem. It takes all random numbers from `seed`, so that it can be repeated."""
 
     def __init__(self, problem, seed, settings):
         self.wanted, self.left = int(problem["reference"]), 4
 
     def step(self, response):
-        """What comes of a response, which is whatever a policy writes."""
+        """Returns the result of a response, which may be any text."""
         self.left -= 1
         text = response.strip()
         guess = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None
@@ -87,11 +87,11 @@ fleet: {offers: {name}.offers.json, provider: local, step_time_expected: 1 s}
 )";
 
 constexpr std::string_view kPythonOptions =
-    R"(    script: {name}.py            # it travels to the workers, with `files` beside it
-    # settings: {level: 1}       # echoline_task.settings, once it runs)";
+    R"(    script: {name}.py            # sent to the workers together with `files`
+    # settings: {level: 1}       # the task reads them as echoline_task.settings)";
 constexpr std::string_view kCOptions =
-    R"(    library: {name}.so           # it travels to the workers, machines of the same kind
-    settings: {largest: 99}      # what open_task() is given)";
+    R"(    library: {name}.so           # sent to the workers, which need the same architecture
+    settings: {largest: 99}      # an argument of open_task())";
 
 // Parts of the example that differ between echoline's sources and the user's folder.
 const std::vector<std::pair<std::string, std::string>> kExampleHere = {

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Trains the policy of an echoline run with PyTorch: GRPO on what its fleet generates. docs/tutorials/own-trainer.md says how to start it.
+"""Trains the policy of an echoline run with PyTorch, by GRPO on the rollouts of its fleet.
+
+docs/tutorials/own-trainer.md has the steps to start it:
 
     examples/pytorch_grpo.py runs/NAME [--learning-rate 2e-4]
 """
@@ -16,7 +18,7 @@ import echoline  # noqa: E402
 
 
 class Qwen3:
-    """A dense Qwen3 as Hugging Face stores it: `weights` by name, fp32."""
+    """A dense Qwen3 model in fp32. `weights` have the names of Hugging Face."""
 
     def __init__(self, config, weights):
         self.c = config
@@ -33,7 +35,7 @@ class Qwen3:
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
     def __call__(self, tokens):
-        """tokens [rows, length] -> logits [rows, length, vocabulary]; what stands behind the end of a row changes nothing before."""
+        """tokens [rows, length] -> logits [rows, length, vocabulary]. Padding at the end of a row does not change its logits."""
         c, w, positions = self.c, self.weights, torch.arange(tokens.shape[1], dtype=torch.float32)
         heads, kv_heads, size = c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"]
         causal = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool).triu(1)
@@ -55,7 +57,8 @@ class Qwen3:
 
 
 def rows_of(batch):
-    """Padded: tokens [n, T]; and [n, T - 1]: where the targets are response tokens, which count, their behaviour log-probabilities."""
+    """The padded tokens [n, T] of the batch, and three tensors [n, T - 1] for their targets: whether a target is a response
+    token, its loss mask, and its log-probability under the policy that generated it."""
     lengths = lambda ends: [end - begin for begin, end in zip([0, *ends], ends)]
     prompts, responses = (batch.torch(name + "_tokens").split(lengths(batch[name + "_ends"])) for name in ("prompt", "response"))
     tokens = torch.nn.utils.rnn.pad_sequence([torch.cat(row).long() for row in zip(prompts, responses)], batch_first=True)
@@ -68,7 +71,7 @@ def rows_of(batch):
 
 
 def advantages_of(batch):
-    """Of each response within its group: its reward's distance from the mean, in standard deviations."""
+    """The advantage of each response: its reward's distance from the group's mean, in standard deviations."""
     reward = batch.torch("reward").float()
     _, group = batch.torch("group").unique(return_inverse=True)
     count = torch.bincount(group).float()
@@ -78,7 +81,7 @@ def advantages_of(batch):
 
 
 def answers(model, held_out):
-    """The most likely response to each held-out problem, token by token; what follows its end is for the learner to leave out."""
+    """The most likely response to each held-out problem, token by token. The learner ignores all tokens after its end."""
     prompts, most = [torch.tensor(p["prompt_tokens"]) for p in held_out["problems"]], held_out["response_tokens_max"]
     ends, every = torch.tensor([len(p) for p in prompts]), torch.arange(len(prompts))
     tokens = F.pad(torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True), (0, most))
@@ -100,7 +103,8 @@ def main():
     client = echoline.Client(a.run, patience=600)
     status = client.status()
     if status.raw["top_p"] != 1 or status.raw["top_k"] or status.raw["min_p"]:
-        sys.exit("log-probabilities here are those of the whole distribution: set rollout.top_p, top_k and min_p to 1, 0 and 0")
+        sys.exit("this trainer computes log-probabilities of the whole distribution: set rollout.top_p, top_k and min_p to "
+                 "1, 0 and 0")
     model_file = pathlib.Path(status.raw["model"]) / "model.safetensors"
     tensors, _ = echoline.unpack(model_file.read_bytes())
     model = Qwen3(status.raw["model_config"], {name: tensor.torch() for name, tensor in tensors.items()})
@@ -122,7 +126,7 @@ def main():
         scores, entropies = torch.full(at.shape, torch.nan), torch.full(at.shape, torch.nan)
         advantage = advantages_of(batch)[:, None]
         losses, norms = [], []
-        informative = (advantage[:, 0] != 0).nonzero()[:, 0]  # the others' rewards say nothing
+        informative = (advantage[:, 0] != 0).nonzero()[:, 0]  # the others have advantage 0
         for rows in informative.split(math.ceil(len(batch) / a.minibatches)) if len(informative) else ():
             everything = (model(tokens[rows, :-1]) / status.raw["temperature"]).log_softmax(-1)
             logprobs = everything.gather(-1, tokens[rows, 1:, None])[..., 0]

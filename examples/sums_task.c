@@ -1,5 +1,6 @@
-/* Sums of two numbers, as a task in C:  cc -shared -fPIC -O2 -I clients/c -o libsums.so examples/sums_task.c
- * The run file:                         task: {adapter: library, options: {library: libsums.so, settings: {largest: 99}}} */
+/* A task in C: sums of two numbers.
+ * Build:    cc -shared -fPIC -O2 -I clients/c -o libsums.so examples/sums_task.c
+ * Run file: task: {adapter: library, options: {library: libsums.so, settings: {largest: 99}}} */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,7 +30,7 @@ static int open_task(echoline_text settings, uint64_t seed, void **task, char *w
     return snprintf(why, ECHOLINE_WHY_BYTES, "expected settings of less than %zu bytes", sizeof json);
   }
   memcpy(json, settings.data, settings.size);
-  at = strstr(json, "\"largest\":"); /* a real task has a JSON library */
+  at = strstr(json, "\"largest\":"); /* a real task would use a JSON library */
   s->largest = at ? strtoull(at + 10, NULL, 10) : 99;
   if (s->largest < 9 || s->largest > 999) {
     free(s);
@@ -48,7 +49,7 @@ static uint64_t problem_count(void *task, int evaluation) {
 
 static int problem(void *task, int evaluation, uint64_t row, echoline_problem *out, char *why) {
   sums *s = task;
-  const uint64_t n = s->largest + 1, all = n * n, place = (evaluation ? row : row + HELD_OUT) * 7919 % all; /* a prime above n: each once */
+  const uint64_t n = s->largest + 1, all = n * n, place = (evaluation ? row : row + HELD_OUT) * 7919 % all; /* 7919 is a prime above n, so each row is another place */
   (void)why;
   snprintf(s->prompt, sizeof s->prompt, "%llu+%llu=", (unsigned long long)(place / n), (unsigned long long)(place % n));
   snprintf(s->answer, sizeof s->answer, "%llu", (unsigned long long)(place / n + place % n));

@@ -1,6 +1,6 @@
-"""Tasks for echoline in Python. One file, no dependencies, any Python from 3.8 on.
+"""Tasks for echoline in Python. One file without dependencies, for Python 3.8 and newer.
 
-A task of one response:
+A task with one response per problem:
 
     import echoline_task as task
 
@@ -12,7 +12,7 @@ A task of one response:
 
     task.run(problems=PROBLEMS[20:], evaluation=PROBLEMS[:20])
 
-A task of many turns is a class: its object is an episode, and step(response) says what comes of a response.
+A task with several turns is a class. An object of it is an episode, and step(response) returns the result of a response.
 
     class Guess:
         def __init__(self, problem, seed, settings): ...
@@ -21,18 +21,19 @@ A task of many turns is a class: its object is an episode, and step(response) sa
 
     task.run(episode=Guess, problems=..., evaluation=...)
 
-Functions written for other trainers are used as they are, async ones too: `verl(compute_score)`, `trl(reward_function)`,
-`openrlhf(reward_func)` and `rubric(functions, weights)` make a score of them, `openrlhf(AgentInstance)` an episode.
+Functions written for other trainers work without changes, also async ones. `verl(compute_score)`,
+`trl(reward_function)`, `openrlhf(reward_func)` and `rubric(functions, weights)` turn them into a score, and
+`openrlhf(AgentInstance)` into an episode.
 
-A prompt or an observation is a text, or a list of messages, `{"role": "user", "content": "..."}`, where a role is system, user,
-assistant or tool; an observation holds only what is new.
+A prompt or an observation is a text or a list of messages, `{"role": "user", "content": "..."}`. A role is system, user,
+assistant or tool. An observation contains only the new messages.
 
-A problem may have `demonstration`, an answer worth imitating for the warm start. A step that is not done may have `cut`: a
-score, due besides where there is no room for another one.
+A problem may have `demonstration`, an answer to imitate in the warm start. The result of a step that is not done may have
+`cut`: an additional score for the case that another response has no room.
 
-A score is a number, or a mapping with `reward` and, as one likes, `components` (named numbers), `correct` (what an
-evaluation counts; else whether the reward is 1 or more). What a function raises is an error of the task: its rollout is
-given back and counted, and earns nothing. Standard output belongs to the protocol: print() goes to standard error, which is
+A score is a number, or a mapping with `reward` and optionally `components` (named numbers) and `correct`, which an
+evaluation counts (default: whether the reward is at least 1). An exception is an error of the task: the rollout is given
+back and counted, and earns nothing. Standard output belongs to the protocol: print() writes to standard error, which is
 the task's log.
 """
 import inspect
@@ -42,24 +43,24 @@ import sys
 import traceback
 
 PROTOCOL = 1
-settings = {}  # of the run file's task.options.settings, once run() has been told
-seed = 0  # of the run
+settings = {}  # task.options.settings of the run file; set when run() begins
+seed = 0  # seed of the run; set when run() begins
 
 _score = None
 
 
 def score(function):
-    """Makes `function(problem, response)` the task's score. A list of problems and one of responses where it is marked with
-    `function.batched = True`; it then returns a list."""
+    """Makes `function(problem, response)` the task's score. A function with `function.batched = True` gets a list of
+    problems and a list of responses, and returns a list of scores."""
     global _score
     _score = function
     return function
 
 
 def run(problems=None, evaluation=None, *, episode=None, score=None, name="", deterministic=True):
-    """Answers requests until there are no more. `problems`, `evaluation`: sequences (anything with len() and []) of mappings
-    with `prompt` and, as one likes, `id`, `reference`, `metadata`; or functions of no arguments that make one.
-    `deterministic`: the same responses are worth the same wherever and whenever they are looked at."""
+    """Answers requests until the input ends. `problems` and `evaluation` are sequences (anything with len() and []) of
+    mappings with `prompt` and optionally `id`, `reference`, `metadata`; or functions without arguments that return one.
+    `deterministic`: a response gets the same score on every machine and at every time."""
     requests, answers = _channels()
     task = _Task(problems, evaluation, episode, score or _score, name, deterministic)
     for line in requests:
@@ -78,8 +79,9 @@ def run(problems=None, evaluation=None, *, episode=None, score=None, name="", de
 
 
 def verl(compute_score):
-    """The score of verl's `compute_score(data_source, solution_str, ground_truth, extra_info=None)`, which is a number or a mapping
-    with `score`. A problem's `metadata` may hold `data_source` and `extra_info`; `reference` is the ground truth."""
+    """A score from verl's `compute_score(data_source, solution_str, ground_truth, extra_info=None)`, which returns a number
+    or a mapping with `score`. `data_source` and `extra_info` come from the problem's `metadata`, the ground truth from
+    `reference`."""
 
     def scored(problem, response):
         metadata = problem.get("metadata") or {}
@@ -97,9 +99,9 @@ def verl(compute_score):
 
 
 def trl(function):
-    """The score of TRL's `function(prompts, completions, completion_ids=..., **columns)`, which returns a list of numbers. Columns are
-    what a problem's `metadata` holds, and `reference` as `answer` unless that is among them. What is asked for as completions
-    is text; the function's `conversational = True` makes them messages of an assistant."""
+    """A score from TRL's `function(prompts, completions, completion_ids=..., **columns)`, which returns a list of numbers.
+    The columns are the values of the problem's `metadata`, and `answer` is its `reference` if `metadata` has none.
+    Completions are texts; with `function.conversational = True` they are messages of an assistant."""
     accepts_all = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
     wanted = set(inspect.signature(function).parameters)
 
@@ -116,7 +118,7 @@ def trl(function):
             arguments["completion_ids"] = [[] for _ in responses]
         if "trainer_state" in wanted:
             arguments["trainer_state"] = None
-        # None: this function has nothing to say of it.
+        # A function returns None for a completion that it does not grade.
         return [0.0 if value is None else _number(value) for value in _value(function(prompts=prompts, completions=completions, **arguments))]
 
     scored.batched = True
@@ -124,9 +126,10 @@ def trl(function):
 
 
 def rubric(functions, weights=None):
-    """The weighted sum of functions as for verifiers' Rubric(funcs, weights), each of any of the arguments prompt and completion
-    (messages), answer, state, info, task, response (text), problem. Weights are 1 unless told, or stand beside the functions: [(function,
-    weight), ...]. Every function is a component by its name. `state` is one mapping for all functions and a single response."""
+    """A score from the functions of verifiers' Rubric(funcs, weights): their weighted sum. A function may have the arguments
+    prompt and completion (messages), answer, state, info, task, response (text) and problem. Weights are 1 by default;
+    they can also be given as [(function, weight), ...]. Every function is a component with its name. `state` is a mapping
+    that all functions share for one response."""
     pairs = [f if isinstance(f, tuple) else (f, 1.0 if weights is None else weights[i]) for i, f in enumerate(functions)]
     wanted = []
     for function, weight in pairs:
@@ -153,9 +156,12 @@ def rubric(functions, weights=None):
 
 
 def openrlhf(it):
-    """Of OpenRLHF's `reward_func(queries, prompts, labels)`, which returns `rewards` and, as it likes, `scores` and `extra_logs` of as many
-    numbers: a score. Of its agents, a class with `reset(states, **kwargs)` and `step(states, **kwargs)`: an episode; step() gets
-    observation_text, action_text and label, and returns rewards, scores, environment_feedback and done. Numbers may be tensors."""
+    """A score or an episode from OpenRLHF.
+
+    A score comes from `reward_func(queries, prompts, labels)`, which returns `rewards` and optionally `scores` and
+    `extra_logs`, each with one number per query. An episode comes from an agent class with `reset(states, **kwargs)` and
+    `step(states, **kwargs)`. step() gets observation_text, action_text and label, and returns rewards, scores,
+    environment_feedback and done. Numbers may be tensors."""
     if not inspect.isclass(it):
         return _openrlhf_function(it)
     agent = it
@@ -213,7 +219,7 @@ _loop = None
 
 
 def _value(result):
-    """What an async function comes to; what another one has come to."""
+    """The result of a function, which is awaited if the function is async."""
     global _loop
     if not inspect.isawaitable(result):
         return result
@@ -228,7 +234,7 @@ def _value(result):
 class _Task:
     def __init__(self, problems, evaluation, episode, score, name, deterministic):
         if (episode is None) == (score is None):
-            raise TypeError("a task has a score or an episode, and not both")
+            raise TypeError("expected either a score or an episode")
         self.problems, self.evaluation = problems, evaluation
         self.episode, self.score = episode, score
         self.name, self.deterministic = name, deterministic
@@ -259,7 +265,7 @@ class _Task:
     def hello(self, request):
         global settings, seed
         if request["protocol"] != PROTOCOL:
-            raise ValueError(f"this is protocol {PROTOCOL}, asked for {request['protocol']}")
+            raise ValueError(f"expected protocol {PROTOCOL}, found {request['protocol']}")
         settings, seed = request["settings"], request["seed"]
         return {"protocol": PROTOCOL, "name": self.name, "turns": self.episode is not None, "deterministic": self.deterministic,
                 "problems": len(self.rows("problems")), "evaluation": len(self.rows("evaluation"))}
@@ -276,7 +282,7 @@ class _Task:
             return [self.attempt(lambda i: _result(self.score(i["problem"], i["response"])), item) for item in items]
         values = self.score([i["problem"] for i in items], [i["response"] for i in items])
         if len(values) != len(items):
-            raise ValueError(f"{len(values)} scores for {len(items)} responses")
+            raise ValueError(f"expected {len(items)} scores, one for each response, found {len(values)}")
         return [self.attempt(_result, value) for value in values]
 
     def step(self, item):
@@ -303,7 +309,7 @@ _json = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 def _line(answer):
-    """An item that JSON cannot say is an error of its own."""
+    """The answer as a line of JSON. An item that JSON cannot represent is replaced by an error."""
     try:
         text = _json.encode(answer)
     except (TypeError, ValueError, RecursionError):
@@ -324,7 +330,7 @@ def _words(error):
 
 
 def _channels():
-    """Requests and answers; from now on print() and whatever else writes to standard output goes to standard error."""
+    """The files of requests and answers. Afterwards, everything written to standard output goes to standard error."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     sys.stdout = sys.stderr

@@ -1,4 +1,4 @@
-"""Trains the policy of an echoline run: takes batches, publishes policies. See docs/trainers.md."""
+"""Client for external trainers of an echoline run: takes batches and publishes policies (docs/trainers.md)."""
 from .batch import Batch
 from .client import Client, Error, Stale, Status
 from .safetensors import Tensor, pack, unpack

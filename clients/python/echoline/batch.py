@@ -8,10 +8,11 @@ from .safetensors import Tensor, unpack
 
 
 class Batch:
-    """What `Client.take()` returns. n trajectories of whole groups, their tokens in a row (docs/trainers.md has the table):
+    """The result of `Client.take()`: n trajectories of whole groups, with their tokens concatenated. The tensors
+    (docs/trainers.md has their meanings) are:
 
-    prompt_tokens [P], prompt_ends [n], response_tokens, logprobs, versions, loss_mask [N], response_ends [n], group, member,
-    worker, reward, correct, finished [n].
+    prompt_tokens [P], prompt_ends [n], response_tokens, logprobs, versions, loss_mask [N], response_ends [n], group,
+    member, worker, reward, correct, finished [n].
     """
 
     def __init__(self, lease: str, step: int, data: bytes):

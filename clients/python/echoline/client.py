@@ -1,4 +1,4 @@
-"""The calls of a run's trainer API, over HTTP on a unix socket or on loopback."""
+"""Calls the trainer API of a run, by HTTP over a unix socket or loopback."""
 from __future__ import annotations
 
 import http.client
@@ -15,12 +15,12 @@ from . import safetensors
 from .batch import Batch
 
 ADDRESS_FILE = "trainer-api.json"
-LONGEST_WAIT_S = 60.0  # of one call
-_PAUSES_S = (0.05, 0.2, 0.5, 1.0)  # before a call is sent again; the last one from then on
+LONGEST_WAIT_S = 60.0  # the longest wait within one call
+_PAUSES_S = (0.05, 0.2, 0.5, 1.0)  # before each repetition of a call; the last one repeats
 
 
 class Error(Exception):
-    """What the learner said, or that it does not answer."""
+    """An error that the learner returned, or the lack of an answer."""
 
     def __init__(self, code: str, message: str):
         super().__init__(message)
@@ -28,7 +28,7 @@ class Error(Exception):
 
 
 class Stale(Error):
-    """The batch is not this trainer's any more, or the version is published."""
+    """The lease of the batch has ended, or the version is already published."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class Status:
     steps: int  # learner steps done
     steps_total: int
     batch: str  # none, waiting, taken
-    version_wanted: Optional[int]  # that the learner waits for
+    version_wanted: Optional[int]  # the learner waits for this version
     version_published: int
-    evaluation_wanted: Optional[int]  # the version whose answers to held-out problems the run would like to have
-    raw: Mapping[str, Any]  # everything, the model's configuration and the sampling included
+    evaluation_wanted: Optional[int]  # the run asks for this version's answers to the held-out problems
+    raw: Mapping[str, Any]  # the whole answer, with the model's configuration and the sampling
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -54,10 +54,10 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class Client:
-    """One trainer of a run; of one thread. `run` is the run's folder.
+    """One trainer of a run, for use by one thread. `run` is the run's folder.
 
-    A call whose connection breaks, or that the learner is too busy for, is sent again on a new connection for `patience` seconds. Every
-    call that changes something has an id, and the learner does it once however often it arrives."""
+    If the connection breaks or the learner is too busy, the call is sent again on a new connection for up to
+    `patience` seconds. Every call that changes something has an id, and the learner executes it only once."""
 
     def __init__(self, run: Union[str, os.PathLike], timeout: float = 600.0, patience: float = 60.0):
         """`timeout`: seconds to wait for bytes of an answer. `patience`: seconds to wait for the learner, here and in every call."""
@@ -99,16 +99,17 @@ class Client:
         self._json("POST", f"/v1/batch/{batch.lease}/renew?lease_s={lease:.3f}")
 
     def score(self, batch: Batch, logprobs: Any, entropies: Any = None) -> None:
-        """What the trainer's model says of each response token of the batch, in its order, before it is consumed: log-probabilities at
-        the run's temperature, NaN where none was computed, and if at hand the entropies there. The learner then sees which workers make
-        their responses up. Sequences of numbers, numpy or torch."""
+        """Sends the log-probabilities of the batch's response tokens under the trainer's model, before consume(). They are
+        in the batch's order and at the run's temperature; NaN means not computed. `entropies` are optional. With them the
+        learner detects workers that invent responses. Both are sequences of numbers, numpy arrays or torch tensors."""
         tensors = {"logprobs": safetensors.of_floats(logprobs)}
         if entropies is not None:
             tensors["entropies"] = safetensors.of_floats(entropies)
         self._json("POST", f"/v1/batch/{batch.lease}/scores", safetensors.pack(tensors), "application/octet-stream")
 
     def consume(self, batch: Batch, figures: Optional[Mapping[str, float]] = None) -> Status:
-        """It was trained on: nobody gets it again. The figures become part of the step's row in metrics.jsonl."""
+        """Ends the learner step: the trainer has trained on the batch, which is not handed out again. `figures` are added
+        to the step's row in metrics.jsonl."""
         body = json.dumps({"figures": {name: float(value) for name, value in (figures or {}).items()}}, allow_nan=False)
         self._json("POST", f"/v1/batch/{batch.lease}/consume", body.encode())
         return self.status()
@@ -117,8 +118,8 @@ class Client:
         self._json("POST", f"/v1/batch/{batch.lease}/return")
 
     def publish(self, version: int, policy: Union[str, os.PathLike, Mapping[str, Any]]) -> None:
-        """The policy after `version` learner steps: a folder or file of safetensors, or tensors by their Hugging Face names, torch's
-        or `Tensor`s."""
+        """Publishes the policy after `version` learner steps. `policy` is a folder or file of safetensors, or a mapping from
+        Hugging Face names to torch tensors or `Tensor`s."""
         if isinstance(policy, (str, os.PathLike)):
             body = json.dumps({"path": os.path.abspath(policy)}).encode()
             self._json("POST", f"/v1/policy/{version}", body, "application/json")
@@ -128,13 +129,14 @@ class Client:
         self._json("POST", f"/v1/policy/{version}", safetensors.pack(tensors), "application/octet-stream")
 
     def held_out(self) -> Dict[str, Any]:
-        """The held-out problems: `problems` with `id`, `prompt`, `prompt_tokens`; `response_tokens_max`, `eos`, `stop`. Who asks for them is
-        waited for at the end of the run."""
+        """The held-out problems: `problems` with `id`, `prompt`, `prompt_tokens`; `response_tokens_max`, `eos`, `stop`. After
+        this call, the learner waits for evaluated() at the end of the run."""
         return self._json("GET", "/v1/evaluation")
 
     def evaluated(self, version: int, responses: Optional[Mapping[str, Any]] = None, **figures: float) -> float:
-        """The responses of the policy of `version` to the held-out problems by id, tokens or texts, which the learner grades (what
-        stands behind the end of one does not count); or figures of one's own: accuracy, problems, reward_mean. Returns the accuracy."""
+        """Sends the responses of the policy `version` to the held-out problems, by problem id, as tokens or texts. The
+        learner grades them up to their end token. Alternatively, `figures` are the trainer's own results: accuracy,
+        problems, reward_mean. Returns the accuracy."""
         body = json.dumps({"responses": dict(responses)} if responses is not None else figures, allow_nan=False)
         return self._json("POST", f"/v1/evaluation/{version}", body.encode())["accuracy"]
 
@@ -142,7 +144,7 @@ class Client:
         return json.loads(self._call(method, path, body, kind)[1])
 
     def _connect(self) -> http.client.HTTPConnection:
-        """A new connection, to where the run's learner is now: a learner that was started again has another address."""
+        """A new connection. The address is read again, because a restarted learner has another one."""
         with open(os.path.join(self._run, ADDRESS_FILE), encoding="utf-8") as file:
             address = json.load(file)
         self._headers = {"Authorization": "Bearer " + address["token"]} if "token" in address else {}
@@ -151,7 +153,7 @@ class Client:
         return http.client.HTTPConnection(address["url"].split("//")[1], timeout=self._timeout)
 
     def _once(self, method: str, path: str, body: Optional[bytes], headers: Mapping[str, str]):
-        """The response and its whole body. OSError, ValueError or http.client.HTTPException: the connection did not carry them."""
+        """The response and its body. OSError, ValueError or http.client.HTTPException: they did not arrive completely."""
         if self._connection is None:
             self._connection = self._connect()
         try:
@@ -159,10 +161,10 @@ class Client:
         except OSError:
             if self._connection.sock is None:
                 raise
-            # It may have been refused before all of it was sent; then the reason is there.
+            # The learner may have refused the request before reading all of it; then its answer can be read.
         response = self._connection.getresponse()
         data = response.read()
-        # A response that ends within its headers looks like one without a body.
+        # A response that breaks off within its headers looks like one without a body.
         if response.status != 204 and (response.headers["Content-Length"] is None or not data):
             raise http.client.IncompleteRead(data)
         return response, data

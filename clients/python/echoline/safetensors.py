@@ -1,4 +1,4 @@
-"""The safetensors format with nothing but the standard library."""
+"""Reads and writes the safetensors format with only the standard library."""
 from __future__ import annotations
 
 import json
@@ -18,7 +18,7 @@ class Tensor(NamedTuple):
     data: memoryview  # row-major, little endian
 
     def values(self) -> memoryview:
-        """The elements in a row, as Python numbers; not for BF16, F16 and F8, which Python has no numbers for."""
+        """The elements in a row, as Python numbers. BF16, F16 and F8 are not supported."""
         return self.data.cast("B").cast(_FORMATS[self.dtype])
 
     def numpy(self) -> Any:
@@ -30,7 +30,7 @@ class Tensor(NamedTuple):
         return numpy.frombuffer(self.data, dtype=names[self.dtype]).reshape(self.shape)
 
     def torch(self) -> Any:
-        """As a torch tensor of its own."""
+        """As a torch tensor with its own memory."""
         import torch
 
         if self.dtype == "BF16":
@@ -40,7 +40,7 @@ class Tensor(NamedTuple):
 
 
 def of_torch(value: Any) -> Tensor:
-    """A torch tensor as it is sent: floating point numbers as BF16."""
+    """Converts a torch tensor of floating point numbers to BF16."""
     import torch
 
     value = value.detach().to("cpu")
@@ -51,7 +51,7 @@ def of_torch(value: Any) -> Tensor:
 
 
 def of_floats(values: Any) -> Tensor:
-    """Numbers in a row (a sequence, numpy, torch) as F32."""
+    """Converts a sequence, numpy array or torch tensor of numbers to F32."""
     if hasattr(values, "detach"):
         values = values.detach().to("cpu").numpy()
     data = memoryview(values.astype("<f4").tobytes() if hasattr(values, "astype") else struct.pack(f"<{len(values)}f", *values))
@@ -60,7 +60,7 @@ def of_floats(values: Any) -> Tensor:
 
 def pack(tensors: Mapping[str, Tensor]) -> bytes:
     header, at, parts = {}, 0, []
-    for name in sorted(tensors, key=lambda n: (-SIZES[tensors[n].dtype], n)):  # every tensor is aligned
+    for name in sorted(tensors, key=lambda n: (-SIZES[tensors[n].dtype], n)):  # largest elements first, so that every tensor is aligned
         tensor = tensors[name]
         size = SIZES[tensor.dtype] * math.prod(tensor.shape)
         if tensor.data.nbytes != size:
@@ -74,19 +74,19 @@ def pack(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def unpack(data: bytes) -> Tuple[Mapping[str, Tensor], Mapping[str, str]]:
-    """The tensors, which share the memory of `data`, and the metadata. ValueError for anything else."""
+    """The tensors, which share the memory of `data`, and the metadata. ValueError if the data is not valid."""
     view = memoryview(data)
     if len(view) < 8:
         raise ValueError(f"a safetensors file has at least 8 bytes, found {len(view)}")
     (length,) = struct.unpack_from("<Q", view)
     if length > len(view) - 8:
-        raise ValueError(f"the header is said to have {length} bytes, {len(view) - 8} are there")
+        raise ValueError(f"expected a header of {length} bytes, found only {len(view) - 8} bytes")
     header = json.loads(bytes(view[8:8 + length]))
     metadata = header.pop("__metadata__", {})
     body, tensors = view[8 + length:], {}
     for name, entry in header.items():
         begin, end = entry["data_offsets"]
         if not 0 <= begin <= end <= len(body) or end - begin != SIZES[entry["dtype"]] * math.prod(entry["shape"]):
-            raise ValueError(f"tensor {name}: bytes {begin} to {end} of {len(body)} are not its shape {entry['shape']}")
+            raise ValueError(f"tensor {name}: bytes {begin} to {end} of {len(body)} do not fit its shape {entry['shape']}")
         tensors[name] = Tensor(entry["dtype"], tuple(entry["shape"]), body[begin:end])
     return tensors, metadata
