@@ -1,4 +1,4 @@
-// Rules by which training goes wrong, on runs made up for them.
+// Alarm rules for training that goes wrong, on made-up runs.
 #include "learner/alarms.hpp"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ json healthy(int step) {
           {"updates_skipped", 0}};
 }
 
-// Ten healthy steps, then some with these fields; what was told.
+// Feeds ten healthy steps, then some with these fields, and returns the alarms.
 std::vector<Alarm> told(Alarms& alarms, const json& changed, int first = 11, int last = 25) {
   std::vector<Alarm> all;
   for (int step = first == 11 ? 1 : first; step <= last; ++step) {
@@ -57,7 +57,7 @@ TEST(Alarms, EachRuleHasItsRunAndAHealthyOneHasNone) {
     EXPECT_FALSE(found[0].detail.empty() || found[0].advice.empty());
     EXPECT_GE(found[0].step, found[0].kind == "updates_skipped" ? 13u : 20u);
     EXPECT_EQ(alarms.active(), std::vector<std::string>{kind});
-    // Told once; over when it is over, and told again when it comes back.
+    // An alarm is raised once, ends with its cause, and is raised again if the cause returns.
     EXPECT_TRUE(told(alarms, changed, 26, 40).empty());
     EXPECT_TRUE(told(alarms, json::object(), 41, 60).empty());
     EXPECT_TRUE(alarms.active().empty());
@@ -74,7 +74,7 @@ TEST(Alarms, HeldOutAccuracyThatStaysWhileTheRewardRises) {
   }
 }
 
-// Another trainer's rows have what it measures, and a step that is done again after a crash is not counted twice.
+// Another trainer's rows contain only its own measurements, and a step repeated after a crash does not count twice.
 TEST(Alarms, MissingMeasurementsRaiseNoAlarm) {
   Alarms alarms;
   for (int step = 1; step <= 40; ++step) {

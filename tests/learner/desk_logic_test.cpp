@@ -34,7 +34,7 @@ class DeskLogicTest : public DeskTest {
             [this](WorkerId worker, const std::string&) { expelled_.push_back(worker); },
             Door(door_, *adapter_, phrasing_)};
   }
-  // With storage of its own, for one part.
+  // A fixture with its own storage, for one part.
   DeskContext stored_context() {
     DeskContext desk = context();
     replay_buffer::BufferOptions buffer;

@@ -251,7 +251,7 @@ struct Entered {
   Roster roster{config, plan};
 };
 
-// As plans and simulations have them (RunSim.PlanAndRunTakeTheSameLinks).
+// The same links as in plans and simulations (RunSim.PlanAndRunTakeTheSameLinks).
 TEST(Roster, LinksAreThoseOfTheOfferOrAssumedAndCapped) {
   Entered e;
   e.config.paths.worker_rate = BitRate::from_mbit_per_s(50);

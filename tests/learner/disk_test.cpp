@@ -42,7 +42,7 @@ class DiskDeskTest : public DeskTest {
     *message.mutable_submission() = made(lease);
     desk_->receive(WorkerId{1}, message.SerializeAsString());
   }
-  // The desk has tried in vain so many times more.
+  // Waits until the desk has failed `times` more writes.
   void wait_refused(int times) {
     const int until = disk_.refused() + times;
     while (disk_.refused() < until) (void)desk_->wait_batch(0, std::chrono::milliseconds(1));
@@ -86,7 +86,7 @@ TEST_F(DiskDeskTest, AFullDiskHoldsTheDeskUpAndNoWorkerIsBlamed) {
   EXPECT_EQ(accepted_, 4u);
 }
 
-// The consumption of a batch waits as well; the caller tries again.
+// The consumption of a batch waits as well, and the caller retries.
 TEST_F(DiskDeskTest, ConsumingCanBeRepeated) {
   open(0);
   const schema::WorkGrant grant = ask(0, 2);
@@ -168,7 +168,7 @@ class DiskTest : public ::testing::Test {
   std::filesystem::path folder_;
 };
 
-// Files of this process may grow to so many bytes and no more, as on a disk that is full then.
+// Limits the size of this process's files, as a full disk would.
 class RoomFor {
  public:
   explicit RoomFor(rlim_t bytes) {
@@ -225,7 +225,7 @@ TEST_F(DiskTest, ADiskThatRefusesIsAnAlarmThatEnds) {
   EXPECT_EQ(rows->at(2).at("part"), "replay buffer");
 }
 
-// A checkpoint that finds no room leaves nothing behind, and the one before stays in force.
+// A checkpoint that does not fit leaves nothing behind, and the one before stays valid.
 TEST_F(DiskTest, ACheckpointWithoutRoomFreesItsFiles) {
   const auto write = [](const std::filesystem::path& folder) -> Status {
     ECHO_TRY(write_file_atomic(folder / "small", "x"));

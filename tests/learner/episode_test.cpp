@@ -1,5 +1,5 @@
-// An episode of many turns from one end to the other: a worker's groups make it, and the learner's door finds out for
-// itself what it was worth and what the policy was told.
+// An episode of many turns from end to end: a worker's groups make it, and the learner's door recomputes its score and
+// its observations.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -194,7 +194,7 @@ class ApiTest : public testing::Test {
     made.set_address_family(AF_UNIX);
     return made;
   }
-  // A connection whose caller says exactly what is sent.
+  // A connection that sends exactly the caller's bytes.
   class Raw {
    public:
     explicit Raw(const std::string& path) : socket_(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
@@ -256,7 +256,7 @@ TEST_F(ApiTest, ACallThatIsSentAgainWithItsIdIsDoneOnce) {
   EXPECT_EQ(post("/v1/batch", std::string(65, 'x').c_str())->status, 400);
 }
 
-// Half way through the first call the same one comes again, on another connection.
+// The same call comes again, on another connection, in the middle of the first.
 TEST_F(ApiTest, ACallThatIsSentAgainWhileItIsBeingDoneWaitsForItsResult) {
   start("socket");
   const auto take = [&] {
@@ -313,7 +313,7 @@ TEST_F(ApiTest, SlowClientsDelayNoOtherClient) {
   EXPECT_EQ(taken->status, 200);
   EXPECT_THAT(slow[0]->rest(), AllOf(HasSubstr("HTTP/1.1 408"), HasSubstr("send it again")));
   for (const auto& one : slow) one->rest();  // ends
-  // A byte now and then does not help.
+  // A byte now and then does not reset the timeout.
   const Raw drip(socket_path());
   ASSERT_TRUE(drip.send(kHalfABody));
   while (drip.send("x")) std::this_thread::yield();
@@ -573,7 +573,7 @@ TEST(PolicyOf, RoundsAndChecksATrainersTensors) {
   ASSERT_TRUE(same.has_value());
   EXPECT_EQ(delta::OwnedState(*model::policy_of(view, *config)).digest(),
             delta::OwnedState(*model::init_policy(*config, 1)).digest());
-  // As fp32, a bit above the middle of two bf16 values: rounded up.
+  // fp32 values a bit above the middle of two bf16 values are rounded up.
   std::vector<std::vector<float>> values;
   delta::StateView wide = view;
   for (delta::TensorView& t : wide) {
@@ -593,7 +593,7 @@ TEST(PolicyOf, RoundsAndChecksATrainersTensors) {
   EXPECT_THAT(model::policy_of(fewer, *config).error().message(), HasSubstr("is missing"));
 }
 
-// One value of every type, each of those that is no number; a policy that holds one would end at the workers.
+// Checks one non-finite value of each kind in each type. Workers could not use a policy that contains one.
 TEST(PolicyOf, RefusesValuesThatAreNotFinite) {
   const auto check = [](delta::DType type, auto zero, std::vector<decltype(zero)> bad) {
     using Bits = decltype(zero);

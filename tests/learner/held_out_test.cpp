@@ -21,7 +21,7 @@ TEST(HeldOut, IntervalsAreWilsons) {
   EXPECT_EQ(wilson_interval(0.5, 0).high, 1);
 }
 
-// Against counting every choice of k among n.
+// The reference counts every choice of k among n.
 TEST(HeldOut, PassAtKCountsChoices) {
   for (unsigned n = 1; n <= 8; ++n)
     for (unsigned correct = 0; correct <= n; ++correct)
@@ -71,8 +71,8 @@ TEST_F(HeldOutTest, CountsAnswersLengthsAndRefusals) {
   EXPECT_EQ(r["refused"], (nlohmann::json{{R"(too long\nfor it)", 1}}));
 }
 
-// An interval is as wide as the problems' number says where answers to one are all alike, and as narrow as that of all
-// answers where they have nothing in common.
+// If all answers to a problem agree, the interval's width follows from the number of problems. If they are independent,
+// it follows from the number of answers.
 TEST_F(HeldOutTest, AnswersToOneProblemWeighByTheirInformation) {
   HeldOut alike(*adapter_, problems_, 8, 0), unlike(*adapter_, problems_, 8, 0);
   Random random(5);
@@ -99,7 +99,7 @@ TEST_F(HeldOutTest, AnswersToOneProblemWeighByTheirInformation) {
   EXPECT_EQ(u["pass_at"].size(), 4u) << "1, 2, 4, 8";
 }
 
-// Guessing a number takes several turns: what the model is told between them comes back, and the answer counts once.
+// Guessing a number takes several turns. The observations between them are returned, and the answer counts once.
 TEST(HeldOut, AnAnswerHasAsManyTurnsAsItsTask) {
   const auto adapter = data_plane::make_adapter("guess", "", 3);
   ASSERT_TRUE(adapter) << adapter.error().message();

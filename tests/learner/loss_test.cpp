@@ -177,7 +177,7 @@ Rows rows_of(const torch::Tensor& t) {
   return rows;
 }
 
-// The losses once more, response by response from docs/losses.md: `now` is differentiated, `held` is the same where a
+// The losses again, response by response from docs/losses.md. `now` is differentiated; `held` is the same value where a
 // formula holds it constant.
 struct PlainLoss {
   Rows old, behaviour, reference, mask;
@@ -285,7 +285,7 @@ TEST(PolicyLoss, EveryNamedLossMatchesItsFormulaAndFiniteDifferences) {
   }
 }
 
-// Two responses of 2 and 1 tokens with rewards 1 and 0, all numbers such that a pocket calculator has the loss.
+// Two responses of 2 and 1 tokens with rewards 1 and 0, and numbers simple enough to compute the loss by hand.
 TEST(PolicyLoss, EveryNamedLossByHand) {
   // Log-ratios to the proximal policy: ln 1.5, ln 1, ln 0.5; that policy to the behaviour policy: ln 3, ln 1, ln 1.
   const torch::Tensor old = tensor({-1, -2, -1, 0}, {2, 2});

@@ -1,4 +1,4 @@
-// A cloud that this file alone knows, from its section of the run file to the last look at what is still rented.
+// A cloud that only this file knows, from its section of the run file to the final check for rented machines.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -27,7 +27,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// ---- all that has to be written for a cloud ----
+// ---- the code of a new cloud ----
 
 // The service.
 struct Nimbus {
@@ -148,7 +148,7 @@ ProviderKind nimbus_kind(Nimbus& service) {
           .end_own_instance = "  [ -z \"${NIMBUS_ROOM-}\" ] || echo \"$NIMBUS_ROOM\" >\"$NIMBUS_ENDED\"\n"};
 }
 
-// ---- what the rest of the program then does with it ----
+// ---- the rest of the program with it ----
 
 class NewCloud : public testing::Test {
  protected:
@@ -229,7 +229,7 @@ TEST_F(NewCloud, IsSearchedPlannedRentedBilledAndReturned) {
   EXPECT_EQ(kept.credits()->front().usd, 12.5);
 }
 
-// One that the ledger has as running, one that was asked for, and one in no row.
+// One machine that the ledger has as running, one that was requested, and one without a row.
 TEST_F(NewCloud, MachinesOfAKilledLearnerAreFoundAndReleased) {
   const learner::RunConfig run = config();
   const double then = SystemClock().unix_seconds() - 3600;

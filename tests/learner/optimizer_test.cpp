@@ -1,4 +1,4 @@
-// AdamW against a plain loop, and what the fp32 masters behind bf16 parameters are for.
+// AdamW against a plain loop, and the effect of fp32 masters behind bf16 parameters.
 #include "learner/training/optimizer.hpp"
 
 #include <gtest/gtest.h>
@@ -123,7 +123,8 @@ TEST(AdamW, TheRateRisesAndFallsByItsSchedule) {
   expect(rates(Schedule::kCosine, 0), {0.4, 0.8, 0.8, 0.4 + half, 0.4, 0.4 - half, 0.0, 0.0});
 }
 
-// Noisy gradients of a bowl, some elements a thousand times as steep as others: 8 bits come as close as 32.
+// Noisy gradients of a bowl, some elements a thousand times as steep as others: 8-bit moments converge as closely as
+// 32-bit ones.
 TEST(AdamW, MomentsInEightBitsDoNearlyAsWell) {
   torch::manual_seed(5);
   const torch::Tensor wanted = torch::randn({3, 700}), steep = torch::pow(10.0, torch::rand({3, 700}) * 3 - 1.5);
@@ -193,8 +194,8 @@ TEST(AdamW, GradientsOfManyMicroBatchesAddUpInFp32) {
   EXPECT_EQ(optimizer.step().gradient_norm, 0) << "gradients outlived their update";
 }
 
-// On a GPU the update of all tensors is one kernel: bit for bit what libtorch's kernels make of them one after the
-// other. The norm of the gradients is added up in another order.
+// On a GPU, one kernel updates all tensors, bit for bit like libtorch's kernels one after another. Only the norm of the
+// gradients is summed in another order.
 TEST(AdamWOnGpu, OneKernelUpdatesAsLibtorchDoes) {
   if (!model::training::have_kernels()) GTEST_SKIP() << "built without CUDA kernels, or with a libtorch without CUDA";
   if (torch::cuda::device_count() == 0) GTEST_SKIP() << "there is no CUDA device";

@@ -120,7 +120,7 @@ TEST_F(PolicyToTrainTest, WordProblemsOnAPresetFromTheWarmStartToAResume) {
   ASSERT_TRUE((*policy)->checkpoint());  // as a run does that ends where a checkpoint was due
   EXPECT_EQ(checkpoints(), (std::vector<std::string>{"step-000000000", "step-000000003"}));
 
-  // The model came out, on disk once, and is what was trained.
+  // The exported model is on disk once and equals the trained one.
   const auto out = model::load_model(run / "model");
   ASSERT_TRUE(out) << out.error().message();
   EXPECT_EQ(model::export_policy(*out->transformer)->digest(),
@@ -128,7 +128,8 @@ TEST_F(PolicyToTrainTest, WordProblemsOnAPresetFromTheWarmStartToAResume) {
   EXPECT_EQ(fs::hard_link_count(run / "model/model.safetensors"), 2u);
   EXPECT_NE(digest_of(run / "model/model.safetensors"), first);
 
-  // Evaluated before, and after every step but the last, which "after" is for; on as many problems as asked.
+  // Evaluations come before the run, and after every step but the last, which "after" covers, with the requested number
+  // of problems.
   const auto evaluations = rows("metrics.jsonl", "kind", "evaluation");
   ASSERT_EQ(evaluations.size(), 3u);
   EXPECT_EQ(evaluations[0].at("when"), "before");
@@ -136,15 +137,15 @@ TEST_F(PolicyToTrainTest, WordProblemsOnAPresetFromTheWarmStartToAResume) {
   EXPECT_EQ(evaluations[2].at("step"), 2);
   EXPECT_EQ(evaluations[2].at("problems"), 2);
 
-  // A worker is told all that ends a text and how prompts are formed.
+  // A worker receives all tokens that end a text, and the form of prompts.
   schema::RunSpec spec;
   task_->describe(config_, spec);
   ASSERT_EQ(spec.eos_size(), 1);
   EXPECT_EQ(spec.eos(0), 256u);
   EXPECT_NE(spec.prompt_json().find("{prompt}\\n"), std::string::npos);
 
-  // The reference outlives the resume: it is read, and proven, not made again from the model as it is now. The first
-  // step after it is as far from it as the same step without one.
+  // The resume reads and verifies the stored reference, instead of making it again from the present model. The first
+  // step after it has the same distance from the reference as the same step without a resume.
   const double unbroken = (*policy)->step(batch_of_two()).value()->figures.at("reference_kl");
   EXPECT_GT(unbroken, 0);
   policy = load(true);

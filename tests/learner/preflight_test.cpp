@@ -120,7 +120,7 @@ TEST(Preflight, ARunThatGoesOnKeepsItsPlan) {
   EXPECT_EQ(kept.request.fleet.usd_per_hour_max, 7.0);
 }
 
-// A file of offers is read again when it has changed, and only then.
+// A file of offers is read again if and only if it has changed.
 TEST(Preflight, TheMarketOfARunThatGoesOnIsTheFileOfNow) {
   const overlay::TemporaryFolder folder;
   const auto file = folder / "offers.json";
@@ -152,7 +152,7 @@ TEST(Preflight, TheMarketOfARunThatGoesOnIsTheFileOfNow) {
   EXPECT_TRUE(MarketSource(config, *run_model_config(config), plan.request, old).look(0, stop).value());
 }
 
-// A search is repeated after a while, also when it has failed.
+// A search is repeated after a while, even if it has failed.
 TEST(Preflight, TheMarketOfARunThatGoesOnIsSearchedNowAndThen) {
   RunConfig config = quickstart();
   config.fleet.search = true;

@@ -1,4 +1,5 @@
-// The publisher beside a trainer: what it makes, when, how often, and what it holds meanwhile; over real sockets.
+// The publisher beside a trainer, over real sockets: its publications, their times and number, and the policies it
+// holds.
 #include "learner/publisher.hpp"
 
 #include <gtest/gtest.h>
@@ -31,7 +32,7 @@ delta::OwnedState weights(std::uint64_t version) {
   return state;
 }
 
-// A learner's node without workers, and what the publisher said.
+// A learner's node without workers, and the publisher's events.
 struct Published {
   TestLearner learner;  // of which only the node is used
   Board board;
@@ -149,7 +150,7 @@ TEST(Publisher, TheTrainerDoesNotWaitForTheEncoder) {
   EXPECT_EQ(passes, (std::map<std::uint64_t, int>{{2 * kElements, 3}}));
 }
 
-// The newest published policy and the next: what is older is let go.
+// The publisher holds the newest published policy and the next one, and releases older ones.
 TEST(Publisher, HoldsTwoPoliciesAtMost) {
   Published published;
   Publisher publisher({}, published.events());
@@ -179,7 +180,7 @@ TEST(Publisher, SaysThatAPolicyCouldNotBePublished) {
   EXPECT_EQ(published.board.read([&] { return published.reports.size(); }), 1u);
 }
 
-// A run that ends does not wait until a large policy is encoded.
+// The end of a run does not wait for the encoding of a large policy.
 TEST(Publisher, StopsInTheMiddleOfAPolicy) {
   Published published;
   std::promise<void> stopped;

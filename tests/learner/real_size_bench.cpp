@@ -52,7 +52,7 @@ class Stopwatch {
     fmt::print("{:<22}{:>10}{:>12}{:>10}{:>13}{:>10}{:>10}\n", "GB", "seconds", "most here", "tensors", "afterwards",
                "tensors", "malloc");
   }
-  // Returns the most that the process had.
+  // Returns the peak memory of the part.
   double lap(const char* what) {
     const TimePoint now = clock_.now();
     const double most = status_gb("VmHWM:");

@@ -101,7 +101,7 @@ TEST(Regrading, AmbiguousVerdictsConvictNoWorker) {
   }
 }
 
-// Arithmetic whose grading is said to take long, and does what the test wants besides.
+// Arithmetic whose grading claims to take long, with faults set by the test.
 class CostlyTask final : public data_plane::Adapter {
  public:
   CostlyTask() : inner_(*data_plane::make_adapter("arithmetic", "{}", 1)) {}
@@ -179,7 +179,7 @@ TEST_F(RegradingDesk, AWorkerThatClaimsMoreIsExpelledAndNothingOfItIsTrainedOn) 
   EXPECT_EQ(counts.buffer.rejected.at("wrong score"), 6u);
   EXPECT_EQ(counts.buffer.stored, 4u) << "what the honest one made";
   EXPECT_EQ(task_->looks, 10 + 3 + 5 * 2) << "differences twice; what this test scored";
-  // Others are asked for its groups.
+  // Its groups are leased to other workers.
   const schema::WorkGrant again = ask(0, 1, honest);
   ASSERT_EQ(again.leases_size(), 1);
   EXPECT_EQ(again.leases(0).group(), its.leases(0).group());
@@ -261,7 +261,7 @@ TEST_F(RegradingDesk, WithoutAWorkingGraderWorkersScoresStand) {
   EXPECT_EQ(desk_->counts()->regrading.counts.impossible, 4u);
 }
 
-// Neither acknowledgements nor steps wait while the grader hangs, and what waits for it is bounded.
+// Neither acknowledgements nor steps wait for a grader that hangs, and its queue is bounded.
 TEST_F(RegradingDesk, AHangingGraderDelaysNoWorker) {
   options_.pacing.trajectories_per_step = 30 * 32;
   options_.pacing.group_size = 32;
@@ -293,7 +293,7 @@ TEST_F(RegradingDesk, AHangingGraderDelaysNoWorker) {
   changed.notify_all();
 }
 
-// A batch that is being trained on stays what it is, and the step ends as it should.
+// A batch in training does not change, and its step ends normally.
 TEST_F(RegradingDesk, ABatchInTrainingIsNotRemoved) {
   options_.pacing.trajectories_per_step = 3 * options_.pacing.group_size;
   open(0);

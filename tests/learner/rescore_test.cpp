@@ -1,4 +1,4 @@
-// Rollouts graded again: the same problem, the same turns, and what is said of those that cannot be.
+// Stored rollouts graded again: the same problem, the same turns, and reports of rollouts that cannot be graded.
 #include "learner/rescore.hpp"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// A run that goes on: which settings it keeps, which are new, and what is checked before anything is changed.
+// A resumed run: the settings it keeps, the new ones, and the checks before anything changes.
 #include "learner/resume.hpp"
 
 #include <gmock/gmock.h>

@@ -76,7 +76,7 @@ TEST_F(DeskTest, ALeavingWorkerIsStoppedOnceTheRunHasEnded) {
   EXPECT_EQ(leaving_.size(), 1u);  // the run has ended, and every worker is stopped
 }
 
-// A worker may be faster with a new policy than the learner is with the end of its publication.
+// A worker may use a new policy before the learner has ended its publication.
 TEST_F(DeskTest, TokensOfAPolicyThatIsBeingPublishedAreTaken) {
   open(0);
   const schema::WorkGrant grant = ask(0, 2);
@@ -114,7 +114,7 @@ TEST_F(DeskTest, RefusesAnUnknownVersionAndAForeignDigest) {
   EXPECT_NE(misbehaved().find("digest"), std::string::npos);
 }
 
-// It belongs to the identity: neither a new connection nor a new learner wipes it.
+// Misconduct belongs to the identity: neither a new connection nor a new learner resets it.
 TEST_F(DeskTest, ConductOutlivesConnectionsAndTheLearner) {
   open(0);
   for (int i = 0; i < 2; ++i) desk_->receive(WorkerId{1}, "\xff\xff\xff");
@@ -145,7 +145,7 @@ TEST_F(DeskTest, DiscardedGroupsAreNotTrainedOn) {
   EXPECT_EQ(counts->leases.pooled, 1u);
 }
 
-// ---- whose answers are the policy's ----
+// ---- answers of another policy ----
 
 // One step's evidence about one worker: the number of responses, and their difference in nats per token.
 std::pair<WorkerId, Scrutiny> off(std::uint64_t worker, double surprise, double dispute, std::uint64_t responses = 8) {
@@ -198,7 +198,7 @@ TEST_F(DeskTest, LeasesThatItDoesNotHoldAreHeldAgainstAWorker) {
   EXPECT_TRUE(hand_in(grant.leases(0)).accepted());
 }
 
-// Messages that bring nothing: some are part of the work, thousands are a flood.
+// Some messages without a result are part of the work, thousands are a flood.
 TEST_F(DeskTest, AWorkerThatFloodsMessagesIsExpelled) {
   open(0);
   schema::WorkerMessage message;
@@ -277,7 +277,7 @@ TEST_F(DeskTest, AStopStringEndsAResponse) {
   EXPECT_NE(taken("12!", true), "taken");
 }
 
-// The fifth such message ends it, as with other bad form; none of it is stored.
+// The fifth malformed message expels, as for other forms. None of it is stored.
 TEST_F(DeskTest, MetadataBeyondTheRunsLimitIsRefusedWithTheReason) {
   options_.pacing.staleness.lookahead = 2;
   door_.metadata_max = Bytes{1000};
@@ -366,7 +366,7 @@ TEST_F(DeskTest, TheDoorRefusesUntrainableSubmissions) {
   EXPECT_TRUE(hand_in(honest.leases(0)).accepted());
 }
 
-// A run that was resumed with what an older door let in.
+// A resumed run has groups that an older door accepted.
 TEST_F(DeskTest, StoredUntrainableGroupsAreDroppedOneByOne) {
   const auto sound = door_.vocab_size;
   door_.trainable = {};
@@ -414,8 +414,8 @@ TEST_F(DeskTest, AGroupThatFailsTwiceIsSetAsideForGood) {
   EXPECT_EQ(desk_->counts()->leases.set_aside.at("out of memory"), 1u);
 }
 
-// Log-probabilities that are not finite are the policy's fault: problems are kept, and leases for it end when two
-// workers say so.
+// Non-finite log-probabilities are the policy's fault. The desk keeps the problems, and stops leases for the policy
+// after reports of two workers.
 TEST_F(DeskTest, NoProblemIsSetAsideBecauseOfAPolicy) {
   open(0);
   const WorkerId ada{1}, bob{2}, carol{3};
@@ -435,7 +435,7 @@ TEST_F(DeskTest, NoProblemIsSetAsideBecauseOfAPolicy) {
   EXPECT_EQ(unusable_[0].version, Version{0});
   EXPECT_EQ(unusable_[0].workers, (std::vector{ada, bob}));
   EXPECT_TRUE(set_aside_.empty());
-  // The next version is another matter, and the same problems are there for it.
+  // The next version gets the same problems.
   desk_->published(Version{1}, digest_);
   const schema::WorkGrant later = ask(1, 2, ada);
   ASSERT_EQ(later.leases_size(), 2);

@@ -1,4 +1,4 @@
-// Reading a run's files row by row: what a reader takes of memory, what it leaves out, what it complains of.
+// Reading a run's files row by row: the reader's memory, the rows it skips, and its errors.
 #include "learner/row_file.hpp"
 
 #include <gmock/gmock.h>
@@ -49,7 +49,7 @@ TEST_F(RowFiles, EveryRowOfAnyLengthComesOnceInOrder) {
   EXPECT_EQ(*rows, written);
 }
 
-// 256 MiB, nearly all of it a hole: rows of zeroes would be no JSON, so they are looked at as text.
+// 256 MiB, nearly all of it a hole. Rows of zeroes are no JSON, so the test reads them as text.
 TEST_F(RowFiles, TheBufferDoesNotGrowWithTheFile) {
   const std::string row = json{{"kind", "step"}, {"step", 1}}.dump() + "\n";
   write(row);

@@ -276,7 +276,8 @@ TEST_F(RunFilesTest, AnExternalTrainerIsNotFedFromAPartOfTheDistribution) {
   }
 }
 
-// The plan may not use the ledger's rules (provisioner/ stands below), so that both refuse the same is held here.
+// The plan may not use the ledger's rules, because provisioner/ is a lower layer. This test checks that both refuse the
+// same.
 TEST_F(RunFilesTest, ThePlanKnowsTheLeastBudget) {
   for (std::uint32_t kappa = 1; kappa <= 3; ++kappa) {
     const int least = static_cast<int>(replay_buffer::staleness_budget_min(kappa));
@@ -354,7 +355,7 @@ TEST_F(RunFilesTest, AnAlarmIsAnEventAndGoesOnAfterAResume) {
   EXPECT_FALSE(events->front().at("advice").get<std::string>().empty());
 }
 
-// A worker may take its leave with any bytes: what runs write stays JSON, and the learner alive.
+// A leaving worker may send any bytes: the run's files stay JSON, and the learner goes on.
 TEST_F(RunFilesTest, TextsThatAreNotUtf8AreStillWritten) {
   const std::filesystem::path run = folder_ / "run";
   const nlohmann::json said = {{"worker", 3}, {"reason", "it left: \xff\xfe\xed\xa0\x80"}, {"of", 0.0 / 0.0}};

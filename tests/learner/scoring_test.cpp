@@ -11,7 +11,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Arithmetic with secrets: what is right stands in the reference, which workers must not see.
+// Arithmetic with secrets: the reference contains the answer, which workers must not see.
 class SecretTask final : public data_plane::Adapter {
  public:
   SecretTask() : inner_(*data_plane::make_adapter("arithmetic", "{}", 1)) {}
@@ -170,7 +170,7 @@ TEST_F(ScoringDesk, AnUnrequestedScoreIsRefused) {
   EXPECT_EQ(hand_in(submission).reason(), "wrong score");
 }
 
-// The worker's side: it scores nothing, and needs no adapter for it.
+// The worker's side: it does not score, and needs no adapter.
 TEST(ScoringWorker, HandsInText) {
   const auto tokenizer = *model::Tokenizer::characters(model::kCharacterAlphabet);
   schema::RunSpec spec;

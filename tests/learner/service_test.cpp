@@ -1,5 +1,5 @@
-// The whole learner in this process: its overlay, desk, publisher, fleet and record are the real ones. The trainer is
-// made up, the machines are threads of this process, and the clock may go faster than the system's.
+// The whole learner in this process. Overlay, desk, publisher, fleet and record are the real ones. The trainer is a
+// fake, machines are threads of this process, and the clock may run faster than the system's.
 #include "learner/service.hpp"
 
 #include <gmock/gmock.h>

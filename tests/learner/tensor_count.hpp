@@ -11,7 +11,7 @@
 
 namespace echoline {
 
-// Hears of every tensor of the thread it is set for (c10::DebugInfoGuard), backward passes on a CPU included.
+// Called for every tensor of the thread it is set for (c10::DebugInfoGuard), including backward passes on a CPU.
 class TensorCount : public c10::MemoryReportingInfoBase {
  public:
 #if TORCH_VERSION_MAJOR >= 2

@@ -53,8 +53,8 @@ bool connect_to(const Descriptor& socket, const fs::path& path) {
   return ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
 }
 
-// Forwards connections of a unix socket to another one, and cuts each after a random number of bytes, whichever way
-// they went.
+// Forwards connections of a unix socket to another one, and cuts each after a random number of bytes in either
+// direction.
 class CuttingProxy {
  public:
   CuttingProxy(fs::path listen, fs::path target, std::uint64_t seed, std::uint64_t bytes_max)
@@ -146,7 +146,7 @@ class PythonClient {
   pid_t pid_ = -1;
 };
 
-// Trains without training: scores, consumes with the batch's step as a figure, publishes 500 weights that say the
+// A fake trainer: scores, consumes with the batch's step as a figure, and publishes 500 weights that encode the
 // version.
 constexpr const char* kTrainer = R"(
 step_s = float(arguments[0])
@@ -179,7 +179,7 @@ class TrainerClients : public ::testing::Test {
     if (!folder_.empty()) fs::remove_all(folder_);
   }
 
-  // The learner's end of `steps` learner steps, on this thread; what it saw is checked.
+  // The learner's side of `steps` learner steps, on this thread. Checks the received values.
   void serve(std::uint64_t steps, std::uint64_t tokens = 100) {
     for (std::uint64_t step = 1; step <= steps; ++step) {
       schema::Trajectory t;
@@ -244,7 +244,7 @@ TEST_F(TrainerClients, NothingIsLostOrDoneTwiceWhereConnectionsAreCut) {
   EXPECT_GT(proxy.cuts(), kSteps / 2) << "seed " << seed;
 }
 
-// The server ends a connection that is idle for a moment; steps are longer.
+// The server closes a connection that is idle for a moment, and steps take longer.
 TEST_F(TrainerClients, AStepMayTakeLongerThanAConnectionLasts) {
   start(3, std::chrono::milliseconds(50));
   PythonClient trainer(folder_, kTrainer, {"0.2"});
@@ -252,7 +252,7 @@ TEST_F(TrainerClients, AStepMayTakeLongerThanAConnectionLasts) {
   EXPECT_EQ(trainer.wait(), 0);
 }
 
-// As it is: half a minute without a word, while four of eight clients have stopped in the middle of a body.
+// With the real timeouts: half a minute of silence, while four of eight clients have stopped in the middle of a body.
 TEST_F(TrainerClients, StepsOfHalfAMinuteBesideClientsThatStall) {
   start(1);
   std::vector<std::unique_ptr<Descriptor>> stalled;

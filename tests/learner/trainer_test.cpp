@@ -142,7 +142,7 @@ TEST_F(TrainerTest, OnPolicyRatioIsOneAtTheSamplingTemperature) {
   EXPECT_EQ(report->trajectories, 24);
   EXPECT_EQ(report->groups, 6);
   EXPECT_EQ(report->updates, 1);
-  // Scored at another temperature than they were sampled with, the same tokens look off-policy.
+  // At another temperature than the sampling one, the same tokens look off-policy.
   const auto other = tiny_model(1);
   const auto wrong = trainer(other, settings())->step(batch);
   ASSERT_TRUE(wrong);
@@ -222,7 +222,8 @@ TEST_F(TrainerTest, EqualRewardsTeachNothing) {
   EXPECT_EQ(learner->steps(), 1);
 }
 
-// Tokens drawn from the policy are as likely as it says on average, and their probabilities are those that were told.
+// Tokens drawn from the policy have, on average, the likelihood that it states, and the reported probabilities are
+// right.
 TEST_F(TrainerTest, LooksCloselyAtSomeResponsesOfEveryWorker) {
   auto model = tiny_model(3);
   {
@@ -383,7 +384,7 @@ TEST_P(CheckpointOfMoments, CheckpointContinuesBitForBit) {
       EXPECT_TRUE(torch::equal(a.scale1, b.scale1) && torch::equal(a.scale2, b.scale2)) << a.name;
     }
   }
-  // Moments of another kind are not taken for these.
+  // Moments of another kind are refused.
   config.optimizer.moments = GetParam() == Moments::kInt8 ? Moments::kFp32 : Moments::kInt8;
   const auto other = trainer(tiny_model(1), config);
   const auto refused = load_checkpoint(folder_, *other, {"abc", ""});
@@ -462,7 +463,7 @@ TEST_F(TrainerTest, ADamagedCheckpointFallsBackToTheOneBefore) {
   ASSERT_EQ(resumed->damaged.size(), 1u);
   EXPECT_EQ(resumed->damaged[0].name, "step-000000003");
   EXPECT_NE(resumed->damaged[0].reason.find("trainer.safetensors"), std::string::npos);
-  // Out of the way: going on, it neither counts as the newest nor is it kept instead of a sound one.
+  // The damaged checkpoint is moved aside: it neither counts as the newest nor displaces a sound one.
   EXPECT_TRUE(fs::exists(folder_ / "damaged-step-000000003"));
   EXPECT_EQ(read_file(folder_ / "LATEST").value(), "step-000000002\n");
   ASSERT_TRUE(other->step(rollouts(other->model(), 7)));
@@ -529,7 +530,7 @@ TEST_F(TrainerTest, AnswersCutByTheLengthAreKeptMaskedOrPenalised) {
   EXPECT_EQ(penalised->response_tokens, all_tokens);
   EXPECT_DOUBLE_EQ(kept->truncated_fraction, 0.25);
   EXPECT_EQ(penalised->reward_mean, kept->reward_mean);  // the penalty shapes the gradient, not the report
-  // Equal rewards but for the cut: only the penalty tells them apart.
+  // Rewards are equal except for the penalty on truncated responses.
   for (auto& t : batch) t.set_reward(0.5);
   EXPECT_EQ(trainer(tiny_model(6), settings())->step(batch)->informative_groups, 0);
   EXPECT_EQ(trainer(tiny_model(6), config)->step(batch)->informative_groups, 6);

@@ -1,4 +1,4 @@
-// A learner and workers on real sockets, and what their callbacks saw, to be waited for.
+// A learner and workers on real sockets. The board records their callbacks, and tests wait for them.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@
 
 namespace echoline::overlay {
 
-// Generous: the machine may have other things to do.
+// Generous, because the machine may be busy.
 inline constexpr Duration kPatience = std::chrono::seconds(60);
 
 class Board {

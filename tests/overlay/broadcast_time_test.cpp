@@ -1,4 +1,4 @@
-// Where the time of a broadcast goes: what the learner makes of it, and what a worker does early and reports.
+// The parts of a broadcast's time: the learner's report, the worker's early work, and its measurements.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using testing::SizeIs;
 
-// The parts of T_b follow each other and add up to it; the worker that completed the quorum says what it took.
+// The parts of T_b follow each other and add up to it. The worker that completes the quorum reports its own part.
 TEST(Learner, SaysWhereTheTimeOfABroadcastWent) {
   LearnerConfig c = Desk::config(16);
   c.durable = true;
@@ -52,7 +52,7 @@ TEST(Learner, SaysWhereTheTimeOfABroadcastWent) {
   EXPECT_EQ(report.parts.install, milliseconds(11));
   EXPECT_EQ(report.parts.acknowledge, milliseconds(2));
 
-  // A worker that says more than can be gets what there was.
+  // A reported time beyond the possible one is cut to it.
   ASSERT_TRUE(desk.publish(make(delta(1, 0), 1000)).has_value());
   desk.core.on_saved(ok(), desk.now);
   for (std::uint64_t id : {1, 2}) {
@@ -89,7 +89,7 @@ TEST(Learner, FindsTheStoredDeltasThatLeadToTheNewest) {
   EXPECT_EQ(desk.core.deltas_from(Version{6}).error().code, Code::kNotFound);
 }
 
-// The floor is on disk before the last chunk of a delta is here: activating it need not wait for the disk.
+// The floor is on disk before the last chunk of a delta arrives, so that activation need not wait for the disk.
 TEST(Member, SavesItsFloorWhileTheLastChunksArrive) {
   MemberConfig c = config();
   c.durable = true;
@@ -139,7 +139,7 @@ TEST(Member, SavesItsFloorWhileTheLastChunksArrive) {
   tell(ConnId{3}, snapshot.opening);
   tell(ConnId{3}, snapshot.closing);
   EXPECT_TRUE(take().first.empty());
-  // Whole before the save has ended: it waits for that save, and needs no other.
+  // A delta that is whole before the save ends waits for that save, and needs no other.
   const Made last = make(delta(2, 1), 500);
   tell(ConnId{3}, last.opening);
   tell(ConnId{3}, last.closing);

@@ -1,4 +1,4 @@
-// How the learner judges what its workers say of each other, and how much they say.
+// The learner's judgement of the workers' reports about each other, and of their number.
 #include "overlay/learner/conduct.hpp"
 
 #include <gmock/gmock.h>
@@ -80,7 +80,7 @@ TEST(Conduct, AWorkerThatAloneAccusesManyLies) {
   EXPECT_EQ(accuse(8, 1), Ruling::kPart) << "nor does its word help another's";
 }
 
-// Two machines that come again under new identities, and one child that says what is true of each of them.
+// Two machines return under new identities again and again, and one child accuses each of them truthfully.
 TEST(Conduct, AccusationsOfGoneWorkersMakeNoLiar) {
   Conduct c(kBeat);
   const auto accuse = [&](std::uint64_t child, std::uint64_t parent, std::uint64_t gone) {
@@ -113,7 +113,7 @@ TEST(Conduct, AQuarantinedWorkerIsStillPartedFromTheWorkersItAccuses) {
   EXPECT_FALSE(conduct.are_apart(WorkerId{1}, WorkerId{6}, kThen + 4));
 }
 
-// Two that agree do not take away from many what they get on with: they are parted from it, and that is all.
+// Two accusers do not quarantine a parent that serves many others. They are parted from it, no more.
 TEST(Conduct, AWorkerThatServesMoreThanAccuseItIsNotQuarantined) {
   Conduct c(kBeat);
   const auto accuse = [&](std::uint64_t child, std::uint64_t parent, std::uint64_t at) {
@@ -373,7 +373,7 @@ TEST(LearnerConduct, AnUnreachableWorkerDialsItself) {
   EXPECT_FALSE(desk.said<Assign>(std::uint64_t{2}).back().parents.at(0).dials);
 }
 
-// A parent that sends nothing of small publications, which no rate of a hop shows: its child is helped each time.
+// A parent sends no chunk of small publications, too little for a hop's rate to show. Its child gets help each time.
 TEST(LearnerConduct, AParentThatWithholdsChunksIsPartedFromItsChild) {
   for (const bool holds : {true, false}) {
     Desk desk(8);
@@ -396,7 +396,7 @@ TEST(LearnerConduct, AParentThatWithholdsChunksIsPartedFromItsChild) {
   }
 }
 
-// A parent that says nothing of a publication, and one whose other messages keep it from being said.
+// A parent announces nothing, or sends so many other messages that no announcement gets through.
 TEST(LearnerConduct, AParentThatWithholdsAnnouncementsIsPartedToo) {
   for (const bool holds : {true, false}) {
     Desk desk(8);
@@ -544,7 +544,7 @@ TEST(LearnerConduct, AWordThatComesLateBecauseTheLearnerSleptIsNoLie) {
   EXPECT_TRUE(desk.has(id(2)));
 }
 
-// ---- what they say in no known form ----
+// ---- malformed messages ----
 
 void garbage(Desk& desk, std::uint64_t worker) {
   desk.core.on_frame(desk.control.at(id(worker)), {FrameType::kControl, Slice(random_bytes(1, 500)), {}, {}}, desk.now);
@@ -746,7 +746,7 @@ TEST(LearnerConduct, AWorkerThatHoardsPartialMessagesIsDisconnected) {
   EXPECT_TRUE(desk.has(id(2)));
 }
 
-// The budget is the identity's: a new connection does not fill it, and connections themselves have one.
+// The budget belongs to the identity: a new connection does not refill it. Connections have a budget of their own.
 TEST(LearnerConduct, ComingBackFillsNoBudget) {
   Desk desk(8);
   desk.join_all(1);
@@ -786,7 +786,7 @@ TEST(LearnerConduct, AWorkerThatNeverAcknowledgesHidesNoBroadcastTime) {
       EXPECT_EQ(done.back().report.workers, n);
       EXPECT_EQ(done.back().report.acknowledged, n - 1);
     }
-    // It is waited for again once it has installed something.
+    // The quorum waits for the worker again once it has installed a version.
     desk.tell(n, Installed{Version{2}, digest_of(2), 0});
     ASSERT_TRUE(desk.publish(make(delta(3, 2), 1000)).has_value());
     for (std::uint64_t worker = 1; worker < n; ++worker) desk.tell(worker, Installed{Version{3}, digest_of(3), 0});

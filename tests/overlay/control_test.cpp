@@ -44,7 +44,7 @@ std::string refusal(const ControlMessage& message) {
   return refusal(wire);
 }
 
-// A valid message as its wire form, to be spoilt.
+// A valid message in its wire form, for a test to spoil.
 wire::ControlMessage wire_of(const ControlMessage& message) {
   const auto frame = encode_control(message);
   wire::ControlMessage wire;
@@ -169,8 +169,8 @@ TEST(Control, EdgesSurviveTheWire) {
   EXPECT_EQ(poisoned.index, 77u);
 }
 
-// A machine may send any bytes: past the decoder there is only text on one line, so that no log, file or JSON above has
-// to care.
+// A machine may send any bytes. The decoder returns printable text on one line, so that logs, files and JSON need no
+// checks.
 TEST(Control, TextsOfMachinesArePrintable) {
   const std::string evil("\xff\xc3(\n\x1b[2J\0\xe2\x80\xae\xc2\x85", 14);
   const std::string safe = "\\xff\\xc3(\\n\\x1b[2J\\x00\\u{202e}\\u{85}";
@@ -197,7 +197,7 @@ TEST(Control, TextsOfMachinesArePrintable) {
   w = wire_of(Enrol{"echo1.token", "vast-7", {}, {}});
   w.mutable_enrol()->set_instance(evil);
   EXPECT_EQ(std::get<Enrol>(heard(w)).instance, safe);
-  // Escapes take more room than what they stand for: the limit holds for them, too.
+  // The limit counts the escaped text, which is longer than the received one.
   w.mutable_goodbye()->set_reason(std::string(kTextBytesMax, '\n'));
   EXPECT_LE(std::get<Goodbye>(heard(w)).reason.size(), kTextBytesMax);
 }
@@ -340,7 +340,7 @@ TEST(Control, AHaveMessageIsChecked) {
   EXPECT_THAT(with([](auto& i) { i.set_bitmap(std::string("\xff\x03", 2)); }), HasSubstr("does not fit"));
   EXPECT_THAT(with([](auto& i) { i.set_publication("x"); }), HasSubstr("publication: expected 16 bytes"));
   EXPECT_THAT(with([](auto& i) { i.set_base(9); }), HasSubstr("expected a base below version 9, found 9"));
-  // Everything, of more chunks than there can be: no memory is taken for it.
+  // All chunks of a number beyond the limit: the decoder allocates no memory for it.
   EXPECT_THAT(with([](auto& i) { i.clear_bitmap(), i.set_chunks(0xFFFFFFFF); }),
               HasSubstr("4294967295 chunks listed, the limit is 2097152"));
   wire::ControlMessage many;

@@ -203,7 +203,7 @@ TEST(Edges, WhereNeitherCanReachTheOtherTheyAreSetApart) {
   ASSERT_TRUE(hall.run_until([&] { return hall.all_have(0); }, minutes(2)));
 }
 
-// Two parents of half of the chunks each, as a learner with such a topology would assign them.
+// Two parents with half of the chunks each, as a learner with such a topology would assign them.
 TEST(Edges, StripesComeFromTwoParentsAndFromOneWhenTheOtherDies) {
   Hall hall([](LearnerConfig& c) {
     c.core.limits.up = BitRate::from_mbit_per_s(240);
@@ -241,7 +241,7 @@ TEST(Edges, StripesComeFromTwoParentsAndFromOneWhenTheOtherDies) {
   ASSERT_TRUE(hall.add(second, 0, 50).has_value());
   ASSERT_TRUE(hall.run_until([&] { return child->member().stats().chunk_bytes_in.count == 150 * 1024; }));
   hall.kill(*a);
-  // The learner's assignment of another topology arrives as one of `b` alone.
+  // The learner's assignment by another topology names `b` alone.
   ASSERT_TRUE(hall.add(second, 50, 50).has_value());
   ASSERT_TRUE(hall.finish(second).has_value());
   ASSERT_TRUE(hall.run_until([&] { return b->keys().size() == 2; }));
@@ -292,7 +292,7 @@ TEST(Edges, APublicationOfVeryManyChunksGoesOnAfterABreak) {
   EXPECT_EQ(worker.member().stats().chunk_bytes_in.count, 40'000u * 1024);
 }
 
-// A beacon that names thousands is larger than what a stranger may say.
+// A beacon that revokes thousands is larger than a stranger's message may be.
 TEST(Edges, AParentCanIntroduceItselfWhenManyWereRevoked) {
   Hall hall([](LearnerConfig& c) {
     if (c.state) return;
@@ -307,7 +307,7 @@ TEST(Edges, AParentCanIntroduceItselfWhenManyWereRevoked) {
   EXPECT_EQ(hall.chunk_bytes(*workers[0], *workers[1]), 10'000u);
 }
 
-// A core that is asked for rare courses of events all the time still does its work.
+// A core whose fault points fire all the time still does its work.
 TEST(Edges, ChildrenThatListNoChunksAreServed) {
   struct Always final : FaultPoints {
     bool fire(std::string_view) override { return true; }

@@ -315,7 +315,7 @@ TEST(Overlay, AVersionThatExpiredBeforeItWasSavedIsPublishedAgain) {
   EXPECT_FALSE(hall.learner().all<act::NeedCatchUp>().empty());
 }
 
-// One delta from where the worker stands, whichever that is; several workers at several versions get one each.
+// The learner makes one delta from the worker's version, and one for each of several workers at different versions.
 TEST(Overlay, AWorkerThatMissedManyVersionsGetsOneDelta) {
   Hall hall([](LearnerConfig& c) {
     c.policy = chains::TopologyPolicy::kStar;
@@ -374,7 +374,7 @@ Slice slice_of(const std::string& text) {
   return Slice(std::vector<std::byte>(bytes.begin(), bytes.end()));
 }
 
-// On links so slow that a message takes many heartbeats, which have to pass between its parts.
+// On links so slow that a message takes many heartbeats, heartbeats pass between its parts.
 TEST(Overlay, LargeMessagesGoInPartsAndHeartbeatsBetweenThem) {
   Hall hall([](LearnerConfig& c) { c.core.limits.up = BitRate::from_mbit_per_s(8); });
   HallNode& worker = *hall.join_all(1, [](MemberConfig& c) { c.core.limits.up = BitRate::from_mbit_per_s(8); })[0];

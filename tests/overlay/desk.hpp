@@ -1,4 +1,4 @@
-// A learner driven by hand, and workers of which only their control connections exist.
+// A learner driven by hand, with workers that consist of their control connections only.
 #pragma once
 #include <map>
 #include <set>

@@ -1,4 +1,4 @@
-// A node's folder: what was written comes back, what was torn is cut off, and what is of no use goes.
+// A node's folder: written frames come back, torn records are cut off, and useless files are removed.
 #include "overlay/uv/disk.hpp"
 
 #include <gmock/gmock.h>
@@ -127,7 +127,7 @@ TEST_F(DiskTest, APayloadStaysReadableAfterItWasDropped) {
   EXPECT_EQ(disk->payload(made.id).error().code, Code::kNotFound);
 }
 
-// A record that was torn by a crash is cut off, so that what is written after it can be read.
+// A record torn by a crash is cut off, so that later records can be read.
 TEST_F(DiskTest, WritesGoOnBehindATornRecord) {
   const Made made = make(full(0), 3000);
   open();

@@ -21,7 +21,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// Where whole milliseconds are counted, none of them comes less than 0.7 ms late.
+// A timer that counts whole milliseconds would come at least 0.7 ms late.
 TEST(Timer, KeepsToMicrosecondsAndIsNeverEarly) {
   uv_loop_t loop;
   ASSERT_EQ(uv_loop_init(&loop), 0);
@@ -95,7 +95,7 @@ TEST(DriverParts, ADeadlineMovesWithItsConnection) {
   EXPECT_EQ(deadlines.first(), kNever);
 }
 
-// A core with a certificate and at most one connection that it dials; a test overrides what it needs.
+// A core with a certificate and at most one dialled connection. A test overrides the callbacks that it needs.
 class Idle : public Core {
  public:
   Idle(const trust::Authority& authority, WorkerId self, const trust::SigningKey& key) : Core({}) {
@@ -162,7 +162,7 @@ class NeverStops final : public Idle {
   std::promise<std::string> closed_;
 };
 
-// Has always as much on its way as the peer can read.
+// Keeps as much data in flight as the peer can read.
 class Streams final : public Idle {
  public:
   using Idle::Idle;
@@ -180,7 +180,7 @@ class Streams final : public Idle {
   std::size_t taken_ = 0;
 };
 
-// Asks for its turn on the loop all the time, and counts what is read until it gets it.
+// Posts to the loop all the time, and counts the bytes read before each turn.
 class Waits final : public Idle {
  public:
   static constexpr std::size_t kBytesEnough = 256 << 20;

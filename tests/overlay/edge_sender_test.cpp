@@ -143,7 +143,7 @@ TEST(EdgeSender, SendsOnlyChunksTheChildLacks) {
   EXPECT_EQ(parent.sender.chunk_bytes_sent(), 3000 - 1024 + 100 + (3000 - 2048));
 }
 
-// A snapshot that has only begun to arrive is not a shortcut past the delta that is under way.
+// A snapshot that has only begun to arrive is no shortcut past a delta in flight.
 TEST(EdgeSender, AnArrivingPublicationCostsItsFullSize) {
   Parent parent(true);
   parent.add(full(0), 20'000);
@@ -312,7 +312,7 @@ TEST(EdgeSender, OneDeltaInPlaceOfManyIsTakenAndNotAskedForAgain) {
   parent.open({Version{0}, {}, {}});
   EXPECT_THAT(parent.take().keys(), ElementsAre(delta(5, 0), delta(6, 5), delta(7, 6), delta(8, 7)));
   EXPECT_THAT(parent.sender.take_troubles(), IsEmpty());
-  // Nor is it waited for by who has most of the deltas.
+  // A child that has most of the deltas does not wait for it either.
   std::map<PublicationKey, Have::Item> items;
   for (std::uint64_t v = 1; v <= 5; ++v)
     items[delta(v, v - 1)] = {make(delta(v, v - 1), 10'000).id, ChunkSet::all(9), false};
@@ -321,7 +321,7 @@ TEST(EdgeSender, OneDeltaInPlaceOfManyIsTakenAndNotAskedForAgain) {
   EXPECT_THAT(parent.sender.take_troubles(), IsEmpty());
 }
 
-// A single delta that is dear is not made again.
+// The learner does not make an expensive single delta again.
 TEST(EdgeSender, ALearnerAsksForASnapshotWhereOneDeltaCostsMore) {
   Parent parent(true);
   parent.add(full(0), 2000);
@@ -334,7 +334,7 @@ TEST(EdgeSender, ALearnerAsksForASnapshotWhereOneDeltaCostsMore) {
   EXPECT_THAT(parent.take().keys(), IsEmpty());
 }
 
-// It has all chunks of 1 but does not know that they are all, and 2 whole: 1 has to be closed.
+// The child has all chunks of 1, but does not know that these are all, and has 2 whole. It needs the closing of 1.
 TEST(EdgeSender, AChildGoesOnOnlyFromAClosedPublication) {
   Parent parent(true);
   for (std::uint64_t v = 1; v <= 2; ++v) parent.add(delta(v, v - 1), 1000);
@@ -381,7 +381,7 @@ TEST(EdgeSender, SendsItsStripesOnly) {
   parent.add(full(0), 8 * 1024);
   ASSERT_TRUE(parent.open({{}, {4, 0b0101}, {}}));
   EXPECT_THAT(parent.take().chunks.at(full(0)), ElementsAre(0u, 2u, 4u, 6u));
-  // Another parent died: now it gets one stripe more from here.
+  // Another parent died: this one now serves one stripe more.
   const Made made = make(full(0), 8 * 1024);
   parent.sender.update(kConn, {{}, {4, 0b1101}, {{full(0), {made.id, chunks({0, 2, 4, 6}), false}}}}, kNow);
   EXPECT_THAT(parent.take().chunks.at(full(0)), ElementsAre(3u, 7u));
@@ -400,7 +400,7 @@ TEST(EdgeSender, StreamsShareAnEdgeAndLostChunksAreSentAgain) {
   parent.begin(made);
   parent.put(made, 0, made.chunks.size());
   parent.close(made);
-  // Both windows are full; the second connection breaks with what it holds.
+  // Both windows are full. The second connection breaks and loses its data.
   const std::size_t lost = parent.uplink.in_flight(ConnId{4});
   EXPECT_GT(lost, 200'000u);
   parent.sender.close(ConnId{4});
@@ -478,7 +478,7 @@ TEST(EdgeSender, KeepsItsLimitsAndReports) {
   EXPECT_THAT(parent.sender.children(), IsEmpty());
 }
 
-// A child may list whatever it likes, again and again: what it listed before is forgotten.
+// A child may send any list again and again: each replaces the list before.
 TEST(EdgeSender, ListsOfUnknownPublicationsAreNotKept) {
   Parent parent(false);
   const Made made = make(full(0), 5000);

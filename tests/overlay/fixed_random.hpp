@@ -1,4 +1,4 @@
-// Lets OpenSSL draw its random numbers from a seed, so that a failing round can be run again.
+// Seeds OpenSSL's random numbers, so that a failing round can be repeated.
 #pragma once
 #include <openssl/rand.h>
 

@@ -20,7 +20,7 @@ Bytes_ copy_of(const Slice& slice) { return {slice.bytes().begin(), slice.bytes(
 
 void append(Bytes_& to, std::span<const std::byte> bytes) { to.insert(to.end(), bytes.begin(), bytes.end()); }
 
-// Puts `stream` where the decoder wants it, at most `piece` bytes at a time.
+// Feeds `stream` to the decoder, at most `piece` bytes at a time.
 Result<std::vector<Frame>> decode(FrameDecoder& decoder, std::span<const std::byte> stream, std::size_t piece) {
   std::vector<Frame> frames;
   while (!stream.empty()) {
@@ -191,7 +191,7 @@ TEST(Frame, MemoryGrowsOnlyWithBytesThatCame) {
   }
 }
 
-// A chunk's head with fields changed at will; what follows is as long as the frame says.
+// A chunk frame with a changed head. Its body has the length that the frame states.
 std::string chunk_refusal(std::size_t at, std::uint32_t value, std::size_t width) {
   Bytes_ frame = chunk_frame(make(full(0), 5 * 1024).chunk(3));  // a seal of 5: a path of 3 hashes
   for (std::size_t i = 0; i < width; ++i) frame[kFrameHeaderBytes + at + i] = static_cast<std::byte>(value >> (8 * i));

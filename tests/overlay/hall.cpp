@@ -232,7 +232,7 @@ void Hall::soon(HallNode& node, std::function<void(Core&)> what) {
   });
 }
 
-// ---- what cores ask for ----
+// ---- actions of cores ----
 
 void Hall::perform(HallNode& node) {
   if (const auto* member = dynamic_cast<const MemberCore*>(node.core.get())) member->check();
@@ -400,7 +400,7 @@ void Hall::read(const std::shared_ptr<Link>& link, int side) {
   }
 }
 
-// The other side hears of it, after what was sent before.
+// The other end gets the close after all data sent before.
 void Hall::close(const std::shared_ptr<Link>& link, int side, const std::string& reason) {
   End& end = link->ends[side];
   if (!end.open) return;

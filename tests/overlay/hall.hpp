@@ -1,4 +1,4 @@
-// A learner and workers in one place without sockets: carries what the cores send to each other, at a time of its own.
+// A learner and workers in one place without sockets. Carries the cores' messages under a virtual clock.
 #pragma once
 #include <deque>
 #include <functional>
@@ -65,21 +65,21 @@ class Hall {
   const trust::Authority& authority() const { return *authority_; }
   TimePoint now() const { return now_; }
 
-  // A worker that has a certificate already. `configure` may change what it is started with.
+  // Starts a worker that has a certificate. `configure` may change its configuration.
   HallNode& join(std::function<void(MemberConfig&)> configure = {});
-  // `n` of them, once they have been given parents.
+  // Starts `n` workers and waits until they have parents.
   std::vector<HallNode*> join_all(std::size_t n, std::function<void(MemberConfig&)> configure = {});
-  // A machine that enrols with this token; its core ends with an answer.
+  // Starts a machine that enrols with this token. Its core ends with the answer.
   HallNode& enrol(const trust::Secret& token, const std::string& instance, const trust::SigningKey& key);
-  // Its process ends without a word; connections break.
+  // Kills the node's process. Its connections break.
   void kill(HallNode& node);
-  // The process begins again, with what it had on disk.
+  // Restarts the worker's process with its files on disk.
   void restart(HallNode& worker, std::function<void(MemberConfig&)> configure = {});
   void restart_learner(std::optional<Version> resumed_at = {});
   // Breaks the connections between two nodes.
   void cut(HallNode& a, HallNode& b);
 
-  // Has the learner publish all of it at once.
+  // Publishes the whole payload at once.
   Status publish(const Made& made, bool catch_up = false);
   Status begin(const Made& made, bool catch_up = false);
   Status add(const Made& made, std::size_t first, std::size_t count);
@@ -100,9 +100,9 @@ class Hall {
   // Chunk bytes that went from one node to the other.
   std::uint64_t chunk_bytes(const HallNode& from, const HallNode& to) const;
 
-  // Sees every frame before it is delivered, and may change it; false: it is lost.
+  // Called for every frame before its delivery. It may change the frame; false drops it.
   std::function<bool(HallNode& from, HallNode& to, Frame&)> tamper;
-  // Whether a connection can be opened in this direction; absent: in every one.
+  // True if a connection can be opened in this direction. Without it, every one can.
   std::function<bool(HallNode& from, HallNode& to)> may_dial;
   // Answers act::NeedCatchUp; by default with a full snapshot of 1000 bytes.
   std::function<void(const act::NeedCatchUp&)> on_need_catch_up;

@@ -1,4 +1,4 @@
-// Where nodes listen and are reached.
+// The addresses where nodes listen and can be reached.
 #include "overlay/uv/hosts.hpp"
 
 #include <gtest/gtest.h>

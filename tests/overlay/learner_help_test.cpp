@@ -53,8 +53,8 @@ TEST(Learner, AWorkerHelpsOnlySoManyAtATime) {
   EXPECT_EQ(waiting, 11 - Helpers::kHelpedMax);
 }
 
-// With one uplink for all, dozens at once would all have the whole late; what it has begun to send counts, not who has
-// it.
+// If the learner served dozens at once over one uplink, all of them would finish late. The bytes it has begun to send
+// count, not the number of workers that have the version.
 TEST(Learner, ItselfHelpsOnlyAsManyAsItCanSendTo) {
   LearnerConfig c = Desk::config(8);
   c.catch_ups_on_demand = false;
@@ -82,7 +82,7 @@ TEST(Learner, ItselfHelpsOnlyAsManyAsItCanSendTo) {
   EXPECT_EQ(helped_of(31, 40), Helpers::kHelpedMax);
 }
 
-// However wide its uplink is expected to be: what it sends to them counts.
+// The measured rate to the helped workers counts, not the expected rate of the uplink.
 TEST(Learner, HelpsAsFastAsItSends) {
   LearnerConfig c = Desk::config(8);
   c.catch_ups_on_demand = false;

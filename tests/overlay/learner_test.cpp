@@ -186,7 +186,7 @@ TEST(Learner, RevokesHoweverManyAndForgetsThemWhenTheirCertificatesHaveEnded) {
   EXPECT_TRUE(desk.core.state().known.contains(WorkerId{1}));
 }
 
-// A machine that slept for hours has a key, and no certificate that counts.
+// A machine that slept for hours has its key, but no valid certificate.
 TEST(Learner, WhoHasEnrolledComesBackWithItsKey) {
   Desk desk;
   const trust::Authority authority = made_authority();
@@ -216,8 +216,7 @@ TEST(Learner, WhoHasEnrolledComesBackWithItsKey) {
   EXPECT_TRUE(valid(second));
   EXPECT_THAT(desk.goodbye(back(key, made_key("eight"))), HasSubstr("does not hold the key"));
   EXPECT_EQ(desk.said<Enrolled>(back(key, key)).at(0).certificate, second.certificate) << "asked again, signed once";
-  // Its token serves as well, though it has long been used or has expired in the meantime; and no second one is used
-  // up.
+  // Its token serves as well, although it was used long ago or has expired. No second token is used up.
   const trust::Secret other = *trust::issue_token(authority, "vast-7", trust::Nonce{std::byte{1}},
                                                   kMadeUnix_s + echoline::seconds(desk.now.time_since_epoch()));
   const std::string more(other.reveal());
@@ -228,7 +227,7 @@ TEST(Learner, WhoHasEnrolledComesBackWithItsKey) {
                 .worker,
             first.worker);
   EXPECT_EQ(desk.core.state().used_tokens.size(), used);
-  // After a restart of the learner it is still known; expelled, it is not let in.
+  // The learner still knows it after a restart. Once expelled, it is refused.
   LearnerConfig c = Desk::config(16);
   c.state = desk.core.state();
   c.core.unix_origin_s = kMadeUnix_s + 7200;
@@ -264,7 +263,7 @@ TEST(Learner, DialsWorkersWhereTheyComeFrom) {
   ASSERT_EQ(desk.said<Notice>(other.first).size(), 1u);
   EXPECT_THAT(desk.said<Notice>(other.first)[0].text, HasSubstr("not db.internal:5432"));
   EXPECT_EQ(join(4, {"", 7070}).second, (Endpoint{"gpu.example", 7070}));
-  // Again and again: once a second.
+  // Repeated attempts come once a second.
   std::size_t dials = 0;
   for (int i = 0; i < 100; ++i) {
     dials += join(1, {"127.0.0.1", 22}).second != Endpoint{};
@@ -275,7 +274,7 @@ TEST(Learner, DialsWorkersWhereTheyComeFrom) {
   EXPECT_LE(dials, 2u);
 }
 
-// Found out again when children do not get through, and after a while; not once per join.
+// The learner probes again after children fail to connect, and after a while, but not once per join.
 TEST(Learner, TriesAgainWhetherAWorkerCanBeReached) {
   Desk desk(8);
   desk.join_all(2);
@@ -341,7 +340,7 @@ TEST(Learner, WhatItIssuesIsLaterThoughTheClockGoesBack) {
   EXPECT_GE(after.core.issue_time(after.now), last + 9'000) << "it goes on with the clock";
 }
 
-// It began an epoch, told a worker, could not save it, and began the one before again after its death.
+// The learner began an epoch, told a worker, could not save it, and after its death began the epoch before again.
 TEST(Learner, SpeaksToNobodyBeforeItsStateIsOnDisk) {
   LearnerConfig c = Desk::config(16);
   c.durable = true;
@@ -573,7 +572,7 @@ TEST(Learner, ASilentWorkerLosesItsPlaceAndNothingElseUntilItIsHeardAgain) {
   EXPECT_THAT(desk.all<act::Joined>(), SizeIs(3)) << "it had not left";
 }
 
-// However regularly it was heard, and whatever its children say.
+// The operator's minimum holds for any measured heartbeat interval and any complaint of a child.
 TEST(Learner, NobodyLosesItsPlaceBeforeTheOperatorAllowsIt) {
   for (const bool child_complains : {false, true}) {
     LearnerConfig config = patient(seconds(20));
@@ -591,7 +590,7 @@ TEST(Learner, NobodyLosesItsPlaceBeforeTheOperatorAllowsIt) {
     EXPECT_THAT(desk.chain(), testing::Not(testing::Contains(1)));
     EXPECT_EQ(desk.away(1), "");
   }
-  // It is not more patient than agreed either, and without the key learning has its least of four heartbeats.
+  // The agreed limit on absence still holds. Without the key, the learned timeout has its minimum of four heartbeats.
   LearnerConfig config = patient(seconds(5));
   config.network.silence_min = seconds(60);
   Desk late(config), learned(patient(seconds(20)));
@@ -838,7 +837,7 @@ TEST(Learner, FindsASlowHopAndRoutesAroundIt) {
   desk.join_all(3);
   const Made made = make(full(0), 8'000'000, {.chunk_bytes = 65536});
   ASSERT_TRUE(desk.publish(made).has_value());
-  // Worker 1 has everything soon; 2 receives a tenth of what its parent's link could carry; 3 has what 2 has.
+  // Worker 1 soon has everything. Worker 2 receives a tenth of its parent's possible rate. Worker 3 has the same as 2.
   for (int beat = 1; desk.all<act::FoundSlowHop>().empty() && beat < 40; ++beat) {
     desk.now += milliseconds(500);
     const auto chunks = [&](double bytes_per_s) {

@@ -26,7 +26,7 @@ inline std::vector<std::byte> random_bytes(std::uint64_t seed, std::size_t count
   return bytes;
 }
 
-// The digest that the tests' policies have.
+// The policy digest of a version in these tests.
 inline Digest digest_of(std::uint64_t version) {
   Digest digest{};
   for (std::size_t i = 0; i < digest.size(); ++i) digest[i] = static_cast<std::byte>(mix64(version) >> (i % 8 * 8));
@@ -116,7 +116,7 @@ inline SignedGrant made_grant(std::uint64_t child, std::uint64_t parent, const G
               made_key(o.key));
 }
 
-// A copy with one bit of its bytes changed; the head still says what it said.
+// A copy of the frame with one bit of its body changed, and an unchanged head.
 inline Frame with_flipped_bit(const Frame& chunk, std::size_t at) {
   std::vector<std::byte> bytes(chunk.body.bytes().begin(), chunk.body.bytes().end());
   bytes[at % bytes.size()] ^= std::byte{4};

@@ -81,7 +81,7 @@ struct Member {
     for (std::size_t i = 0; i < made.chunks.size(); ++i) frame(conn, made.chunk(i));
     tell(conn, made.closing);
   }
-  // The parent is heard meanwhile, and the learner unless it is silent.
+  // Lets the parent send meanwhile, and the learner unless it is silent.
   void pass(Duration time, bool learner = true) {
     for (const TimePoint end = now + time; now < end;) {
       now = std::min(end, now + kBeat);

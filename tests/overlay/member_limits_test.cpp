@@ -1,4 +1,4 @@
-// A worker's limits, and what it does when something is missing or has no room.
+// A worker's limits, and its behaviour if data is missing or does not fit.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -39,7 +39,7 @@ TEST(Member, AFailedInstallationIsRepairedByASnapshotOfThatVersionAndNotByTheWay
   EXPECT_TRUE(asked[0].full_only);
 }
 
-// A chunk of 1 is lost for good, and everything after it goes on coming.
+// A chunk of version 1 is lost for good, and all later versions keep coming.
 TEST(Member, WhatComesLaterDoesNotHideThatSomethingIsMissing) {
   Member m;
   m.whole(make(full(0), 100));
@@ -53,7 +53,7 @@ TEST(Member, WhatComesLaterDoesNotHideThatSomethingIsMissing) {
   EXPECT_THAT(m.delivered(), ElementsAre(full(0)));
 }
 
-// It has nothing to install them on: a piece of its first snapshot is lost.
+// The worker has no base to install them on, because a chunk of its first snapshot is lost.
 TEST(Member, WhatComesLaterDoesNotHideThatThereIsNothingToStartFrom) {
   Member m;
   m.tell(m.parent, make(full(0), 3000).opening);
@@ -65,7 +65,7 @@ TEST(Member, WhatComesLaterDoesNotHideThatThereIsNothingToStartFrom) {
   EXPECT_THAT(m.said<NeedHelp>(kControl), SizeIs(1));
 }
 
-// It has the snapshot from which it came to what it could not install, and waits for another.
+// The worker has the snapshot below a version that it could not install, and waits for another snapshot.
 TEST(Member, WhatComesLaterDoesNotHideThatARepairIsMissing) {
   Member m;
   m.whole(make(full(0), 100));
@@ -128,7 +128,7 @@ TEST(Member, TellsTheLearnerWhatItHasNoRoomForAndStays) {
   EXPECT_THAT(m.delivered(), ElementsAre(full(1)));
 }
 
-// Snapshot after snapshot begins, none comes to an end.
+// One snapshot after another begins, and none is completed.
 TEST(Member, AsksForHelpThoughSomethingNewBeginsAgainAndAgain) {
   Member m;
   m.whole(make(full(0), 100));
@@ -177,8 +177,8 @@ TEST(Member, AsksForWhatItLostThoughAParentGoesOnBringingALittle) {
   EXPECT_FALSE(m.closed(helper));
 }
 
-// It comes back to less than it has been at, with all that it kept: what the way from there does not need makes room
-// for it.
+// A worker restarts below its floor, with all its stored publications. Those on the way to the floor displace the
+// others.
 TEST(Member, TheWayBackToItsFloorGetsTheRoomOfOtherWays) {
   MemberConfig c = config();
   c.store.memory_max = {10'000};
@@ -247,7 +247,7 @@ TEST(Member, DoesNotReadFasterThanItsDiskWrites) {
   EXPECT_TRUE(m.last<act::SetReading>()->on);
 }
 
-// Its floor had been saved, and what leads there was not on its disk any more: its parents bring it again.
+// The floor was saved, but the publications that lead to it are lost from the disk. The parents send them again.
 TEST(Member, ComesBackToItsFloorThoughItsDiskLostTheWayThere) {
   MemberConfig c = config();
   c.store = {Bytes{5000}, Bytes{1 << 20}, true};
@@ -349,7 +349,7 @@ TEST(Member, HoldsItsDownloadLimit) {
   }
 }
 
-// A pause that ends late costs nothing, whatever is read first; time in which nothing was there to read is lost.
+// A pause that ends late costs no throughput, whatever is read first. Time without data to read is lost.
 TEST(Member, WhatWaitedForTheEndOfAPauseComesAtTheRateOfTheLink) {
   MemberConfig c = config();
   c.core.limits.down = BitRate::from_mbit_per_s(8);
@@ -382,7 +382,7 @@ TEST(Member, WhatWaitedForTheEndOfAPauseComesAtTheRateOfTheLink) {
   EXPECT_NEAR(echoline::seconds(core.next_deadline() - now), 0.008, 1e-6);
 }
 
-// Only a learner of an older epoch that still runs somewhere could send it, with whatever number.
+// Only a learner of an older epoch that still runs could send it, with any sequence number.
 TEST(Member, ABeaconOfAnOlderEpochIsNotBelieved) {
   Member m;
   const auto beacon = [&](std::uint64_t epoch, std::uint64_t sequence, WorkerSet revoked) {
@@ -421,7 +421,7 @@ TEST(Member, AChildThatAsksForTooMuchIsNoChildForAWhile) {
   EXPECT_FALSE(m.closed(ConnId{106}));
 }
 
-// The longest lists that may be, as the first or a later word, would fill a downlink long before they are many.
+// A few of the longest lists would fill a downlink, as first or later messages.
 TEST(Member, LongListsCountByTheirLength) {
   Have longest;
   for (std::uint64_t version = 1; version <= 250; ++version) {
@@ -454,7 +454,8 @@ TEST(Member, LongListsCountByTheirLength) {
   EXPECT_LE(heard(true), 10);
 }
 
-// A machine without files loses all its parents at once, again and again: it says less of that than the learner takes.
+// A machine without file descriptors loses all its parents again and again. It reports fewer failures than the
+// learner's budget allows.
 TEST(Member, SaysNoMoreOfFailedEdgesThanTheLearnerTakes) {
   Member m;
   std::vector<Parent> parents;

@@ -182,7 +182,7 @@ TEST(MemberParts, DeliversWhatHasComeOfTheNextDelta) {
   EXPECT_EQ(m.all<act::Deliver>().back().publication.id, first.id);
   for (std::size_t i = 1; i < second.chunks.size(); ++i) m.frame(m.parent, second.chunk(i));
   EXPECT_EQ(come().at(2), second.payload);
-  // On another version 2 than the one here: of no use.
+  // A delta on another version 2 is useless here.
   m.tell(m.parent, second.closing);
   const Made other = make(delta(3, 2), 3500, {.base_digest = digest_of(99)});
   m.tell(m.parent, other.opening);

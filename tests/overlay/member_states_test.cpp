@@ -1,4 +1,4 @@
-// The parts of a worker's protocol, each alone: membership, stalls, and where the worker stands.
+// The parts of a worker's protocol, each alone: membership, stalls, and the installed position.
 #include <gtest/gtest.h>
 
 #include "overlay/member/askers.hpp"

@@ -171,7 +171,8 @@ TEST(Member, RefusesWhatHasExpiredByTheLearnersClock) {
   EXPECT_THAT(m.said<Poisoned>(kControl), IsEmpty());  // genuine, only old
   m.whole(make(full(0), 500));
   EXPECT_THAT(m.delivered(), ElementsAre(full(0)));
-  // A worker whose own clock is late by two days is not fooled, and one that is early does not starve.
+  // A worker whose clock is two days late still refuses old publications, and one whose clock is early accepts new
+  // ones.
   Member late(config(kMadeUnix_s - 200'000));
   late.whole(make(full(0), 500, old));
   EXPECT_THAT(late.delivered(), IsEmpty());
@@ -296,7 +297,7 @@ TEST(Member, BelievesBeaconsForTheirSignatureOnly) {
   EXPECT_EQ(m.end(), "");
 }
 
-// A welcome that lay in a socket while the machine was suspended tells the time of hours ago.
+// A welcome that waited in a socket while the machine was suspended has a time of hours ago.
 TEST(Member, WhatTheLearnerSaysDoesNotComeFromItsFuture) {
   Member m;
   Beacon b = m.beacon(10);
@@ -357,7 +358,7 @@ TEST(Member, ForgetsWhatTheLearnerTookBack) {
   EXPECT_THAT(m.said<NeedHelp>(kControl), IsEmpty());
 }
 
-// The beacon's number is later than all that came before, wherever the learner's clock has gone.
+// The beacon's sequence number grows even if the learner's clock goes back.
 TEST(Member, ForgetsWhatTheLearnerTookBackThoughItsClockWentBack) {
   Member m;
   const Made taken_back = make(full(3), 3000);
@@ -369,7 +370,7 @@ TEST(Member, ForgetsWhatTheLearnerTookBackThoughItsClockWentBack) {
   EXPECT_EQ(m.core.stats().memory.count, 0u);
 }
 
-// Each time it ends before it is whole, the same chunks come again: no progress.
+// Each announcement ends before the publication is whole, and the same chunks come again. This is no progress.
 TEST(Member, AsksForHelpThoughItsPublicationBeginsAnewAgainAndAgain) {
   Member m;
   m.newest = Version{3};
@@ -509,7 +510,7 @@ TEST(Member, SaysWhatItHasInPiecesThatAStrangerMaySend) {
   for (const auto& [key, item] : have[0].items) largest = std::max<std::size_t>(largest, item.chunks.count());
   EXPECT_GT(have[0].items.size(), 50u);
   EXPECT_EQ(largest, 1u);
-  // The other side: such a child is one when both have come.
+  // The parent accepts such a child after both messages.
   Member parent;
   const Made made = make(full(300), 500);
   parent.core.on_accepted(ConnId{2}, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{9}}}, parent.now);
@@ -522,8 +523,8 @@ TEST(Member, SaysWhatItHasInPiecesThatAStrangerMaySend) {
   EXPECT_EQ(parent.core.stats().chunk_bytes_forwarded.count, 500u);
 }
 
-// A certificate alone does not make a child: the learner has to have sent it here, for what it asks for, not too long
-// ago.
+// A certificate alone does not make a child. The child needs a recent grant of the learner for this parent and these
+// stripes.
 TEST(Member, ServesWhomTheLearnerHasSent) {
   Member m;
   std::uint64_t next = 2;
@@ -622,7 +623,7 @@ TEST(Member, ComesBackThoughItsCertificateHasEnded) {
     return *made_authority().issue({made_key("worker 7").public_key(), trust::PeerIdentity::Kind::kWorker, kSelf, 2,
                                     now_unix_s, trust::kWorkerLifetimeMax});
   };
-  // It knows, by the learner's clock.
+  // The worker knows that it has expired, by the learner's clock.
   Member late(
       [] {
         MemberConfig c = config(kMadeUnix_s);
@@ -644,7 +645,7 @@ TEST(Member, ComesBackThoughItsCertificateHasEnded) {
   ASSERT_EQ(late.all<act::Dial>().size(), 2u);
   EXPECT_EQ(late.all<act::Dial>()[1].service, act::Service::kControl);
   EXPECT_EQ(late.all<act::UseCertificate>().size(), 2u);
-  // It does not know, but the learner closes before it has said a word.
+  // The worker does not know, but the learner closes before any message.
   Member m2;
   m2.core.on_closed(kControl, "reset", m2.now);
   m2.pass(seconds(1), false);
@@ -661,7 +662,7 @@ TEST(Member, ComesBackThoughItsCertificateHasEnded) {
   EXPECT_EQ(m2.last<act::Dial>()->service, act::Service::kControl);
 }
 
-// Hours off: it works by the learner's time, and both are told.
+// With a clock that is hours off, the worker uses the learner's time, and both ends report it.
 TEST(Member, WorksWithAWrongClockAndSaysSo) {
   for (const double off_s : {-3 * 3600.0, 3 * 3600.0}) {
     MemberConfig c = config(kMadeUnix_s);
@@ -740,7 +741,7 @@ TEST(Member, LetsItsParentDialWhereItCannot) {
   EXPECT_EQ(m.said<PeerHello>(ConnId{2}).size(), 1u);
   m.whole(ConnId{2}, make(full(0), 500));
   EXPECT_THAT(m.delivered(), ElementsAre(full(0)));
-  // It is told when the parent does not come.
+  // The worker reports a parent that does not dial.
   m.assign({{WorkerId{6}, {"10.0.0.6", 1}, 1, true}});
   m.pass(Core::kHandshakeTimeout + milliseconds(10));
   ASSERT_EQ(m.said<EdgeFailed>(kControl).size(), 1u);
@@ -764,7 +765,7 @@ TEST(Member, DialsAChildThatCannotReachIt) {
   EXPECT_EQ(m.all<act::Dial>().size(), 2u + 1 + 3);
 }
 
-// A long path: before the helper has said a word, the parent has answered what it was told of the call.
+// On a long path, the parent repeats its refusal before the helper has sent anything.
 TEST(Member, AHelperGetsItsTimeWhateverAParentSaysMeanwhile) {
   Member m;
   m.newest = Version{5};
@@ -847,7 +848,7 @@ TEST(Member, GoesOnWithoutTheLearnerForAWhileAndComesBack) {
   m.welcome(again);
   EXPECT_EQ(m.all<act::Welcomed>().size(), 2u);
   EXPECT_EQ(m.end(), "");
-  // This learner may never have heard of its parents: it is not told of them before it has named some.
+  // The new learner may not know these parents, so the worker reports no failure before it has assigned some.
   m.core.on_closed(m.parent, "reset", m.now);
   m.take();
   EXPECT_THAT(m.said<EdgeFailed>(again), IsEmpty());
@@ -857,7 +858,7 @@ TEST(Member, GoesOnWithoutTheLearnerForAWhileAndComesBack) {
   EXPECT_THAT(m.said<EdgeFailed>(again), SizeIs(1));
 }
 
-// An edge from before may be refused for ever; help from the same node comes over one of its own.
+// An old edge may be refused for ever. Help from the same node uses an edge of its own.
 TEST(Member, DoesNotTakeAParentFromBeforeItCameBackForItsHelper) {
   Member m;
   m.core.on_closed(kControl, "reset", m.now);
@@ -876,7 +877,7 @@ TEST(Member, DoesNotTakeAParentFromBeforeItCameBackForItsHelper) {
   EXPECT_FALSE(m.closed(m.parent));
 }
 
-// Attempts are ever further apart, and not in step with those of others.
+// The pauses between attempts grow, and differ between workers.
 TEST(Member, TriesToComeBackForAsLongAsTheLearnerKeepsItsPlace) {
   std::vector<std::vector<Duration>> pauses;
   for (const char* name : {"worker 7", "another"}) {

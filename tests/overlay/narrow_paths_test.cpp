@@ -1,4 +1,4 @@
-// When small segments are tried, and when it is said that a path swallows large packets.
+// Rules for trying small segments, and for reporting a path that swallows large packets.
 #include "overlay/narrow_paths.hpp"
 
 #include <gmock/gmock.h>
@@ -10,10 +10,10 @@ namespace {
 using testing::HasSubstr;
 
 const std::string kHost = "10.0.0.1";
-// All that was sent has arrived, and nothing comes: a stopped process.
+// All sent data has been acknowledged, and nothing comes back: a stopped process.
 constexpr NarrowPaths::Stall kSilent{1500, 0, 0, 0};
 
-TEST(NarrowPaths, WhatOvertakesALargePacketProvesIt) {
+TEST(NarrowPaths, ASmallPacketThatOvertakesALargeOneProvesIt) {
   for (const NarrowPaths::Stall proof : {NarrowPaths::Stall{1500, 3, 1, 0}, NarrowPaths::Stall{1500, 0, 0, 1}}) {
     NarrowPaths paths;
     EXPECT_FALSE(paths.small(kHost));
@@ -40,12 +40,12 @@ TEST(NarrowPaths, APeerThatWasStoppedIsNoProof) {
   EXPECT_FALSE(paths.passed(kHost, true));
   EXPECT_FALSE(paths.small(kHost));
   EXPECT_FALSE(paths.passed(kHost, false));
-  // Bytes that nothing overtakes are those of a network that is gone.
+  // Lost bytes without later ones that arrive mean that the network is gone.
   paths.stalled(kHost, false, {1500, 5, 0, 0});
   EXPECT_FALSE(paths.passed(kHost, true));
 }
 
-// The last part of a handshake may be too large as well: then nothing overtakes, but size tells.
+// The last flight of a handshake may be too large as well. Then no small packet follows, but the sizes prove it.
 TEST(NarrowPaths, SmallOnesAlwaysAndLargeOnesNeverIsProof) {
   NarrowPaths paths;
   paths.stalled(kHost, false, {9000, 5, 0, 0});

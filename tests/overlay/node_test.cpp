@@ -25,7 +25,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using testing::HasSubstr;
 
-// Asks again and again, for what no callback tells.
+// Polls a condition that no callback reports.
 bool eventually(const std::function<bool()>& holds) {
   const auto end = std::chrono::steady_clock::now() + kPatience;
   while (!holds()) {
@@ -85,11 +85,10 @@ TEST_F(NodeTest, EveryVersionReachesEveryWorkerAndLeavesTheLearnerOnce) {
   });
 }
 
-// A process of its own, joined by a pipe, to be killed as the operating system kills. Forks before this one has
-// threads.
+// A separate process, joined by a pipe, which a test kills with SIGKILL. It must fork before this process has threads.
 class Process {
  public:
-  // The new process runs `body` with the pipe's two ends and then waits to be killed.
+  // The new process runs `body` with the pipe's two ends and then waits for the kill.
   explicit Process(const std::function<void(const int* fds)>& body) {
     ECHO_CHECK(::pipe(fds_) == 0);
     pid_ = ::fork();
@@ -161,7 +160,7 @@ TEST_F(NodeTest, TheOthersFinishWhenTheWorkerBeforeThemIsKilled) {
   ASSERT_TRUE(learner.all_acked(2, 1));
   for (const auto& w : workers) {
     EXPECT_EQ(w->payload(1), payload);
-    // On a busy machine an edge may be taken for silent and replaced: the chunks under way on it then come again.
+    // On a busy machine, an edge may count as silent and be replaced: its chunks in flight then come again.
     EXPECT_GE(received(w), 1'100'000u);
     EXPECT_LE(received(w), 1'100'000u + 4 * kChunk) << "nothing else is sent twice";
   }
@@ -526,7 +525,7 @@ TEST_F(NodeTest, AThousandIdleConnectionsBlockNoWorker) {
   ::setrlimit(RLIMIT_NOFILE, &before);
 }
 
-// A learner that may have 1,024 files open. Told to, it opens some of its own, publishes, and says how many it got.
+// A learner that may have 1,024 files open. On request, it opens some of its own, publishes, and reports their number.
 class SmallLearnerProcess : public Process {
  public:
   static constexpr int kOwnFiles = 200;

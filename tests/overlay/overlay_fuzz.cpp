@@ -25,7 +25,7 @@ const Made* genuine(const PublicationId& id) {
   return nullptr;
 }
 
-// Hands every frame of `stream` to `use`, until it cannot be read any more.
+// Hands every frame of `stream` to `use`, up to the first unreadable one.
 template <class Use>
 void each_frame(Bytes_ stream, bool admitted, std::size_t piece, Use&& use) {
   FrameDecoder decoder;
@@ -71,7 +71,7 @@ void as_stream(std::byte options, Bytes_ bytes) {
   });
 }
 
-// Takes every signature for the learner's.
+// Accepts every signature as the learner's.
 class Gullible final : public Checker {
  public:
   using Checker::Checker;
@@ -183,7 +183,7 @@ MemberConfig member_config() {
   return c;
 }
 
-// Performs nothing, but looks at what would be handed to the application.
+// Performs no action, but reads the payloads for the application.
 void look(Core& core) {
   if (const auto* member = dynamic_cast<const MemberCore*>(&core)) member->check();
   for (const Action& action : core.take_actions())

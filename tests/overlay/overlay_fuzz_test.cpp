@@ -45,7 +45,7 @@ void mutate(Bytes_& bytes, Random& random, std::size_t from = 0) {
   }
 }
 
-// Changes what is inside of a frame, and its length so that it is still one.
+// Changes the body of a frame, and adjusts its length.
 void mutate_frame(Bytes_& frame, Random& random) {
   mutate(frame, random, kFrameHeaderBytes);
   put_le<std::uint32_t>(frame.data() + 4, static_cast<std::uint32_t>(frame.size() - kFrameHeaderBytes));
@@ -53,7 +53,7 @@ void mutate_frame(Bytes_& frame, Random& random) {
 
 PublicationId some_id() { return fuzz_publications()[1].id; }
 
-// One of every message that there is.
+// One message of every kind.
 std::vector<ControlMessage> messages() {
   ChunkSet some;
   some.insert(1);

@@ -261,7 +261,7 @@ TEST(Sealer, NothingAtAllIsAPublicationToo) {
 
 TEST(Sealer, RefusesMoreChunksThanThereMayBe) {
   Sealer sealer(made_announcement(full(0)), kKey);
-  // The size is refused before a byte of it is looked at.
+  // The size is refused before any byte is read.
   const std::vector<std::byte> one(1);
   const std::span<const std::byte> huge(one.data(), std::size_t{kChunksMax} * 1024 + 1);
   const auto written = sealer.write(huge);

@@ -29,8 +29,8 @@ TEST(Sizes, EveryNodeHasRoomForASnapshotOfAnyPolicy) {
   EXPECT_EQ(learner_store_bytes({}).count, kGiB.count);
 }
 
-// Formula 4.2 with what the protocol and the network add: three workers in a row at 1 MB/s pass on ten chunks of
-// (2048 + 8 + 96) * 1.05 bytes.
+// Formula 4.2 with the overhead of protocol and network: three workers in a row at 1 MB/s forward ten chunks of (2048 +
+// 8 + 96) * 1.05 bytes.
 TEST(Sizes, ALinkCarriesHeadsAndHeadersAsWell) {
   const Bytes payload{20'480}, chunk{2048};
   EXPECT_EQ(on_the_wire(chunk, chunk).count, 2260u);

@@ -1,4 +1,4 @@
-// The publication store: nothing unproven gets in, and it keeps to its budgets of memory and disk.
+// The publication store: it accepts proven data only, and keeps to its budgets of memory and disk.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ struct Kept {
   Result<Put> put(const Frame& chunk, std::uint64_t keep_from = 0, bool at_once = false) {
     return store.put(chunk, Version{keep_from}, at_once);
   }
-  // All of it; the error of the chunk that failed.
+  // Puts all chunks; returns the error of the first that failed.
   Status whole(const Made& made, std::uint64_t keep_from = 0, bool at_once = false) {
     ECHO_TRY(begin(made, keep_from));
     for (std::size_t i = 0; i < made.chunks.size(); ++i)
@@ -39,14 +39,14 @@ struct Kept {
       if (auto* t = std::get_if<T>(&a)) found.push_back(std::move(*t));
     return found;
   }
-  // The disk has done what was asked for; what it wrote.
+  // Completes the disk's pending writes, and returns them.
   std::vector<act::Spool> written() {
     auto spools = take<act::Spool>();
     for (const act::Spool& s : spools)
       if (s.chunk) store.on_spooled(s.publication, *s.chunk, true);
     return spools;
   }
-  // The first `chunks` of it have come, and the disk keeps up.
+  // Puts the first `chunks` chunks, with a disk that keeps up.
   void spool(const Made& made, std::size_t chunks) {
     ASSERT_TRUE(begin(made).has_value());
     for (std::size_t i = 0; i < chunks; ++i) {
@@ -124,7 +124,7 @@ TEST(PublicationStore, RefusesForgedChunks) {
   EXPECT_THAT(refused(frame), HasSubstr("proof fails"));
   EXPECT_EQ(kept.entry(made.key()).have.count(), 0u);
   EXPECT_EQ(kept.store.memory().count, 0u);
-  // A seal that held once is remembered, but only for what it covers.
+  // A verified seal is remembered, but only for the chunks it covers.
   EXPECT_EQ(*kept.put(made.chunk(0)), Put::kAdded);
   EXPECT_THAT(refused(with_flipped_bit(made.chunk(1), 5)), HasSubstr("proof fails"));
   EXPECT_EQ(*kept.put(made.chunk(1)), Put::kAdded);
@@ -286,7 +286,7 @@ TEST(PublicationStore, ADiskThatGivesBackOtherBytesLosesThePublication) {
   EXPECT_TRUE(kept.store.on_unspooled(made.id, 1, made.chunks[1].data));  // an answer that comes too late
 }
 
-// It was dropped while some of its chunks were in memory and others were being read, and is announced again.
+// A publication is dropped while some of its chunks are in memory and others are being read, and is announced again.
 TEST(PublicationStore, ARestartedPublicationForgetsItsEarlierChunks) {
   Kept kept(kSmallMemory);
   const Made made = make(full(3), 40'000);
@@ -321,7 +321,7 @@ TEST(PublicationStore, IsCongestedWhileTheDiskIsBehind) {
   EXPECT_TRUE(kept.store.congested());
   kept.written();
   EXPECT_FALSE(kept.store.congested());
-  // A disk that does not take them: from then on it is as if there were none.
+  // After a failed write, the store works as without a disk.
   ASSERT_TRUE(kept.put(made.chunk(10)).has_value());
   kept.store.on_spooled(made.id, 10, false);
   EXPECT_TRUE(kept.store.disk_failed());
@@ -370,7 +370,7 @@ TEST(PublicationStore, ADiskWorksAgainAlthoughItsPublicationWasDropped) {
   EXPECT_NO_FATAL_FAILURE(kept.spool(made, made.chunks.size()));
 }
 
-// A disk that is full does not become busy with what it does not take.
+// A full disk does not become busy with refused writes.
 TEST(PublicationStore, FewRefusedChunksAreOfferedToTheDiskAgain) {
   Kept kept({Bytes{100'000}, Bytes{100'000}, true});
   const Made made = make(full(3), 40'000);
@@ -385,7 +385,7 @@ TEST(PublicationStore, FewRefusedChunksAreOfferedToTheDiskAgain) {
   EXPECT_EQ(kept.take<act::Spool>().size(), 1u);  // its announcement
 }
 
-// A delta from where the worker stands needs none of the others that lead to its version.
+// A delta from the worker's version needs none of the other deltas to its target.
 TEST(PublicationStore, AnInstallableDeltaGetsTheRoomOfOtherWays) {
   Kept kept({Bytes{20'000}, {}, false});
   for (std::uint64_t v = 4; v <= 5; ++v) ASSERT_TRUE(kept.whole(make(delta(v, v - 1), 9000), 3).has_value());
@@ -394,7 +394,7 @@ TEST(PublicationStore, AnInstallableDeltaGetsTheRoomOfOtherWays) {
   EXPECT_TRUE(kept.entry(delta(5, 2)).complete);
 }
 
-// Nor does it need snapshots that have begun and do not go on, older than what is here or of its own version.
+// It does not need stalled snapshots either, of older versions or of its own.
 TEST(PublicationStore, AnInstallableDeltaGetsTheRoomOfStalledSnapshots) {
   Kept kept({Bytes{27'000}, {}, false});
   ASSERT_TRUE(kept.whole(make(full(0), 9000)).has_value());
@@ -459,8 +459,7 @@ TEST(PublicationStore, KeepsToItsBudgetOfDisk) {
   EXPECT_LE(kept.store.disk().count, 5000u);
 }
 
-// One write that failed says nothing of the next: while a disk takes some things and not others, its budget holds as
-// well.
+// After one failed write, the next may succeed. The budget also holds while the disk fails now and then.
 TEST(PublicationStore, KeepsToItsBudgetOfDiskWhileThatFailsNowAndThen) {
   Kept kept({Bytes{10'000}, Bytes{5000}, true});
   ASSERT_TRUE(kept.whole(make(full(0), 3000)).has_value());
@@ -477,7 +476,8 @@ TEST(PublicationStore, KeepsToItsBudgetOfDiskWhileThatFailsNowAndThen) {
   EXPECT_LE(kept.store.disk().count, 5000u);
 }
 
-// However small they are: a run of a hundred thousand steps publishes as many deltas of a few hundred bytes.
+// The number is limited even for small publications: a run of a hundred thousand steps has as many deltas of a few
+// hundred bytes.
 TEST(PublicationStore, KeepsAStatedNumberOfPublications) {
   StoreLimits limits{Bytes{1 << 20}, Bytes{1 << 20}, true};
   limits.publications_max = 8;

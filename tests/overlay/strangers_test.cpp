@@ -1,4 +1,4 @@
-// How many connections are held, and who makes room when there are too many.
+// The limit on strangers' connections, and the connections that are closed beyond it.
 #include "overlay/strangers.hpp"
 
 #include <gmock/gmock.h>

@@ -59,7 +59,7 @@ struct TlsPair {
   TlsSession client, server;
   TlsReading client_reading{}, server_reading{};
 
-  // Carries what the sessions themselves want sent, until nothing is left.
+  // Carries the sessions' own output until both have none.
   void settle(std::size_t piece = SIZE_MAX) {
     while (client.has_output() || server.has_output()) {
       tls_deliver(client.take_output(), server, server_reading, piece);

@@ -163,19 +163,19 @@ TEST(Tls, AnEnrollingMachineKnowsOnlyTheFingerprint) {
 
 TEST(Tls, AnEnrollingMachineIsNotFooled) {
   const trust::Authority authority = tls_authority(), other = tls_authority("another key");
-  // By the learner of another authority, even of the same run id,
+  // The learner of another authority, even with the same run id, does not fool it.
   TlsPair pair =
       tls_pair({.authority = authority.fingerprint()}, kLearnerId, tls_node(other, kLearnerId), Policy::kOptional);
   pair.settle();
   expect_error(pair.client_reading.error, Code::kInvalid, "found one of another");
   expect_error(pair.server_reading.error, Code::kInvalid, "the peer refused our certificate: it is of another run");
-  // by one that shows the right authority's certificate with a leaf of its own,
+  // Nor does a peer that shows the right authority's certificate with a leaf of its own.
   Credentials mixed = tls_node(authority, kLearnerId);
   mixed.own->key = tls_key("another key");
   mixed.own->certificate = tls_node(other, kLearnerId).own->certificate;
   mixed.own->key = tls_node(other, kLearnerId).own->key;
   EXPECT_FALSE(TlsContext::create(mixed)) << "not even by accident";
-  // or by a worker of its run that plays the learner.
+  // Nor does a worker of its run that plays the learner.
   TlsPair played =
       tls_pair({.authority = authority.fingerprint()}, kLearnerId, tls_node(authority, kThree), Policy::kOptional);
   played.settle();
@@ -193,7 +193,7 @@ TEST(Tls, ANodeThatRequiresCertificatesRefusesAStranger) {
   EXPECT_FALSE(pair.server.established() || pair.client.established());
 }
 
-// ---- certificates that do not do ----
+// ---- invalid certificates ----
 
 TEST(Tls, AnotherAuthoritysNodesAreRefused) {
   const trust::Authority authority = tls_authority(), other = tls_authority("another key");
@@ -201,7 +201,7 @@ TEST(Tls, AnotherAuthoritysNodesAreRefused) {
   pair.settle();
   expect_error(pair.client_reading.error, Code::kInvalid, "found one of another");
   expect_error(pair.server_reading.error, Code::kInvalid, "it is of another run");
-  // A client that trusts the server's authority and is of another.
+  // The client trusts the server's authority, but its certificate is of another one.
   Credentials stranger = tls_node(other, kThree);
   stranger.authority = authority.fingerprint();
   for (const Policy policy : {Policy::kRequired, Policy::kOptional}) {
@@ -271,7 +271,7 @@ TEST(Tls, ContextsRefuseInvalidCredentials) {
     EXPECT_FALSE(TlsSession::server(*TlsContext::create(no_server), Policy::kRequired, kTlsNow));
 }
 
-// ---- peers that speak something else ----
+// ---- peers of another protocol ----
 
 std::optional<Error> answer_of(TlsSession& session, std::span<const std::byte> bytes) {
   TlsReading reading;

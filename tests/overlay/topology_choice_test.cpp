@@ -1,4 +1,4 @@
-// The kind of topology follows the fleet: compared at leisure, moved where another is so much sooner several times in a
+// The kind of topology follows the fleet: the learner compares kinds now and then, and changes after several wins in a
 // row.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -93,7 +93,7 @@ TEST(TopologyChoice, AFarRegionIsFedOnce) {
   EXPECT_NEAR(crossing(), 1, 1e-9) << desk.core.topology().to_text();
 }
 
-// By the largest publication of its kind that is kept; before there is one, by the policy.
+// The chunk size follows the largest stored publication of its kind, and before the first one the policy's size.
 TEST(TopologyChoice, TheChunkFollowsThePayload) {
   LearnerConfig c = Desk::config(64);
   c.policy = TopologyPolicy::kTrees;
@@ -108,7 +108,7 @@ TEST(TopologyChoice, TheChunkFollowsThePayload) {
   ASSERT_TRUE(desk.publish(make(delta(1, 0), 30'000)).has_value());
   EXPECT_LT(chunk(full(2)), snapshot);
   EXPECT_GE(chunk(full(2)), chunk_bytes_min({2'000'000'000}).count);  // or a snapshot of the policy would have too many
-  // A step that changed next to nothing does not make the chunks of the next one tiny.
+  // A nearly empty delta does not make the next one's chunks tiny.
   EXPECT_LT(chunk(delta(2, 1)), first_delta);
   EXPECT_GE(chunk(delta(2, 1)), 16u * 1024);
 }

@@ -9,7 +9,7 @@ using namespace echoline::overlay;
 
 namespace {
 
-// Pieces of the size that the first byte says.
+// Pieces of the size given by the first byte.
 std::optional<Error> deliver(std::span<const std::byte> bytes, TlsSession& session) {
   if (bytes.empty()) return std::nullopt;
   TlsReading reading;

@@ -78,7 +78,7 @@ TEST(TrustFuzz, MutatedCorpus) {
   }
 }
 
-// Carries what both sides send; of what is carried, something is changed now and then.
+// Carries the data of both ends, and changes some of it now and then.
 void carry(TlsPair& pair, Random& random, bool& changed) {
   for (int flight = 0; flight < 8; ++flight) {
     for (const bool from_client : {true, false}) {

@@ -220,7 +220,7 @@ TEST(Certificate, HoldsForItsTime) {
   EXPECT_EQ(late.error().code, Code::kStale);
   EXPECT_THAT(late.error().detail, HasSubstr("worker 1 expired 2 s ago"));
   EXPECT_FALSE(at(std::numeric_limits<double>::quiet_NaN()));
-  // Beyond 2050 the format of times is another one.
+  // After 2049, times have another format.
   auto far = worker_request(1);
   far.now_unix_s = 4e9;
   const auto later = check_certificate(*authority.issue(far), authority.public_key(), "run", 4e9);

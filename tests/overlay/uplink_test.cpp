@@ -1,4 +1,4 @@
-// Links of a limited rate, turns on the one uplink, and the small judges of time and speed.
+// Links of a limited rate, shares of one uplink, and the meters of silence and speed.
 #include "overlay/uplink.hpp"
 
 #include <gmock/gmock.h>
@@ -183,7 +183,7 @@ TEST(Uplink, ParallelConnectionsShareASource) {
   auto sent = wire.take();
   EXPECT_EQ(sent[ConnId{2}], 50'000u);
   EXPECT_EQ(sent[ConnId{4}], 50'000u);
-  // The one that the network takes faster carries more.
+  // The connection whose bytes leave faster carries more.
   source.left = 1000;
   wire.uplink.wake(source);
   wire.uplink.on_sent(ConnId{2}, 50'000, at(2));
@@ -265,7 +265,7 @@ TEST(Uplink, AnUrgentFrameFollowsTheFrameBeingSent) {
   EXPECT_EQ(sizes.back(), 77u);
   wire.uplink.send_now(ConnId{2}, urgent);
   EXPECT_EQ(wire.sizes().size(), 1u) << "nothing is under way";
-  // A connection that is closed says its last word all the same.
+  // A closed connection still sends its last frame.
   queue.push(Slice(std::vector<std::byte>(30'000)));
   wire.uplink.wake(queue);
   wire.uplink.pump(now);
@@ -297,7 +297,7 @@ TEST(SilenceMeter, LearnsTheIntervalsOfAPeer) {
 
 // ---- parallel streams ----
 
-// The number of connections tried over time, on a path where `rate` says what so many carry. [bytes/s]
+// The number of connections that the probe settles on, if `rate` gives the path's rate for a number. [bytes/s]
 template <class Rate>
 std::uint32_t probed(Rate&& rate) {
   StreamProbe probe;
@@ -397,7 +397,7 @@ TEST(HopMonitor, ComparesWithTheFleetWhereNothingWasPlanned) {
   EXPECT_NEAR(found[0].expected.bytes_per_s(), 1e6, 0.1e6);
 }
 
-// However the windows lie: one that began while the hop was fast does not hide that it is slow now.
+// A measuring window that began while the hop was fast does not hide that it is slow now.
 TEST(HopMonitor, FindsAHopThatBecomesSlowWithinTwiceItsPatience) {
   for (int offset_ms = 0; offset_ms < 2000; offset_ms += 100) {
     SCOPED_TRACE(offset_ms);
@@ -417,7 +417,7 @@ TEST(HopMonitor, FindsAHopThatBecomesSlowWithinTwiceItsPatience) {
   }
 }
 
-// Its acknowledgements wait behind what it sends, so it receives slowly, too.
+// The owner's acknowledgements queue behind its data, so its downlink is slow as well.
 TEST(HopMonitor, BlamesAnExhaustedUplinkForItsOwnersSlowDownload) {
   HopMonitor monitor;
   const HopMonitor::Hop into{kLearnerId, WorkerId{1}};
@@ -426,7 +426,7 @@ TEST(HopMonitor, BlamesAnExhaustedUplinkForItsOwnersSlowDownload) {
     const TimePoint now = TimePoint(milliseconds(500) * s);
     const std::uint64_t there = static_cast<std::uint64_t>(s) * 200'000;
     monitor.observe(into, 100'000'000, there, BitRate::from_mbit_per_s(16), now);
-    // The gap behind it grows large enough to count only later.
+    // The gap behind it becomes significant only later.
     monitor.observe(kHop, there, there / 20, kMegabytePerS, now);
     found = monitor.find();
   }

@@ -137,7 +137,7 @@ TEST(Allocate, PropertiesOverRandomPools) {
       EXPECT_LE(greedy->usd_per_hour, cost_of(pool, prefix) + 1e-9) << "round " << round;
       improved += greedy->usd_per_hour < cost_of(pool, prefix) - 1e-9;
     }
-    // Nothing that is chosen can be left out.
+    // No chosen offer can be left out.
     for (const std::size_t i : greedy->chosen)
       if (pool[i].usd_per_hour > 0) {
         EXPECT_LT(rate_of(pool, greedy->chosen) - pool[i].rollouts_per_s, target * (1 + 1e-9));
@@ -162,7 +162,7 @@ TEST(AllocateExact, LargePoolsOfNearTiesStayFast) {
   EXPECT_LE(exact.best->usd_per_hour, greedy->usd_per_hour + 1e-9);
 }
 
-// Machines with GPUs that offers share, and a cap by host: what may be rented together, by definition.
+// The offers that may be rented together, by definition: machines whose offers share GPUs, and a cap per host.
 bool allowed(const std::vector<Candidate>& pool, const std::vector<std::size_t>& set, AllocationLimits limits) {
   std::map<std::uint32_t, std::uint64_t> used;
   std::map<std::uint32_t, std::size_t> of_host;

@@ -42,7 +42,8 @@ std::unique_ptr<Provider> vast(const std::string& url) {
 class DownTest : public testing::Test {
  protected:
   void SetUp() override {
-    // Where writing through to a disk costs nothing, if there is such a place: what is killed here are processes.
+    // Uses a folder in memory if there is one, where synced writes are cheap. The test kills processes, not the
+    // machine.
     const std::filesystem::path memory = "/dev/shm";
     folder = (std::filesystem::is_directory(memory) ? memory : std::filesystem::temp_directory_path()) /
              fmt::format("echoline-down-{}", getpid());
@@ -64,7 +65,7 @@ class DownTest : public testing::Test {
     EXPECT_TRUE(report) << report.error().message();
     return report ? *report : DownReport{};
   }
-  // A row that runs, and the instance that it runs as.
+  // Adds a row in the state running, and its instance.
   LedgerRow running(Ledger& ledger, const std::string& id) {
     const LedgerRow row = *ledger.intend(offer(id), clock.unix_seconds());
     VastInstance instance;
@@ -141,7 +142,7 @@ TEST_F(DownTest, AnAccountThatKnowsNothingAtAllMayBeTheWrongOne) {
   ASSERT_EQ(report.problems.size(), 1u);
   EXPECT_THAT(report.problems[0], HasSubstr("--gone"));
   EXPECT_EQ(open_rows(ledger), 1u);
-  // Now it was asked to end it, so a second time its absence is the success of the first; as it is if the user says so.
+  // The first call requested the end, so the second takes the absence as its success. The user may also state it.
   EXPECT_TRUE(down(ledger).problems.empty());
   EXPECT_EQ(open_rows(ledger), 0u);
   running(ledger, "2");
@@ -158,7 +159,7 @@ TEST_F(DownTest, AKeyThatIsRefusedLeavesTheLedgerAsItIs) {
   EXPECT_EQ(open_rows(ledger), 2u);
 }
 
-// Time that passes so fast that the pauses which the service asks for are over in milliseconds.
+// A fast clock, on which the service's pauses take milliseconds.
 class FastClock final : public Clock {
  public:
   TimePoint now() const override { return TimePoint((system_.now() - begin_) * 400) + std::chrono::hours(1); }
@@ -202,8 +203,8 @@ FleetOptions fleet_options(const Clock& clock, const std::string& url, const std
   return options;
 }
 
-// As soon as a machine works its worker is gone for good, so that it is given back and another rented. The process is
-// killed in the middle by the test below.
+// The worker of each machine is lost as soon as it works, so that the machine is released and another rented. The test
+// below kills the process in the middle.
 TEST(DownDriver, DISABLED_RentsAndReturnsForEver) {
   const FastClock clock;
   FleetOptions options = fleet_options(clock, std::getenv(kUrl), std::getenv(kLedger));
@@ -233,7 +234,8 @@ TEST_F(DownTest, AKillAtAnyOfFiftyPointsForgetsNothing) {
     SCOPED_TRACE(fmt::format("killed at point {}", point));
     std::filesystem::remove_all(folder);
     std::filesystem::create_directories(folder);
-    // Every fourth time an answer is an error although it was done, so that what follows an error is hit as well.
+    // Every fourth answer is an error although the request was done, so that the handling of errors is interrupted as
+    // well.
     if (point % 4 == 1) server.fault({.kind = "create", .status = 500, .acts = true});
     if (point % 4 == 3) server.fault({.kind = "destroy", .status = 502, .acts = true});
     std::atomic<pid_t> child = 0;

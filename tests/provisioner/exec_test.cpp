@@ -1,5 +1,4 @@
-// The provider of commands: with a shell's own, and the examples of configs/providers against stand-ins of their
-// programs.
+// The exec provider: with commands of the shell, and the examples of configs/providers against fakes of their programs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -61,7 +60,7 @@ class ExecTest : public testing::Test {
     const auto text = read_file(folder / file);
     return text ? *text : "";
   }
-  // Starts, finds, ends and no longer finds an instance with what a file says.
+  // Starts an instance with a provider file, finds it, stops it, and no longer finds it.
   void expect_works(const std::string& file) {
     const auto provider = load(std::filesystem::path("configs/providers") / file);
     ASSERT_TRUE(provider);

@@ -19,7 +19,7 @@ FleetOffer offer(const std::string& id, double rate, double usd, const std::stri
   return {id, "local", host, rate, usd, 0};
 }
 
-// Answers what the core asks for at once, unless a test says otherwise, and keeps what happened.
+// Answers the core's requests at once, unless a test changes that, and records the events.
 class Fleet : public testing::Test {
  protected:
   // M* = 100: 1,000 rollouts in steps of 10 s that no broadcast delays; so 110 are wanted.
@@ -145,8 +145,8 @@ TEST_F(Fleet, AReleasedMachineWithoutAnAnswerIsLookedUpSoon) {
   EXPECT_THAT(asked_to_stop, ElementsAre(tickets.at("a"), tickets.at("b")));
 }
 
-// Eight offers of 0.05 rollouts/s and groups of four: a worker hands in its first group after 80 s. Both that the plan
-// chose work, so nothing else is rented; not while they boot, not before their first group, not when the learner waits.
+// Eight offers of 0.05 rollouts/s and groups of four: a worker submits its first group after 80 s. Both planned
+// machines work, so nothing else is rented while they boot, before their first group, or while the learner waits.
 TEST_F(Fleet, SlowWorkersThatWorkAreNotRentedAgain) {
   rules.pace = {4, 1, seconds(50)};
   std::vector<FleetOffer> offers;
@@ -277,8 +277,8 @@ TEST_F(Fleet, AnEndingMachineIsReplacedAtOnceAndDrained) {
   EXPECT_EQ(core->numbers().replaced, 2u);
 }
 
-// It may be taken away before it has handed in anything, or never say that it has: neither is waited for, nor lost
-// twice.
+// The machine may be taken away before it has submitted anything, or may never report its end. The fleet waits for
+// neither, and counts neither as lost twice.
 TEST_F(Fleet, DrainingEndsAfterAWhileOrWithTheMachine) {
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.2), offer("d", 60, 0.3)}, {"a", "b"});
   drains = false;
@@ -299,7 +299,7 @@ TEST_F(Fleet, DrainingEndsAfterAWhileOrWithTheMachine) {
   EXPECT_THAT(rented, ElementsAre("a", "b", "c", "d"));
 }
 
-// More bytes than planned, or steps that are faster: traffic costs more, and who is rented next costs least with it.
+// With more bytes than planned, or faster steps, traffic costs more. The next rental minimises the cost with it.
 TEST_F(Fleet, MeasuredBytesMoveThePriceOfTraffic) {
   rules.payload = Bytes{1'000'000};
   std::vector<FleetOffer> offers{offer("a", 120, 0.1), offer("cheap", 120, 0.1), offer("near", 120, 0.15)};
@@ -346,7 +346,7 @@ TEST_F(Fleet, LaterRentalsUseTheRefreshedMarket) {
   tell(fleet::Exited{tickets["d"], "gone"});
   pass(seconds(1));
   EXPECT_THAT(rented, ElementsAre("a", "b", "d", "e"));
-  // The same again is nothing to tell of.
+  // An unchanged market is not recorded.
   const std::size_t told = notes.size();
   tell(fleet::OffersRefreshed{{offer("a", 60, 0.1), offer("d", 60, 0.15), offer("e", 60, 0.18)}});
   EXPECT_EQ(notes.size(), told);
@@ -368,8 +368,8 @@ TEST_F(Fleet, ALossThatTheFleetCanBearIsNotReplaced) {
   EXPECT_EQ(rented.size(), 3u);
 }
 
-// Eight workers, three of which do 40 % less than promised; one dies and one is outbid. The learner is a fluid that
-// takes 1,000 rollouts a step of 10 s.
+// Eight workers, three of which do 40 % less than promised; one dies and one is outbid. The learner is modelled as a
+// steady consumer of 1,000 rollouts per step of 10 s.
 TEST_F(Fleet, ThreeOfEightLieOneDiesOneIsOutbidAndTheLearnerSoonWaitsNoMore) {
   rules.fleet.join_timeout = seconds(60);
   rules.fleet.usd_per_hour_max = 1.6;
@@ -445,7 +445,7 @@ TEST_F(Fleet, AFailedStartMovesOnToTheNextOffer) {
   EXPECT_THAT(rented, ElementsAre("a", "b", "c", "b"));  // after a while, what may be asked for again
 }
 
-// A create call that errs and rents all the same.
+// A create call that returns an error although it rented.
 TEST_F(Fleet, AMachineThatMayBeRentedIsLookedUpAndStopped) {
   make({offer("a", 120, 0.1), offer("b", 120, 0.2)}, {"a"});
   starts = false;
@@ -475,7 +475,7 @@ TEST_F(Fleet, AStartWithoutAnAnswerIsLookedUpUntilItIsKnown) {
   tell(fleet::Started{tickets["a"], {"late"}, {}});
   EXPECT_THAT(asked_to_stop, ElementsAre(tickets["a"]));
   EXPECT_THAT(ended, ElementsAre(tickets["a"]));
-  // And one that was forgotten altogether.
+  // A start whose machine was forgotten is stopped as well.
   tell(fleet::Started{99, {"very late"}, {}});
   EXPECT_THAT(asked_to_stop, ElementsAre(tickets["a"], 99));
 }
@@ -511,7 +511,7 @@ TEST_F(Fleet, AGoneMachineOfAnEarlierProcessIsBookedAndReplaced) {
   EXPECT_THAT(rented, ElementsAre("a", "b"));
 }
 
-// T has been measured: the target follows, and is what the loop works for.
+// The target follows the measured T.
 TEST_F(Fleet, MeasuredPaceMovesTheTarget) {
   rules.fleet.usd_per_hour_max = 10;
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.1)}, {"a", "b"});
@@ -524,11 +524,11 @@ TEST_F(Fleet, MeasuredPaceMovesTheTarget) {
   EXPECT_DOUBLE_EQ(core->numbers().required_rollouts_per_s, 200);
   for (int i = 0; i < 5; ++i) tell(fleet::BroadcastMeasured{seconds(2)});
   EXPECT_NEAR(core->numbers().required_rollouts_per_s, 1000.0 / 3, 1e-9);
-  // A broadcast that takes all of the period is not mended by machines.
+  // More machines do not help if the broadcast takes the whole period.
   for (int i = 0; i < 15; ++i) tell(fleet::BroadcastMeasured{seconds(6)});
   EXPECT_NEAR(core->numbers().required_rollouts_per_s, 400, 1e-9);
   EXPECT_THAT(noted("faster"), testing::SizeIs(1));
-  // 110 of 440 are missing, but nothing is rented before the learner feels it.
+  // 110 of 440 are missing, but the fleet rents nothing before the learner waits.
   pass(minutes(5));
   EXPECT_EQ(rented.size(), 2u);
   learner_waits(true);
@@ -537,8 +537,8 @@ TEST_F(Fleet, MeasuredPaceMovesTheTarget) {
   EXPECT_THAT(notes.back().why, HasSubstr("120 rollouts/s are rented or on their way, 440 are wanted"));
 }
 
-// The quickstart's learner takes a third of the time that it was planned for, and waits for its workers. Without a word
-// on what that may cost, the fleet stays what was planned.
+// The quickstart's learner takes a third of its planned step time, and waits for its workers. Without a budget for
+// more, the fleet stays as planned.
 TEST_F(Fleet, AFastLearnerRentsNothingBeyondThePlan) {
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.1)}, {"a", "b"});
   pass(seconds(1));
@@ -583,7 +583,7 @@ TEST_F(Fleet, AHostThatLiesIsMadeUpForAndDemoted) {
   tell(fleet::Exited{tickets["c"], "gone"});
   tell(fleet::OffersRefreshed{{offer("liar2", 90, 0.1, "h1"), offer("d", 60, 0.4)}});
   pass(seconds(2), [&](int) { beat("b", 60, 1); });
-  // 18 of 90 for $0.1 are dearer than nothing else: both are needed, and it is counted as what it is.
+  // The host delivers 18 of the promised 90 rollouts/s. Both offers are needed, and each counts with its real rate.
   EXPECT_THAT(rented, ElementsAre("liar", "b", "c", "d"));
 }
 
@@ -607,7 +607,7 @@ TEST_F(Fleet, AWorkerThatFindsNoWorkIsNotStalled) {
   EXPECT_THAT(asked_to_stop, ElementsAre(tickets["b"])) << "there is work, and it hands in nothing";
 }
 
-// A policy of gigabytes over a home uplink takes longer than a stalled worker is borne with.
+// A policy of gigabytes over a home uplink takes longer than the patience with a stalled worker.
 TEST_F(Fleet, ANewcomerIsNotStalledWhileItReceivesItsFirstPolicy) {
   rules.snapshot = Bytes{8'000'000};
   make({offer("a", 60, 0.1), offer("b", 60, 0.2), offer("c", 60, 0.3)}, {"a", "b"});
@@ -657,7 +657,7 @@ TEST_F(Fleet, TheTotalBudgetIsNeverPassedAndEverythingIsGivenBack) {
   EXPECT_TRUE(core->numbers().money_spent);
   EXPECT_TRUE(core->machines().empty());
   EXPECT_THAT(noted("budget"), testing::SizeIs(1));
-  // $6 an hour: $1 is 10 minutes, and 3 are kept for giving back.
+  // $6 an hour: $1 pays for 10 minutes, of which 3 are reserved for the release.
   EXPECT_LE(core->numbers().usd, 0.75);
   tell(fleet::OffersRefreshed{{offer("c", 60, 0.1)}});
   pass(minutes(20));

@@ -111,7 +111,7 @@ TEST_F(DriverOfFleet, RentsBooksReplacesAndGivesBack) {
   fleet.joined(WorkerId{2}, "b");
   fleet.beat({WorkerId{1}, 600, 10}, {1'000'000}, {500'000}, {500'000});
   ASSERT_TRUE(eventually([&] { return fleet.summary().numbers.working == 2; }));
-  // Its process dies: it is booked, its worker is given up, another is rented in its place.
+  // The process dies: the fleet books it, gives up its worker, and rents a replacement.
   pid_t pid = 0;
   {
     const std::lock_guard lock(mutex);
@@ -174,7 +174,7 @@ TEST_F(DriverOfFleet, RecordsMeasuredLinks) {
   EXPECT_NEAR(hosts->at(1).up->mbit_per_s(), 8, 2);
 }
 
-// A worker that was told to end is replaced at once; its own machine is given back when it has handed in what it has.
+// A worker that is told to stop is replaced at once. Its machine is released after it has submitted its work.
 TEST_F(DriverOfFleet, DrainsAnEndingMachineAndReplacesItAtOnce) {
   FleetOptions o = options({offer("a"), offer("b"), offer("c")});
   std::atomic<std::uint64_t> drains = 0;
@@ -201,7 +201,7 @@ TEST_F(DriverOfFleet, DrainsAnEndingMachineAndReplacesItAtOnce) {
   EXPECT_THAT(ledger->rows()->front().note, HasSubstr("told to stop"));
 }
 
-// The market is looked at on a thread of its own while the run goes on; what is rented next is of it.
+// The market is refreshed on its own thread while the run goes on. Later rentals come from the refreshed market.
 TEST_F(DriverOfFleet, ReplacesByTheMarketOfNow) {
   std::vector<Offer> offers{offer("a"), offer("b"), offer("c")};
   offers[2].gpu_usd_per_hour = 0.5;

@@ -1,5 +1,4 @@
-// Offers as others write them: replies of vast.ai, catalogues of SkyPilot, YAML; and what they will do, by profile and
-// ledger.
+// Offers in other formats: replies of vast.ai, catalogues of SkyPilot, YAML; and their rates, by profile and ledger.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -175,12 +175,12 @@ TEST_F(LedgerTest, CostIsTheSumOfIntervalsTimesTheirPrices) {
   EXPECT_FALSE(ledger.priced(a->id, 9.99, 9001));  // it is over
   const double usd = 1234 / 3600. * 0.43 + (5000 - 1234) / 3600. * 0.61 + 4000 / 3600. * 0.47;
   EXPECT_NEAR((*ledger.rows())[0].usd(1e9), usd, 1e-12);
-  // The wall clock goes back: no interval counts backwards, and no price is forgotten.
+  // The wall clock goes back: no interval has a negative cost, and no price is forgotten.
   const auto b = ledger.intend(offer("b"), 10'000);
   ASSERT_TRUE(ledger.priced(b->id, 1, 9000));
   EXPECT_DOUBLE_EQ((*ledger.rows())[1].usd(9000 + 3600), 1);
   EXPECT_GE((*ledger.rows())[1].usd(0), 0);
-  // A later price than the end is not paid for.
+  // A price after the end does not count.
   const auto c = ledger.intend(offer("c"), 0);
   ASSERT_TRUE(ledger.priced(c->id, 100, 7200));
   ASSERT_TRUE(ledger.ended(c->id, "", 3600));
@@ -272,14 +272,14 @@ TEST_F(LedgerTest, ChargesOfADayReplaceEarlierOnes) {
 TEST_F(LedgerTest, AnInstanceThatNoRowKnowsGetsOne) {
   Ledger ledger = open();
   const auto asked = ledger.intend(offer("a"), 100);
-  // The answer to the request was lost, and the instance is found by its label.
+  // The answer to the request was lost, and the ledger finds the instance by its label.
   const auto same = ledger.found("vast", "vast:1", asked->label, 0.7, 200);
   ASSERT_TRUE(same);
   EXPECT_EQ(same->id, asked->id);
   EXPECT_EQ(same->state, InstanceState::kRunning);
   EXPECT_EQ(same->usd_per_hour, 0.7);
   EXPECT_EQ(ledger.found("vast", "vast:1", asked->label, 0.7, 210)->id, asked->id);
-  // A second one under the same label has cost money as long as the first at most.
+  // A second instance under the same label has cost at most as long as the first.
   const auto second = ledger.found("vast", "vast:2", asked->label, 0.9, 300);
   ASSERT_TRUE(second);
   EXPECT_NE(second->id, asked->id);

@@ -251,7 +251,7 @@ TEST_F(LocalProviderTest, BadRequestsAreRefused) {
 }
 
 TEST_F(LocalProviderTest, ARecycledPidIsNeverSignalled) {
-  // This very process, under another start time: must survive.
+  // This process's id with another start time: the process must survive.
   const auto provider_made = local(folder);
   Provider& provider = *provider_made;
   provider.stop(1, {fmt::format("local:{}:1", getpid())}, {});

@@ -135,7 +135,7 @@ TEST(Market, ThePlanIsCheaperThanRandomActivationAtTheSameTarget) {
 }
 
 TEST(Market, ThousandsOfOffersArePlannedLikeFew) {
-  // A hundredfold of the market, in which the offers of the first are the cheapest: the plan is the same.
+  // A hundred times the market, in which the first offers are the cheapest: the plan is the same.
   std::vector<Offer> market = seeded_market(400, 400);
   const auto few = make_plan(request(), market);
   ASSERT_TRUE(few);

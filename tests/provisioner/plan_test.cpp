@@ -107,7 +107,7 @@ TEST(MakePlan, RentsTheCheapestThatMeetTheTargetOfTheirOwnBroadcast) {
   for (int i = 0; i < 12; ++i) offers.push_back(offer("o" + std::to_string(i), 70, 0.10 + 0.01 * i));
   const Plan plan = planned(request(), offers);
   EXPECT_TRUE(plan.settled);
-  // T_b belongs to this very topology, and the target to this T_b.
+  // T_b belongs to this topology, and the target to this T_b.
   const auto times = replayed(plan);
   ASSERT_TRUE(times);
   EXPECT_EQ(plan.broadcast_time, times->fraction(0.9));
@@ -229,7 +229,7 @@ TEST(MakePlan, MissingFiguresAreUnknownOrAssumedButNeverZero) {
   EXPECT_TRUE(entry("o6")["rollouts_per_s"].is_null());
   EXPECT_THAT(plan.to_table(), HasSubstr(" ? "));
 
-  // Assumed by an explicit option, and said so.
+  // An explicit option sets the assumed price, and the plan states it.
   r.fleet.assume.storage_usd_per_hour = 0.15;
   r.fleet.assume.upload_usd_per_gb = 0.02;
   r.fleet.assume.down = BitRate::from_mbit_per_s(100);
@@ -281,7 +281,7 @@ TEST(MakePlan, TheSpendHasARangeByHowSureTheThroughputIs) {
   EXPECT_THAT(refusal(r, offers), HasSubstr("the budget is"));
 }
 
-// The formula of docs/plan.md, worked out by hand.
+// The formula of docs/plan.md, computed by hand.
 TEST(MakePlan, MachinesThatAreLostArePaidForWhileOthersBoot) {
   std::vector<Offer> offers;
   for (int i = 0; i < 8; ++i) {
@@ -490,7 +490,7 @@ TEST(MakePlan, TheWorstStalenessFollowsTheLookahead) {
   offers[0].gpu_usd_per_hour = 0.01;
   r.pace.rollouts_per_step = 700;
   EXPECT_EQ(planned(paced(r), offers).staleness_worst, 2);
-  // Strictly on-policy is a choice: the learner waits, and the plan says so.
+  // Strictly on-policy is a choice: the learner waits, and the plan reports it.
   r.staleness_budget = 0;
   const Plan strict = planned(paced(r), offers);
   EXPECT_EQ(strict.staleness_worst, 0);
@@ -629,8 +629,8 @@ TEST(MakePlan, RefusesRequestsOutOfRange) {
 }
 
 TEST(MakePlan, SetsThatAlternateAreReportedAndStillMeetTheirTarget) {
-  // A chain of slow links: each worker more lengthens the broadcast, which raises the target. Over many random pools
-  // some do not settle; whatever happens, a plan that is given meets the target of a T_b its fleet keeps.
+  // A chain of slow links: each further worker lengthens the broadcast, which raises the target. Some random pools do
+  // not settle. Every returned plan still meets the target of its own fleet's T_b.
   Random random(33);
   int unsettled = 0, given = 0;
   for (int round = 0; round < 600; ++round) {
@@ -691,7 +691,7 @@ TEST(Quickstart, RentsSixToEightForDifferentReasonsAndScales) {
     if (!r.chosen) kinds.insert(r.reason.substr(0, 15));
   EXPECT_GE(kinds.size(), 4u);
   EXPECT_GE(plan.standby.size(), 3u);
-  // R and T scaled together ask for the same throughput in the same share of a step.
+  // R and T scaled together need the same throughput, and take the same share of a step.
   auto slower = quickstart();
   slower.pace = {5120, 1, seconds(2)};
   slower.delta_bytes = {600'000};
@@ -754,7 +754,7 @@ TEST(Output, TheTableIsAlignedAsciiWithEveryOffer) {
   for (const Offer& o : *offers) EXPECT_THAT(table, HasSubstr(o.id));
 }
 
-// A narrow terminal folds the lines, and leaves out the columns that say least; the offers, prices and reasons stay.
+// A narrow terminal folds the lines, and drops the least informative columns. Offers, prices and reasons stay.
 TEST(Output, TheTableFitsANarrowTerminal) {
   auto offers = quickstart_offers();
   ASSERT_TRUE(offers);

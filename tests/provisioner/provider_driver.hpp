@@ -1,4 +1,4 @@
-// Waits for what a provider says, in real time.
+// Waits for a provider's events, in real time.
 #pragma once
 #include <chrono>
 #include <optional>

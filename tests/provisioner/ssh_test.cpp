@@ -136,14 +136,14 @@ TEST_F(SshTest, BringsTheProgramStartsWatchesAndStopsIt) {
     const auto second = driver.next<Started>();
     ASSERT_TRUE(second);
     EXPECT_EQ(std::filesystem::last_write_time(remote_program()), brought);  // once is enough
-    // One that ends by itself is told.
+    // The end of an instance by itself is reported.
     kill(std::stoi(second->instance.text.substr(9)), SIGKILL);
     const auto exited = driver.next<Exited>();
     ASSERT_TRUE(exited);
     EXPECT_EQ(exited->instance, second->instance);
     EXPECT_EQ(exited->label, "run.1234abcd/2");
   }
-  // Another program, later: what was started goes on, and is found by its label.
+  // A later program finds the running instance by its label.
   const auto provider = make();
   ProviderDriver driver(*provider);
   auto listed = driver.listed("run.1234abcd/");
@@ -203,7 +203,7 @@ TEST_F(SshTest, AHostWithoutAnAnswerIsNotListedAsEmpty) {
   EXPECT_TRUE(driver.next<Stopped>());
 }
 
-// A connection that is not to be had, or breaks, is tried again: the host is not to blame at once.
+// A connection that fails or breaks is retried before the host is blamed.
 TEST_F(SshTest, ABrokenConnectionIsTriedAgain) {
   std::filesystem::create_directories(folder / "bin");
   const std::string path = std::getenv("PATH");
@@ -217,12 +217,12 @@ TEST_F(SshTest, ABrokenConnectionIsTriedAgain) {
   setenv("PATH", (folder / "bin").string().append(":").append(path).c_str(), 1);
   const auto provider = make();
   ProviderDriver driver(*provider, 50);
-  // Looking for the program, bringing it, starting it, and looking whether it has started.
+  // The calls look for the program, copy it, start it, and look whether it has started.
   ssh_that("case $n in 1|2|4|6|7) echo 'Connection reset by peer' >&2; exit 255;; esac");
   provider->start(1, spec());
   const auto started = driver.next<Started>();
   ASSERT_TRUE(started);
-  // The connection breaks after the instance has started: it is found, and no second one is.
+  // The connection breaks after the instance has started: the provider finds it, and starts no second one.
   EXPECT_GE(read_file(folder / "calls")->size(), 2 * 9u);
   ssh_that(
       "in=$(cat)\ncase $in in *setsid*) echo \"$in\" | /usr/bin/ssh \"$@\" > /dev/null; exit 255;; esac\n"
@@ -244,7 +244,7 @@ TEST_F(SshTest, ABrokenConnectionIsTriedAgain) {
   }
 }
 
-// A person has to look at keys: nothing is tried again, and the message says what with.
+// A person has to fix keys: nothing is retried, and the message names the command to use.
 TEST_F(SshTest, KeysThatAreWrongAreSaid) {
   const auto refused = [&](Provider& provider) {
     ProviderDriver driver(provider);

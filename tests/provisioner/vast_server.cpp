@@ -37,7 +37,7 @@ struct VastServer::Impl {
     response.set_content(body.dump(), "application/json");
   }
 
-  // Counts the request, checks the key, and takes the fault that waits for it.
+  // Counts the request, checks the key, and takes the next fault.
   std::optional<VastFault> enter(const std::string& kind, const Request& request, Response& response, bool& refused) {
     const std::lock_guard lock(mutex);
     ++counts[kind];
@@ -165,7 +165,7 @@ struct VastServer::Impl {
     });
   }
 
-  // Days of instances, two a page, whatever limit is asked for; some amounts are text.
+  // Days of instances, two per page regardless of the requested limit. Some amounts are text.
   void show_charges(const Request& request, Response& response) {
     serve("charges", false, request, response, [&] {
       const json filters = json::parse(request.get_param_value("select_filters"), nullptr, false);

@@ -24,8 +24,8 @@ struct VastCharge {
   double start = 0, gpu = 0, disk = 0, bwd = 0, bwu = 0;
 };
 
-// The next `times` requests of a kind ("create", "destroy", "show", "list", "bid", "state", "charges", "user") are
-// answered like this.
+// Sets the answer of the next `times` requests of a kind ("create", "destroy", "show", "list", "bid", "state",
+// "charges", "user").
 struct VastFault {
   std::string kind;
   int status = 500;

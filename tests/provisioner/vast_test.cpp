@@ -1,5 +1,5 @@
-// The provider of vast.ai against a server on loopback: what it asks, what it makes of every answer, and what is then
-// rented.
+// The provider of vast.ai against a server on loopback: its requests, its reading of every answer, and the resulting
+// rentals.
 #include "provisioner/providers/vast.hpp"
 
 #include <gmock/gmock.h>
@@ -109,7 +109,7 @@ TEST_F(VastTest, RentsWatchesAndDestroys) {
   EXPECT_EQ(next<PriceChanged>(provider)->usd_per_hour, 0.4);
   server.change(number(id), [](VastInstance& i) { i.usd_per_hour = 0.55; });
   EXPECT_EQ(next<PriceChanged>(provider)->usd_per_hour, 0.55);
-  // One that never starts is shown as it is, and has not ended.
+  // An instance that never starts is listed with its state, and has not ended.
   provider.list(5, "run.1234/");
   const auto listed = next<Listed>(provider);
   ASSERT_TRUE(listed && listed->complete);
@@ -127,7 +127,7 @@ TEST_F(VastTest, RentsWatchesAndDestroys) {
   EXPECT_TRUE(seen.empty());  // nothing ended by itself
 }
 
-// An image that has nothing gets the program from the learner; what does that is short enough for the service.
+// An image without the program gets it from the learner. The script for this fits the service's limit.
 TEST_F(VastTest, TheScriptThatFetchesTheProgramFits) {
   VastProvider provider(options);
   LaunchSpec far = spec();
@@ -152,7 +152,7 @@ TEST_F(VastTest, ACreateThatErrsButRentsIsFoundByItsLabel) {
   EXPECT_EQ(server.rented().count(number(id)), 1u);
   EXPECT_EQ(server.count("create"), 1);  // and is not asked for again
 
-  // Its answer is lost, is a success in words that are no JSON, or comes too late.
+  // The answer is lost, is a success without JSON, or comes too late.
   server.fault({.kind = "create", .status = 200, .body = "<html>", .acts = true});
   const InstanceId second = started(provider, "run.1234/2");
   EXPECT_EQ(server.rented().count(number(second)), 1u);
@@ -170,7 +170,7 @@ TEST_F(VastTest, ACreateThatMayHaveRentedAndIsNotFoundIsSaidToBeSo) {
   const auto failed = refused(provider, spec());
   EXPECT_TRUE(failed.perhaps_rented && failed.retryable);
   EXPECT_GE(server.count("list"), 3);
-  // So it is where the listing itself fails.
+  // The same holds if the listing itself fails.
   server.fault({.kind = "create", .status = 500, .acts = true});
   server.fault({.kind = "list", .status = 503, .times = 1000});
   EXPECT_TRUE(refused(provider, spec("run.1234/2")).perhaps_rented);
@@ -199,7 +199,7 @@ TEST_F(VastTest, AnErrorThatComesWithAContractIsDestroyed) {
   EXPECT_THAT(failed.error.message(), HasSubstr("invalid_price: bid too low"));
   EXPECT_TRUE(server.rented().empty());
   EXPECT_EQ(server.count("destroy"), 2);
-  // Where it cannot be destroyed, it is not hidden.
+  // A failed destroy is reported.
   server.fault({.kind = "destroy", .status = 500, .times = 1000});
   EXPECT_TRUE(refused(provider, low).perhaps_rented);
 }
@@ -465,7 +465,7 @@ TEST_F(VastBidTest, ABidThatIsToppedIsRaisedWithinItsBound) {
   server.change(id, [](VastInstance& i) { i.min_bid = 0.59, i.state = "stopped"; });
   ASSERT_TRUE(until(provider, [&] { return server.rented().at(id).state == "running"; }));
   EXPECT_NEAR(bid(id), 0.6, 1e-9);
-  // More than it may cost: outbid.
+  // The price rises above the bound: outbid.
   ASSERT_TRUE(until(provider, [&, begin = clock.now()] { return clock.now() - begin > std::chrono::minutes(3); }));
   EXPECT_TRUE(std::none_of(seen.begin(), seen.end(), [](const auto& e) { return std::holds_alternative<Exited>(e); }));
   server.change(id, [](VastInstance& i) { i.min_bid = 0.61, i.state = "stopped"; });
@@ -483,7 +483,7 @@ TEST_F(VastBidTest, ABidStaysUnlessARaiseIsAllowed) {
   EXPECT_EQ(server.count("bid"), 0);
 }
 
-// Raised in vain, or never running again: it counts as outbid in the end.
+// A raise without effect, or an instance that never runs again, counts as outbid in the end.
 TEST_F(VastBidTest, ARaiseThatIsRefusedOrDoesNotHelpEndsIt) {
   options.bid_raise_max = 1;
   VastProvider provider(options);
@@ -553,7 +553,7 @@ TEST_F(VastTest, ChargesAreReadToTheEndOrNotAtAll) {
   EXPECT_NEAR(bill->charges[0].usd_traffic, 0.214, 1e-9);
   EXPECT_EQ(bill->charges[2].day_unix_s, day + 86400);
   EXPECT_EQ(bill->credit_usd, 8.91);
-  // Half of it is nothing: a sum would be too small.
+  // Half of a bill is refused, because its sum would be too small.
   server.fault({.kind = "charges", .status = 500, .times = 5});
   EXPECT_EQ(ask_vast_bill(q).error().code, Code::kUnavailable);
   server.expire_key();
