@@ -325,7 +325,7 @@ TEST_F(Files, MakeFolders) {
   EXPECT_EQ(make_folders(folder_ / "f" / "g").error().code, Code::kIo);
 }
 
-// Turn of the calling thread as sched_getattr(2) tells it. [ns]
+// The calling thread's time slice by sched_getattr(2). [ns]
 std::uint64_t turn() {
   struct {
     std::uint32_t size, policy;

@@ -1,5 +1,5 @@
-// A server on loopback that speaks OpenAI's interface as documented (chat completions, completions, models, errors) and
-// misbehaves on request as real ones do.
+// A server on loopback with OpenAI's documented interface (chat completions, completions, models, errors) that
+// misbehaves on request like real ones.
 #pragma once
 #include <atomic>
 #include <chrono>

@@ -1,4 +1,4 @@
-// Reads any bytes as what a server with OpenAI's interface answers. libFuzzer calls it when ECHOLINE_FUZZ is on;
+// Reads any bytes as the answer of a server with OpenAI's interface. libFuzzer calls it when ECHOLINE_FUZZ is on;
 // text_server_test calls it on mutated answers in every ordinary test run.
 #include <cstdint>
 #include <string_view>

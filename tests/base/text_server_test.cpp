@@ -1,4 +1,4 @@
-// Texts from servers that speak OpenAI's interface, over loopback, and what becomes of their moods.
+// Texts from servers with OpenAI's interface, over loopback, and the handling of their faults.
 #include "base/text_server.hpp"
 
 #include <gmock/gmock.h>

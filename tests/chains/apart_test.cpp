@@ -1,4 +1,4 @@
-// Two workers that are not put together: whatever the topology, and without bringing the child forward.
+// Two workers that must not be neighbours, for every topology and without moving the child forward.
 #include "chains/apart.hpp"
 
 #include <gmock/gmock.h>

@@ -37,7 +37,7 @@ struct Hop {
   Duration delay{};
 };
 
-// When the last worker of a chain whose downlinks bind holds the payload.
+// The time when the last worker of a chain has the payload, if downlinks are the bottleneck.
 Duration chain_time(Bytes payload, Bytes chunk, const std::vector<Hop>& hops) {
   Topology topology;
   std::vector<WorkerLink> links;
@@ -85,7 +85,7 @@ TEST(LowerBound, ForAFraction) {
   EXPECT_NEAR(seconds(lower_bound(f, mbyte(100), ten, 0.91)), 1000, 1e-6);  // all ten
 }
 
-// A child that receives slowly leaves the rest of its parent's uplink to the others.
+// A slow child leaves the rest of its parent's uplink to the others.
 TEST(BroadcastTime, ASlowChildTakesNoMoreThanItCan) {
   Topology t;
   t.policy = TopologyPolicy::kTrees;
@@ -219,7 +219,7 @@ TEST(BroadcastTime, RefusesEmptyPayloadsAndAbsentLinks) {
   EXPECT_THAT(missing.error().detail, testing::HasSubstr("worker 2"));
 }
 
-// Against every other power of two, with what chunks cost counted by hand: none is much better.
+// Compares the choice with every other power of two, with the cost of chunks counted by hand. None is much better.
 TEST(BestChunk, NoOtherIsMuchSooner) {
   for (const std::uint64_t bytes : {10'000ull, 300'000ull, 20'000'000ull, 1'000'000'000ull})
     for (const double up : {8.0, 100.0, 2000.0}) {

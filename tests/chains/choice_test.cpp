@@ -1,4 +1,4 @@
-// The topology that is soonest for a fleet and a payload.
+// The fastest topology for a fleet and a payload.
 #include "chains/choice.hpp"
 
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ Duration time_of(const RandomFleet& fleet, TopologyPolicy policy, const Cargo& c
       ->fraction(cargo.quorum);
 }
 
-// So many workers with the same links, and a delay to each.
+// Workers with equal links, and a delay to each.
 RandomFleet equal_fleet(std::size_t n, double up_mbit, Duration delay) {
   RandomFleet fleet;
   for (std::uint64_t id = 1; id <= n; ++id) {

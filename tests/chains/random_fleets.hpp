@@ -1,4 +1,4 @@
-// Random fleets for measuring topologies by formula: unequal links, and where wanted one worker with a very slow one.
+// Random fleets for measuring topologies by formula: unequal links, and on request one worker with very slow ones.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -16,9 +16,9 @@ struct RandomFleet {
   Regions regions;
 };
 
-// 2 to 100 workers with uplinks of 5 to 500 Mbit/s, slow ones as likely as fast ones, and downlinks of one to ten times
-// that. `straggler`: the last worker has 5 Mbit/s both ways. `scarce`: the learner has 20 to 1000 Mbit/s and downlinks
-// never bind, so that in every other fleet all uplinks together are what limits it.
+// 2 to 100 workers with uplinks of 5 to 500 Mbit/s, log-uniform, and downlinks of one to ten times that. `straggler`:
+// the last worker has 5 Mbit/s both ways. `scarce`: the learner has 20 to 1000 Mbit/s and downlinks never limit, so
+// that in every other fleet the sum of all uplinks is the limit.
 inline RandomFleet random_fleet(Random& random, bool straggler, bool scarce) {
   const auto spread = [&](double low, double high) { return low * std::pow(high / low, random.uniform()); };
   RandomFleet fleet;
@@ -33,8 +33,8 @@ inline RandomFleet random_fleet(Random& random, bool straggler, bool scarce) {
   return fleet;
 }
 
-// The same in one to four regions, with ways between them of 50 to 2000 Mbit/s, narrow ones as likely as wide ones, and
-// 20 to 120 ms long.
+// The same in one to four regions, with links between them of 50 to 2000 Mbit/s, log-uniform, and delays of 20 to 120
+// ms.
 inline RandomFleet random_regions(Random& random, bool straggler, bool scarce) {
   RandomFleet fleet = random_fleet(random, straggler, scarce);
   const std::size_t n = 1 + random.below(4);
@@ -70,7 +70,7 @@ inline double time_over_bound(const RandomFleet& fleet, TopologyPolicy policy, d
   return seconds(times->fraction(q)) / seconds(lower_bound(payload, fleet.learner_up, links, q, fleet.regions));
 }
 
-// Over so many random fleets, ascending.
+// The ratios over the given number of random fleets, ascending.
 inline std::vector<double> times_over_bound(std::size_t fleets, TopologyPolicy policy, double q, bool straggler,
                                             bool scarce) {
   Random random(1);

@@ -1,4 +1,4 @@
-// Workers in several regions: what reaches them at most, and trees that cross between them once.
+// Workers in several regions: the upper bound of their inflow, and trees that cross between regions once.
 #include "chains/regions.hpp"
 
 #include <gmock/gmock.h>
@@ -19,7 +19,7 @@ using std::chrono::milliseconds;
 
 BitRate mbit(double rate) { return BitRate::from_mbit_per_s(rate); }
 
-// Mbit/s from each to each; what is on the diagonal does not count.
+// Mbit/s from each region to each. The diagonal does not count.
 Regions regions_of(const std::vector<std::vector<double>>& rates) {
   Regions regions;
   for (std::size_t a = 0; a < rates.size(); ++a) {
@@ -30,7 +30,7 @@ Regions regions_of(const std::vector<std::vector<double>>& rates) {
   return regions;
 }
 
-// So many workers in each region, the learner alone in the first.
+// The given number of workers in each region, with the learner in the first.
 RandomFleet fleet_of(const std::vector<std::size_t>& counts, double up, double down = 1000) {
   RandomFleet fleet;
   for (std::uint32_t region = 0; region < counts.size(); ++region)
@@ -48,7 +48,7 @@ Topology trees(const RandomFleet& fleet, double quorum = 1) {
   return *std::move(planned);
 }
 
-// Payloads that cross from each region to each other.
+// Number of payloads that cross from each region to each other.
 std::map<std::pair<std::uint32_t, std::uint32_t>, double> crossings(const Topology& topology,
                                                                     const RandomFleet& fleet) {
   std::map<WorkerId, std::uint32_t> region{{kLearnerId, fleet.regions.learner}};
@@ -68,7 +68,7 @@ double into(const std::map<std::pair<std::uint32_t, std::uint32_t>, double>& cro
 }
 
 TEST(Regions, InflowOfARegionIsTheMaximumFlow) {
-  // From 0 to 2 there are 10 straight and 30 by way of 1, whose workers send 25 in all; the learner itself sends 100.
+  // From 0 to 2, 10 go straight and 30 through 1, whose workers send 25 in all. The learner itself sends 100.
   const Regions regions = regions_of({{0, 30, 10}, {5, 0, 40}, {5, 5, 0}});
   const std::vector<BitRate> up = {mbit(0), mbit(25), mbit(500)};
   const auto flow = inflow(regions, mbit(100), up);
@@ -96,7 +96,7 @@ TEST(Regions, NoBroadcastIsFasterThanTheWaysLet) {
 }
 
 TEST(Regions, AHelpedRegionMayHelpAThird) {
-  // 0 has 20 to spare, 2 lacks 30, and what gets there has to pass 1, whose workers send 12.
+  // Region 0 has 20 to spare and 2 lacks 30. The flow has to pass 1, whose workers send 12.
   const Regions regions = regions_of({{0, 50, 0}, {50, 0, 50}, {50, 50, 0}});
   const std::vector<std::vector<double>> taken = {{0, 0, 0}, {0, 0, 45e6}, {0, 0, 0}};
   const std::vector<double> spare = {20e6, 0, -30e6};
@@ -107,7 +107,7 @@ TEST(Regions, AHelpedRegionMayHelpAThird) {
   EXPECT_NEAR(lend(regions, spare, std::vector<double>{0, 12e6, 0}, taken).all, 5e6, 10);  // the way is in use already
 }
 
-// To each of two regions 150 could come, but 200 to both, beside the 300 that their six workers send.
+// Each of two regions could receive 150, but both together 200, beside the 300 that their six workers send.
 TEST(Regions, RegionsWithASharedInflowAreBoundTogether) {
   RandomFleet fleet = fleet_of({4, 3, 3}, 50);
   fleet.learner_up = mbit(1000);
@@ -151,13 +151,13 @@ TEST(Relays, APayloadCrossesToEveryRegionOnce) {
       broadcast_time(topology, Bytes{100'000'000}, Bytes{65'536}, fleet.learner_up, fleet.links, fleet.regions).value();
   EXPECT_LT(seconds(times.last()),
             1.1 * seconds(lower_bound(Bytes{100'000'000}, fleet.learner_up, fleet.links, 1, fleet.regions)));
-  // A star of the same workers sends 40 over three ways.
+  // A star of the same workers sends 40 over three links.
   const Topology star = plan_chains(fleet.learner_up, mbit(10), fleet.workers, TopologyPolicy::kStar).value();
   EXPECT_NEAR(into(crossings(star, fleet), 3), 20, 1e-9);
 }
 
 TEST(Relays, TwoNarrowWaysCarryMoreThanOne) {
-  // 40 straight and 40 by way of region 1, whose own way is wide.
+  // 40 straight and 40 through region 1, whose own link is wide.
   RandomFleet fleet = fleet_of({4, 4, 4}, 300);
   fleet.learner_up = mbit(400);
   fleet.regions = regions_of({{0, 1000, 40}, {1000, 0, 40}, {40, 40, 0}});
@@ -233,7 +233,7 @@ TEST(Relays, AreWithinReachOfTheBoundInRandomFleets) {
   }
 }
 
-// The learner's region is poor, and what is to come to it has to come from a third.
+// The workers near the learner have little uplink, so their payload has to come from a third region.
 TEST(Relays, ALearnerAmongWorkersThatSendLittleIsNotHeldUpByThem) {
   RandomFleet fleet = fleet_of({1, 4, 4}, 100);
   fleet.workers[0].up = fleet.links[0].up = mbit(5);

@@ -121,7 +121,7 @@ TEST(Topology, TimeOfATree) {
   EXPECT_NEAR(seconds(times->of(id(6))), 9, 1e-9);
 }
 
-// No sender is asked for more than it has: `q` is the rate of one stripe.
+// No sender exceeds its uplink; `q` is the rate of one stripe.
 void expect_affordable(const Topology& t, const std::vector<ChainWorker>& workers, BitRate learner_up, double q) {
   std::map<WorkerId, std::size_t> children;
   for (std::size_t s = 0; s < t.stripes(); ++s)

@@ -199,7 +199,7 @@ TEST_F(AdapterVerbs, BenchHasARatio) {
 
 class RescoreVerb : public AdapterVerbs {
  protected:
-  // A run of the quickstart's task with `groups` of two rollouts, the second of which is right.
+  // A run of the quickstart's task with `groups` of two rollouts, of which the second is right.
   void SetUp() override {
     std::ifstream in("configs/quickstart.yaml");
     std::string config{std::istreambuf_iterator<char>(in), {}};

@@ -1,4 +1,4 @@
-// echoline bundle, from the outside: what it makes runs where there is nothing else.
+// echoline bundle, from the outside: the bundle runs on a machine with nothing else.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>

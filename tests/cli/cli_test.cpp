@@ -28,7 +28,7 @@ std::string read(const std::filesystem::path& path) {
   return text.str();
 }
 
-// The quickstart with one text replaced, in a folder of its own that holds the offers as well.
+// The quickstart with one text replaced, in a folder of its own that contains the offers as well.
 class RunFile {
  public:
   RunFile(const std::string& from, const std::string& to) {
@@ -103,7 +103,7 @@ TEST(BadInput, PortInUse) {
   ::getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size);
   const std::string port = std::to_string(ntohs(address.sin_port));
   TemporaryFolder folder;
-  // An earlier run of that name stays where it is.
+  // An earlier run of that name is not moved.
   std::filesystem::create_directories(folder.path() / "quickstart");
   std::ofstream(folder.path() / "quickstart/metrics.jsonl") << "{\"kind\":\"step\",\"step\":1}\n";
   const std::vector<std::string> more{"configs/quickstart.yaml", "--set", "network.port=" + port, "--set",
@@ -121,7 +121,8 @@ TEST(BadInput, PortInUse) {
   ::close(listener);
 }
 
-// One preflight: what `up` would refuse, `plan` and `doctor` refuse, and an earlier run of that name stays where it is.
+// All verbs share one preflight: `plan` and `doctor` refuse the same runs as `up`, and an earlier run of that name is
+// not moved.
 TEST(BadInput, EveryVerbRefusesAMissingDeviceBeforeAnythingChanges) {
   if (!kWithTorch) GTEST_SKIP() << "the program was built without libtorch";
   TemporaryFolder folder;
@@ -177,7 +178,7 @@ TEST(Model, GeneratesAndScoresItsOwnText) {
   const json said = json::parse(first.out);
   EXPECT_EQ(said.at("prompt_tokens").size(), std::string("Zoë: 1+1=").size());
   ASSERT_GE(said.at("tokens").size(), 1u);
-  // A text of one's own is scored token by token.
+  // A given text is scored token by token.
   std::vector<std::string> score{"model", "generate", model, "--prompt", "1+1=", "--continuation", "2!", "--json"};
   const json scored = json::parse(run_program(score).out);
   EXPECT_EQ(scored.at("finish"), "given");
@@ -268,7 +269,7 @@ TEST(Plan, IsKeptLookedIntoAndAppliedToTheOffersOfToday) {
   const Outcome same = run_program({"apply", kept, "--check", "--json"});
   ASSERT_EQ(same.status, 0) << same.err;
   EXPECT_TRUE(json::parse(same.out).at("changes").empty()) << same.out;
-  // A rented offer has gone, another is dearer: both are planned again, within what is allowed.
+  // A rented offer is gone, another is dearer: both are planned again, within the limits.
   const json before = json::parse(read(kept));
   json offers = json::parse(read("configs/offers/quickstart.json"));
   const std::string gone = before.at("offers").at(0).at("offer"), dear = before.at("offers").at(1).at("offer");
@@ -399,8 +400,7 @@ TEST(ConfigReference, IsThePageAboutRunFiles) {
   })) << listed.out;
 }
 
-// Where a key of the reference stands in the schema; null where it does not. `with`: the adapter whose options they
-// are.
+// The place of a reference's key in the schema; null if it has none. `with`: the adapter that has these options.
 json schema_at(const json& schema, std::string path, const std::string& with) {
   json at = schema;
   while (!path.empty()) {
@@ -534,7 +534,7 @@ TEST(Output, AFailedWriteIsAnError) {
         << verb << ": " << full.err;
     EXPECT_EQ(shell(std::string("$ECHOLINE ") + verb + " >&-").status, 1) << verb;
   }
-  // A reader that has seen enough is no error worth a word.
+  // A reader that closes the pipe early causes no message.
   const Outcome gone = shell("trap '' PIPE; exec 4> >(:); wait $!; $ECHOLINE config reference >&4");
   EXPECT_EQ(gone.status, 1);
   EXPECT_EQ(gone.err, "");

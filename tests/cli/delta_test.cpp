@@ -1,4 +1,4 @@
-// `echoline delta` from the outside: patches between checkpoints on disk, in files and folders, and what goes wrong.
+// `echoline delta` from the outside: patches between checkpoints on disk, in files and folders, and errors.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <pty.h>
@@ -51,7 +51,7 @@ class DeltaTest : public ::testing::Test {
     for (const std::string& text : texts)
       EXPECT_NE(outcome.err.find(text), std::string::npos) << "no '" << text << "' in:\n" << outcome.err;
   }
-  // Makes and names the patch from one file to another.
+  // Makes the patch from one file to another, and returns its name.
   std::string patch(const CheckpointsOnDisk& from, const CheckpointsOnDisk& to, const std::string& name) {
     EXPECT_EQ(run({"diff", from.file(), to.file(), "-o", at(name)}).status, 0);
     return at(name);

@@ -1,4 +1,4 @@
-// echoline evaluate, from the outside: a policy of this program's own, and models behind servers.
+// echoline evaluate, from the outside: policies of this program, and models behind servers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@ namespace {
 using nlohmann::json;
 using ::testing::HasSubstr;
 
-// "37+58=": right, or one too many where the operands' sum is divisible by `errs`.
+// Answers "37+58=" rightly, or one too high if the operands' sum is divisible by `errs`.
 std::string sum_of(const std::string& text, std::uint64_t errs) {
   const std::size_t plus = text.find('+');
   const long sum = std::atol(text.c_str()) + std::atol(text.c_str() + plus + 1);

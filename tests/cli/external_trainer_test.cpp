@@ -1,5 +1,5 @@
-// A run whose trainer is another program: examples/pytorch_grpo.py on Debian's PyTorch, and what saves checkpoints into
-// a folder.
+// A run whose trainer is another program: examples/pytorch_grpo.py on Debian's PyTorch, and programs that save
+// checkpoints into a folder.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -23,7 +23,7 @@ using std::chrono::seconds;
 using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
-// Debian's, whatever else is called so.
+// Debian's interpreter, even if another has the same name.
 constexpr const char* kPython = "/usr/bin/python3";
 
 class Python {
@@ -84,7 +84,7 @@ class ExternalTrainer : public ::testing::Test {
 };
 
 TEST_F(ExternalTrainer, DrivesTheQuickstartsFleetAndMayCrash) {
-  // A model that answers some of the problems: where none of a group is right, there is nothing to learn or to compare.
+  // A model that answers some problems rightly: with no right answer in a group, there is nothing to learn or compare.
   const Outcome warm =
       run_program({"up", "configs/quickstart.yaml", "--json", "--set", "run.folder=" + folder_.path().string(), "--set",
                    "run.name=warm", "--set", "run.steps=1", "--set", "rollout.prompts_per_step=32", "--set",
@@ -118,7 +118,7 @@ TEST_F(ExternalTrainer, DrivesTheQuickstartsFleetAndMayCrash) {
       EXPECT_LT(row.at("behaviour_kl"), 0.5) << "its log-probabilities are those of the workers' policies";
     }
   EXPECT_GT(scored, 0u);
-  // The trainer's answers, graded by the learner, are what this program's own engine says of the same policies.
+  // The trainer's answers, graded by the learner, equal those of this program's own engine for the same policies.
   const json eval = report.at("eval");
   EXPECT_GT(eval.at("before"), 0);
   EXPECT_GT(eval.at("after"), 0);
@@ -146,7 +146,7 @@ TEST_F(ExternalTrainer, AKilledLearnerResumesFromTheLastPublication) {
   EXPECT_EQ(second.wait(), 0);
 }
 
-// Takes batches, and saves a copy of the policy it began with for every version that is wanted, the file last.
+// Takes batches, and saves a copy of the first policy for every wanted version, the file last.
 constexpr const char* kSavingTrainer = R"(
 import os, shutil, sys
 sys.path.insert(0, "clients/python")

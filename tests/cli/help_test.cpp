@@ -59,7 +59,7 @@ const std::map<std::string, std::string>& pages() {
   return all;
 }
 
-// The words of a command as a shell has them; what follows a pipe, a redirection or && is left out.
+// The words of a command as a shell splits them, up to a pipe, a redirection or &&.
 std::vector<std::string> words_of(const std::string& command) {
   std::vector<std::string> words;
   std::string word;
@@ -87,7 +87,7 @@ std::vector<std::pair<std::string, std::vector<std::string>>> examples() {
       std::string command = lines[i];
       while (command.ends_with('\\') && i + 1 < lines.size()) command.back() = ' ', command += lines[++i];
       const std::size_t at = command.find("echoline ");
-      // Indented, and behind a variable or a shell's builtin at most.
+      // An example is indented, behind at most a variable or a shell builtin.
       if (!command.starts_with("  ") || at == std::string::npos || command.find_first_of("`") < at) continue;
       const std::string before = command.substr(2, at - 2);
       if (before.find(' ') != std::string::npos && !before.ends_with("(") && !before.starts_with("ECHOLINE_TOKEN="))
@@ -127,7 +127,7 @@ TEST(Help, ExamplesNameVerbsOptionsAndFilesThatAreThere) {
         EXPECT_TRUE(std::filesystem::exists(words[i])) << words[i];
       }
     }
-    // The program takes the values as well: it reads them all before it prints help.
+    // The program parses the values too, because it reads all of them before it prints help.
     std::vector<std::string> asked = words;
     asked.insert(asked.begin() + static_cast<std::ptrdiff_t>(next), "--help");
     const Outcome outcome = run_program(asked);
@@ -136,7 +136,7 @@ TEST(Help, ExamplesNameVerbsOptionsAndFilesThatAreThere) {
   }
 }
 
-// Those that neither rent, nor wait for others, nor take minutes, are run as they stand.
+// Examples that neither rent, nor wait for others, nor take minutes are run unchanged.
 TEST(Help, ExamplesThatCostNothingRun) {
   static const std::set<std::string> kRun{"plan configs/quickstart.yaml",
                                           "adapter list",

@@ -1,4 +1,4 @@
-// How a machine that has nothing becomes a worker: the script of provisioner/host_script against a learner's port.
+// The way from an empty machine to a worker: the script of provisioner/host_script against a learner's port.
 #include "provisioner/host_script.hpp"
 
 #include <arpa/inet.h>
@@ -23,7 +23,7 @@ using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// A learner that hands out a bundle, whose program says what it was started with, and a machine with a few programs.
+// A learner that serves a bundle whose program prints its arguments, and a machine with a few programs.
 class HostScriptTest : public ::testing::Test {
  protected:
   static constexpr const char* kSecret = "in the environment";
@@ -163,7 +163,7 @@ TEST_F(HostScriptTest, ATokenFetchesAFewTimes) {
   EXPECT_THAT(run(script(), one).err, HasSubstr("has fetched the bundle 3 times"));
 }
 
-// A way to the learner that breaks after so many bytes, again and again.
+// A proxy to the learner that breaks after a number of bytes, again and again.
 class Cuts {
  public:
   Cuts(std::uint16_t to, std::size_t after, int times) : listener_(::socket(AF_INET, SOCK_STREAM, 0)) {
@@ -251,7 +251,7 @@ TEST_F(HostScriptTest, MissingToolsAreNamed) {
   EXPECT_THAT(packed.err, HasSubstr("make it as .tar.gz"));
 }
 
-// The whole way: a learner rents a machine through commands, which fetches the program, joins and works.
+// The whole way: a learner rents a machine through commands; the machine fetches the program, joins and works.
 TEST(HostScript, AMachineThatARunRentsFetchesTheProgramAndWorks) {
   if (!kWithTorch) GTEST_SKIP() << "the program was built without libtorch";
   const TemporaryFolder folder;

@@ -1,4 +1,4 @@
-// The live table: what it shows on screens of every size, and that nothing of it is left behind on a terminal.
+// The live table: its content on screens of every size, and that it leaves nothing behind on a terminal.
 #include "cli/live_table.hpp"
 
 #include <fcntl.h>
@@ -88,7 +88,7 @@ TEST(StatusLines, WorkersInTroubleComeFirstAndTheRestIsCounted) {
   EXPECT_EQ(line_with("seed"), first + 6) << text;
   EXPECT_EQ(text.find("vast-1011"), std::string::npos) << "a lost worker leaves its line to others";
   EXPECT_NE(text.find("and 47 more, 1 lost"), std::string::npos) << text;
-  // With hardly any room it says that there is more to be seen.
+  // With hardly any room, it states that there is more.
   EXPECT_NE(joined(status_lines(status, {80, 8})).find("of them in trouble"), std::string::npos);
 }
 
@@ -113,7 +113,7 @@ TEST(StatusLines, AStatusOfAnotherVersionIsShownAsFarAsItGoes) {
     EXPECT_FALSE(status_lines(json::parse(odd), {80, 24}).empty()) << odd;
 }
 
-// As much of a terminal as the table needs: rows that wrap what was too long when it becomes narrower.
+// As much of a terminal as the table needs: long rows wrap if it becomes narrower.
 class Terminal {
  public:
   Terminal(unsigned short columns, unsigned short rows) : columns_(columns), rows_(rows) {
@@ -238,7 +238,7 @@ TEST(LiveTable, LeavesNoGarbageWhenTheTerminalChangesItsSize) {
     EXPECT_EQ(count(screen, "step 30"), 1u) << columns << "x" << rows << "\n" << joined(screen);
     EXPECT_LE(count(screen, "worker "), 1u) << joined(screen);
   }
-  // A message pushes the table down, and what was below it is gone.
+  // A message moves the table down and clears the lines below it.
   table.print("second message");
   const auto screen = terminal.screen();
   EXPECT_EQ(count(screen, "second message"), 1u) << joined(screen);

@@ -44,7 +44,7 @@ Result<std::unique_ptr<replay_buffer::ReplayBuffer>> open_buffer(const std::file
   return replay_buffer::ReplayBuffer::open(run / "replay.sqlite", options);
 }
 
-// Offer of a worker that forwards to another one, from the topology "learner -> 1 -> 4 | learner -> 2".
+// The offer of a worker that forwards to another one, from the topology "learner -> 1 -> 4 | learner -> 2".
 std::string interior_offer(const json& status) {
   const std::string topology = status.value("topology", "");
   std::string offer;
@@ -73,7 +73,7 @@ void expect_booked(const json& report, const std::filesystem::path& run) {
     uploaded += row.uploaded.count;
     usd += row.usd(0);
   }
-  // Every worker has received the snapshot at least, and those in the middle of a chain have passed on what they got.
+  // Every worker has received at least the snapshot, and workers within a chain have forwarded it.
   EXPECT_GT(downloaded, report.at("fleet").at("workers_planned").get<std::uint64_t>() *
                             report.at("broadcast").at("snapshot_bytes").get<std::uint64_t>());
   EXPECT_GT(uploaded, 0u);
@@ -99,7 +99,7 @@ void expect_learned(const json& report, const std::filesystem::path& run) {
   EXPECT_GT(report.at("broadcast").at("t_b_seconds_median").get<double>(),
             report.at("broadcast").at("lower_bound_seconds").get<double>());
   EXPECT_GT(report.at("cost").at("usd_total").get<double>(), 0);
-  // No step is missing, and none was trained with a trajectory that was too old.
+  // No step is missing, and none was trained with a trajectory beyond the staleness limit.
   std::uint64_t expected = 1;
   for (const json& row : json_lines(run / "metrics.jsonl")) {
     if (row.value("kind", "") != "step") continue;
@@ -142,7 +142,7 @@ void expect_documented(const json& value, const std::string& text, const std::st
   }
 }
 
-// Everything that a run writes for others to read is in docs/.
+// docs/ describes every file that a run writes for other programs.
 void expect_run_documented(const std::filesystem::path& run) {
   auto page = sections_of("docs/run-folder.md");
   expect_documented(json_file(run / "status.json"), page["status.json"], "status.json");
@@ -190,7 +190,7 @@ TEST(MainJob, LearnsThoughAnInteriorWorkerIsKilledHalfWay) {
       if (offer == wanted) return process;
     return pid_t{0};
   };
-  // A pause costs a worker its leases, and nothing else.
+  // A pause costs a worker only its leases.
   const json paused = [&] {
     const json status = json_file(run / "status.json");
     for (const json& worker : status.at("workers"))
@@ -224,10 +224,10 @@ TEST(MainJob, LearnsThoughAnInteriorWorkerIsKilledHalfWay) {
   expect_learned(report, run);
   expect_booked(report, run);
   EXPECT_EQ(report.at("fleet").at("workers_lost"), 1);
-  // A fast worker may take two slower ones to replace.
+  // Two slower workers may replace a fast one.
   const int replaced = report.at("fleet").at("workers_replaced");
   EXPECT_GE(replaced, 1);
-  // The quickstart rents what it planned, and what takes the place of the one that was killed.
+  // The quickstart rents its planned workers, and replacements for the killed one.
   EXPECT_EQ(report.at("fleet").at("workers_started"), report.at("fleet").at("workers_planned").get<int>() + replaced);
   bool listed = false;
   for (const json& worker : report.at("workers"))
@@ -240,7 +240,7 @@ TEST(MainJob, LearnsThoughAnInteriorWorkerIsKilledHalfWay) {
   }
   for (const auto& [offer, process] : rented_processes(run)) EXPECT_FALSE(alive(process)) << offer;
 
-  // The same run, simulated with what it measured.
+  // The same run, simulated with its measurements.
   const Outcome simulated = run_program({"sim", "run", "--like", run.string(), "--json"});
   ASSERT_EQ(simulated.status, 0) << simulated.err;
   const json like = json::parse(simulated.out), both = like.at("simulation").at("like");
@@ -254,7 +254,7 @@ TEST(MainJob, LearnsThoughAnInteriorWorkerIsKilledHalfWay) {
               0.05 * report.at("broadcast").at("delta_bytes_mean").get<double>());
   EXPECT_LE(both.at("staleness.total_variation"), 1);
 
-  // The model comes out, and answers sums with numbers.
+  // The exported model answers sums with numbers.
   const std::string model = (folder.path() / "exported").string();
   const std::vector<std::string> take{
       "model", "export", run.string() + "@" + std::to_string(report.at("steps").get<int>()), "-o", model, "--json"};
@@ -278,7 +278,7 @@ TEST(MainJob, ResumesAfterTheLearnerIsKilled) {
                                          "--set", "network.port=" + std::to_string(port)};
   Program program(up(folder.path(), shorter));
   ASSERT_TRUE(eventually(seconds(120), [&] { return !program.running() || step_of(run) >= 1; }));
-  // A worker from elsewhere, which does not end with the learner.
+  // A worker from elsewhere, which outlives the learner.
   const Outcome token = run_program({"token", run.string(), "--instance", "by-hand"});
   ASSERT_EQ(token.status, 0) << token.err;
   Program outlives({"worker", "--join", "127.0.0.1:" + std::to_string(port), "--name", "by-hand", "--token",
@@ -296,7 +296,7 @@ TEST(MainJob, ResumesAfterTheLearnerIsKilled) {
   for (const auto& [offer, pid] : rented_processes(run))
     EXPECT_TRUE(eventually(seconds(10), [pid = pid] { return !alive(pid); })) << offer << " outlived the learner";
 
-  // Everything the learner had told a worker is safe is on disk. (status.json may be a moment old, never ahead.)
+  // Everything that the learner has acknowledged is on disk. (status.json may be a moment old, never ahead.)
   std::uint64_t acknowledged = 0;
   const json status = json_file(run / "status.json");
   for (const json& worker : status.at("workers")) acknowledged += worker.at("rollouts").get<std::uint64_t>();
@@ -315,7 +315,7 @@ TEST(MainJob, ResumesAfterTheLearnerIsKilled) {
   const Outcome resumed = run_program(up(folder.path(), again), seconds(200));
   ASSERT_EQ(resumed.status, 0) << resumed.err;
   const json report = json::parse(resumed.out);
-  // It found the learner again, which listens before it loads, and is a full member since.
+  // It found the restarted learner, which listens before it loads, and has been a full member since.
   const Outcome elsewhere = outlives.wait(seconds(30));
   EXPECT_EQ(elsewhere.status, 0) << elsewhere.err;
   bool member = false;
@@ -351,7 +351,7 @@ TEST(MainJob, ResumesAfterTheLearnerIsKilled) {
   ASSERT_TRUE(from.has_value());
   EXPECT_GE(*from, 4u);  // from a checkpoint, not from the start
   EXPECT_EQ(*from % 4, 0u);
-  // It trained on what was there: what the first process had stored was neither lost nor generated a second time.
+  // The resumed run trained on stored rollouts: none was lost or generated a second time.
   const auto buffer = open_buffer(run);
   ASSERT_TRUE(buffer) << buffer.error().message();
   EXPECT_EQ((*buffer)->counts(16)->consumed, 16u * 2048);
@@ -436,7 +436,7 @@ TEST(MainJob, KilledAndPreemptedMachinesAreReplaced) {
   EXPECT_EQ(decided["replaced"], 2);
 }
 
-// Each worker starts a server that loads the policy from a directory in memory, and nothing of either is left.
+// Each worker starts a server that loads the policy from a directory in memory. Nothing of either remains.
 TEST(MainJob, GeneratesWithServersOverHttp) {
   TemporaryFolder folder;
   const auto left = [] {
@@ -493,7 +493,7 @@ TEST(MainJob, CtrlCWritesAReportAndLeavesNothingRunning) {
   std::filesystem::current_path(here);
   EXPECT_EQ(planned.status, 0) << planned.err;
 
-  // A resume that is refused has changed nothing.
+  // A refused resume changes nothing.
   const auto contents = [&] {
     std::map<std::string, std::string> files;
     for (const auto& entry : std::filesystem::recursive_directory_iterator(run))
@@ -514,7 +514,7 @@ TEST(MainJob, CtrlCWritesAReportAndLeavesNothingRunning) {
     EXPECT_NE(refused.err.find(what), std::string::npos) << refused.err;
     EXPECT_TRUE(contents() == before) << setting;
   }
-  // One that changes settings says which, and from which step on.
+  // A resume with changed settings reports them, with the step from which they hold.
   const auto steps = report.at("steps").get<std::uint64_t>();
   const Outcome changed =
       resume({"--set", "learner.learning_rate=0.0001", "--set", fmt::format("run.steps={}", steps + 1)});
@@ -534,7 +534,7 @@ TEST(MainJob, CtrlCWritesAReportAndLeavesNothingRunning) {
   expect_run_documented(run);
 }
 
-// There is no checkpoint yet, so what is printed does not resume.
+// There is no checkpoint yet, so the printed command does not resume.
 TEST(MainJob, CtrlCInTheWarmStartPrintsACommandThatWorks) {
   TemporaryFolder folder;
   const auto warms_up = [&](Program& program) {
@@ -573,7 +573,7 @@ TEST(MainJob, CtrlCInTheWarmStartPrintsACommandThatWorks) {
   EXPECT_TRUE(std::filesystem::exists(folder.path() / "quickstart.1/report.json"));
 }
 
-// A disk that is full for a while: the run stands still, and then goes on as if nothing had been.
+// While the disk is full, the run pauses. Afterwards it goes on normally.
 TEST(MainJob, AFullDiskIsWaitedForAndNoWorkerIsBlamed) {
   TemporaryFolder folder;
   const std::filesystem::path disk = folder.path() / "disk";

@@ -1,5 +1,5 @@
 // Memory of a long run: a real learner and two real workers make thousands of small steps, and none of the three may
-// keep anything of a step.
+// keep memory of past steps.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -28,8 +28,8 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// Bytes a step. A batch, a policy or a checkpoint under way is no growth: of each window of steps the least counts, and
-// of the slopes between any two windows the median (Theil and Sen).
+// Growth in bytes per step. Uses the minimum of each window of steps, because a batch, a policy or a checkpoint in
+// progress is no growth, and the median of the slopes between any two windows (Theil and Sen).
 double growth(const Samples& samples, double from, double to) {
   std::map<std::size_t, std::pair<double, double>> least;  // window -> step, bytes
   for (const auto& [step, bytes] : samples) {

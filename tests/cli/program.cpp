@@ -137,7 +137,7 @@ std::uint16_t free_port() {
 }
 
 bool alive(pid_t pid) {
-  // A zombie is no longer running; its parent just has not looked yet.
+  // A zombie no longer runs; its parent has not waited for it yet.
   std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
   std::string text;
   if (!std::getline(stat, text)) return false;

@@ -1,4 +1,4 @@
-// Runs the built program in tests and looks at what it leaves behind.
+// Runs the built program in tests, and reads its files.
 #pragma once
 #include <sys/types.h>
 
@@ -60,7 +60,7 @@ class TemporaryFolder {
 nlohmann::json json_file(const std::filesystem::path& path);
 std::vector<nlohmann::json> json_lines(const std::filesystem::path& path);
 
-// Processes of a run by the offer they were rented for, from its events.
+// Processes of a run by their rented offer, from its events.
 std::vector<std::pair<std::string, pid_t>> rented_processes(const std::filesystem::path& run_folder);
 bool alive(pid_t pid);
 

@@ -1,4 +1,4 @@
-// echoline sim run, from the outside: what it prints, what it writes, and what of that is documented.
+// echoline sim run, from the outside: its output, its files, and their documentation.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -97,7 +97,7 @@ TEST(SimRun, KeepsMetricsOfLongRunsShort) {
   EXPECT_EQ(rows.back().at("step"), 3000);
 }
 
-// A run of which little is left but what --like needs.
+// A run's files, reduced to those that --like needs.
 TEST(SimRun, LikeTakesTheMeasurementsOfAnotherRun) {
   TemporaryFolder folder;
   const auto write = [&](const char* name, const std::string& text) { std::ofstream(folder.path() / name) << text; };
@@ -183,7 +183,7 @@ TEST(SimRun, LikeTakesTheMeasurementsOfAnotherRun) {
   EXPECT_NE(little.err.find("expected at least"), std::string::npos) << little.err;
 }
 
-// The lookahead follows S, so S bounds ages, and the report says so.
+// The lookahead follows S, so S bounds the ages, and the report shows it.
 TEST(SimRun, AWiderBudgetGivesOlderData) {
   const auto staleness = [](const std::string& budget, const std::string& lookahead) {
     const Outcome outcome = run_program({"sim", "run", "configs/sim/small.yaml", "--json", "--set",
@@ -231,7 +231,7 @@ TEST(SimRun, ErrorsNameTheFaultOfAScenario) {
   const Outcome full = run_program({"sim", "run", "configs/sim/small.yaml", "--out", "/proc/nowhere"});
   EXPECT_EQ(full.status, 1);
   EXPECT_EQ(full.out, "");
-  // No plan meets this, and it is simulated all the same: how much the learner waits is the question.
+  // No plan meets this. The simulation runs anyway, because the learner's waiting is the question.
   const Outcome short_of =
       run_program({"sim", "run", "configs/sim/small.yaml", "--set", "fleet.workers_max=2", "--json"});
   ASSERT_EQ(short_of.status, 0) << short_of.err;

@@ -28,7 +28,7 @@ struct Start {
   long memory_kib = 0;              // resident set at its largest, this process's before the exec included
 };
 
-// The program run with the loader's log of what it opens.
+// Runs the program with the loader's log of opened files.
 Start start(const std::vector<std::string>& arguments) {
   const TemporaryFolder folder;
   std::vector<std::string> full{ECHOLINE_PROGRAM};

@@ -1,4 +1,4 @@
-// Sweeps of processes: what is done is not done again after SIGKILL, failures are told, and the page works in a
+// Sweeps of processes: finished runs are not repeated after SIGKILL, failures are reported, and the page works in a
 // browser.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -41,8 +41,8 @@ std::string read(const std::filesystem::path& path) {
   return text.str();
 }
 
-// A program in echoline's place that is asked for `sim run CELL --seed N --out DIR`: it notes so, does what `body`
-// says, and then leaves a report whose numbers follow from the cell.
+// A fake echoline for `sim run CELL --seed N --out DIR`: it records the call, runs `body`, and leaves a report with
+// numbers that follow from the cell.
 class Simulated : public ::testing::Test {
  protected:
   Simulated() { std::ofstream(folder_.path() / "s.yaml") << kScenario; }
@@ -70,7 +70,7 @@ class Simulated : public ::testing::Test {
     return words;
   }
   std::filesystem::path out() const { return folder_.path() / "out"; }
-  // How often each run was begun, by its folder.
+  // Number of starts of each run, by its folder.
   std::map<std::string, int> starts() const {
     std::map<std::string, int> count;
     std::istringstream in(read(folder_.path() / "starts"));
@@ -209,7 +209,7 @@ TEST_F(Simulated, ThePageWorksInABrowser) {
   EXPECT_THAT(read(log), Not(HasSubstr("Uncaught")));
   EXPECT_THAT(read(log), Not(HasSubstr("Refused to")));
   if (text.find("<svg") != std::string::npos) return;  // drawn without Chart.js
-  // What Chart.js makes of a canvas that it draws on.
+  // The style that Chart.js sets on a canvas that it draws on.
   EXPECT_NE(text.find("style=\"display: block; box-sizing: border-box"), std::string::npos) << "no plot was drawn";
 }
 
@@ -255,7 +255,7 @@ TEST(RealSweep, RunsRunFilesAndGoesOnWithThem) {
   }
 }
 
-// docs/papers.md says what these print: T_b of every cell, as its tables have it.
+// docs/papers.md contains their output: T_b of every cell, as in its tables.
 TEST(Papers, TheTablesMatchTheSweeps) {
   TemporaryFolder folder;
   const std::string page = read("docs/papers.md");
@@ -310,7 +310,8 @@ TEST(Papers, TheTablesMatchTheSweeps) {
   const auto deltas = t_b("fireworks-deltas");
   ASSERT_EQ(deltas.size(), 2u);
   rows.push_back(fmt::format("| {:.0f} s | {:.0f} s |", deltas[0], deltas[1]));
-  // By link: whole policies with either coding, which does not matter to them, then deltas with theirs and with ours.
+  // By link: whole policies with either coding, which makes no difference, then deltas with the paper's coding and
+  // echoline's.
   const auto waits = swept("pulse-bandwidth", "simulation.idle_fraction_after_first_step");
   ASSERT_EQ(waits.size(), 16u);
   for (std::size_t link = 0; link < 4; ++link) {

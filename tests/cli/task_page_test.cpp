@@ -1,4 +1,4 @@
-// The task of docs/tutorials/own-task.md, made from the page alone, runs in the quickstart's place.
+// The task of docs/tutorials/own-task.md, made from the page alone, in the quickstart's run.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

@@ -272,7 +272,7 @@ TEST_F(Gsm8kFiles, MalformedLineIsNamedByFileAndLine) {
     EXPECT_NE(message.find(expected), std::string::npos) << message;
     EXPECT_NE(message.find(path), std::string::npos) << message;
   }
-  // A training problem that is also held out is not trained on.
+  // A held-out problem is no training problem.
   EXPECT_NE(error_of("gsm8k", config(test, test)).find("held out"), std::string::npos);
 }
 

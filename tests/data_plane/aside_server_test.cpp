@@ -73,7 +73,7 @@ TEST(AsideServer, OneThatFailsIsAnErrorOfTheTask) {
   while (step && !step->done) step = step_and_wait(*episode, calls(step->observation.text));
   ASSERT_FALSE(step);
   EXPECT_THAT(step.error().message(), HasSubstr("the server that plays another player failed"));
-  // Nor is one waited for that never answers.
+  // An episode does not wait for a server that never answers.
   server.fault({.what = "hang", .times = 100, .hangs = std::chrono::milliseconds(2000)});
   json impatient = at(server);
   impatient["server"].update({{"deadline", "20 ms"}, {"tries", 1}});

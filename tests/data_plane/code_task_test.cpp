@@ -1,4 +1,4 @@
-// The adapter `code`: its files, what the policy is told, what a response is worth, and HumanEval's own solutions.
+// The adapter `code`: its files, its prompts, its scores, and HumanEval's own solutions.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -54,7 +54,7 @@ class CodeTask : public testing::Test {
     EXPECT_FALSE(adapter) << options;
     return adapter ? "" : adapter.error().message();
   }
-  // Whether this machine can grade; sandbox_test tells a kernel that allows nothing from a sandbox that is broken.
+  // True if this machine can grade. sandbox_test distinguishes a kernel that allows no sandbox from a broken sandbox.
   static bool grades() {
     static const bool can = [] {
       const auto adapter = make_adapter("code", "{}", 1, AdapterUse::kScoring);
@@ -207,7 +207,7 @@ TEST_F(CodeTask, EpisodesAreGradedOnOtherThreads) {
   adapter.reset();
 }
 
-// Those that the file has pass; with another value returned, or none, each of them fails.
+// The file's solutions pass. With another returned value, or none, each of them fails.
 TEST_F(CodeTask, HumanEvalsSolutionsPassAndTheirMutantsFail) {
   const std::filesystem::path data = "../shared/data/humaneval/HumanEval.jsonl.gz";
   if (!std::filesystem::exists(data)) GTEST_SKIP() << "no " << data;
@@ -226,7 +226,7 @@ TEST_F(CodeTask, HumanEvalsSolutionsPassAndTheirMutantsFail) {
     const Score right = scored(*adapter, problem, solution);
     passed += right.correct;
     EXPECT_EQ(right.reward, 1) << problem.id() << "\n" << solution;
-    // The function as it was, but for what it returns.
+    // The same function with another returned value.
     const Score wrong =
         scored(*adapter, problem,
                solution + fmt::format("\n\n_right = {0}\ndef {0}(*args):\n    return (_right(*args), 0)\n", entry));

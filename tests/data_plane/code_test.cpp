@@ -1,5 +1,5 @@
-// Programs that a policy wrote, graded: what a response's program is, what its tests say of it, and that no program
-// passes a test by anything but the right answers.
+// Grading of programs written by a policy: the program in a response, the results of its tests, and that a program
+// passes a test with right answers only.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -40,7 +40,7 @@ TEST(Extract, TheRule) {
            {f + "python\nx = 1\n" + f + "\n" + f + "python\nx = 2\n" + f, "x = 2\n", true, false},
            {f + "python\ndef f(): 1\n" + f + "\n" + f + "python\ndef f(): 2\n" + f, "def f(): 2\n", true, false},
            {f + "text\nx\n" + f, f + "text\nx\n" + f, false, false},
-           // A longer fence holds shorter ones; backticks inside a line are none.
+           // A longer fence contains shorter ones. Backticks inside a line are no fence.
            {"````python\ns = '''\n" + f + "\n'''\n````", "s = '''\n" + f + "\n'''\n", true, false},
            {f + "python\ns = '" + f + "'\n" + f, "s = '" + f + "'\n", true, false},
            {"<think>a plan</think>\n" + f + "\nx = 1\n" + f, "x = 1\n", true, true},
@@ -80,7 +80,7 @@ class Grading : public testing::Test {
   static void TearDownTestSuite() { grader_.reset(); }
   void SetUp() override {
     if (grader_) return;
-    // sandbox_test tells a kernel that allows none from a sandbox that is broken.
+    // sandbox_test distinguishes a kernel that allows no sandbox from a broken sandbox.
     ASSERT_EQ(why_.code, Code::kUnavailable) << why_.message();
     GTEST_SKIP() << why_.message();
   }
@@ -155,7 +155,7 @@ TEST_F(Grading, DataGoesThereAndBack) {
   tests.push_back("assert f(float('nan')) != f(float('nan'))");
   const Grade all = grade(listed(tests), "def f(x): return x");
   EXPECT_EQ(all.passed, tests.size()) << all.trouble << ": " << tests[std::min(all.passed, tests.size() - 1)];
-  // Types of its own become those they are made from; what it does to a list is seen.
+  // A program's own types arrive as their base types, and its changes to a list are visible.
   EXPECT_EQ(shown(grade(listed({"assert f() == {'a': 2}", "assert g() == (1, 2)", "assert h() == 3",
                                 "assert dict(f()) == {'a': 2}"}),
                         "from collections import Counter, namedtuple\nfrom enum import IntEnum\nP = namedtuple('P', 'x "
@@ -183,7 +183,7 @@ TEST_F(Grading, ObjectsStayWhereTheyAre) {
                          program, "root = Node(1)\nroot.next = Node(2)"),
                   program)),
       "7/7");
-  // Names of Python's own are the tests' unless the problem is to write one of that name.
+  // Python's built-in names belong to the tests, unless the problem is to write one of that name.
   EXPECT_EQ(
       shown(grade(listed({"assert sum(2, 3) == 5"}, "def sum(a, b): return a + b"), "def sum(a, b): return a + b")),
       "1/1");
@@ -251,7 +251,7 @@ TEST_F(Grading, AProgramOrTestBeyondItsLimitsFailsAlone) {
     EXPECT_TRUE(found) << found.error().message() << program;
     return found ? *found : Grade{};
   };
-  // The first test is lost, the others are not: the program is begun again.
+  // The first test is lost, but the others run in a restarted program.
   for (const char* first :
        {"while True: pass", "import os; os._exit(1)", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
         "x = [0] * (1 << 27)\n    while True: x = x + [1] * (1 << 20)", "import time; time.sleep(1000)"}) {
@@ -269,7 +269,7 @@ TEST_F(Grading, AProgramOrTestBeyondItsLimitsFailsAlone) {
   EXPECT_TRUE(slow.late);
   EXPECT_FALSE(graded("def f(x): return x").late);
   EXPECT_FALSE(graded("def f(x): return 0").late);
-  // Answers that a test chokes on, and answers without end.
+  // Answers too large for a test, and answers without end.
   EXPECT_EQ(graded("def f(x): return 'x' * (8 << 20) if x < 3 else x").passed, 1u);
   const json loop =
       listed({"assert len(list(f())) == 1", "assert g() == 1", "assert sum(h()) == 1", "assert g() == 1"});
@@ -314,7 +314,7 @@ TEST_F(Grading, AProgramIsRunOnceForATask) {
   const std::string chance = "import os\nx = os.urandom(1)[0] % 2\ndef f(): return x";
   const std::string once = shown(grade(task, chance));
   for (int i = 0; i < 12; ++i) EXPECT_EQ(shown(grade(task, chance)), once);
-  // Another task, or another program, is another matter; so is one that ended before it had answered.
+  // Another task, another program, or a program that ended before its answer has another seed.
   std::set<std::string> tasks, deaths;
   for (int i = 0; i < 64 && tasks.size() < 2; ++i)
     tasks.insert(shown(grade(listed({fmt::format("assert f() == 1  # {}", i)}), chance)));

@@ -1,4 +1,4 @@
-// Countdown: exact values of expressions, problems that can be solved, held-out ones that are never trained on.
+// Countdown: exact values of expressions, solvable problems, and held-out problems that are never trained on.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -105,14 +105,14 @@ TEST(Expression, HasLimits) {
   EXPECT_EQ(evaluate(led(1023, ' '), {numbers}, 7), Reached::kTarget);
   EXPECT_EQ(evaluate(led(1024, ' '), {numbers}, 7), Reached::kNothing);
   EXPECT_EQ(evaluate(std::string(1u << 20, '('), {numbers}, 7), Reached::kNothing);
-  // The largest values there can be, on both sides of a quotient.
+  // The largest possible values, on both sides of a quotient.
   const std::vector<std::uint32_t> large(8, 10'000);
   EXPECT_EQ(evaluate("10000*10000*10000*10000/10000/10000/10000/10000", {large}, 1), Reached::kTarget);
   EXPECT_EQ(evaluate("(10000/10000+10000/10000)*(10000/10000+10000/10000)", {large}, 4), Reached::kTarget);
   EXPECT_EQ(evaluate("10000*10000*10000*10000*10000*10000*10000*10000", {large}, 1), Reached::kElsewhere);
 }
 
-// A random expression with its value, found by another way than the parser's.
+// A random expression with its value, computed independently of the parser.
 struct Tree {
   std::string text;
   long double value = 0;  // exact enough to tell values of small numbers apart

@@ -92,7 +92,7 @@ TEST_F(DataSets, MathTakesBothPublishedForms) {
   EXPECT_EQ(*adapter->demonstration(half), "It is $\\boxed{\\frac{1}{2}}$.");
   EXPECT_FALSE(adapter->demonstration(adapter->evaluation()[0]));
 
-  // By another rule the solution alone is no demonstration.
+  // For another rule, the demonstration states the answer after the solution.
   const auto dapo = made("math", {{"train", train}, {"held_out", test}, {"rule", "math_dapo"}});
   EXPECT_EQ(*dapo->demonstration(half), "It is $\\boxed{\\frac{1}{2}}$.\nAnswer: \\frac{1}{2}");
   EXPECT_TRUE(dapo->score(half, *dapo->demonstration(half))->correct);
@@ -184,7 +184,7 @@ TEST_F(DataSets, AnyFileWithKeysARuleAndATemplate) {
   EXPECT_NE(error_of("jsonl", options).find("not both"), std::string::npos);
 }
 
-// The way of a run file: options are read there, and what they resolved to makes the adapter, here and on workers.
+// As for a run file: the options are read, and their resolved form makes the adapter, here and on workers.
 TEST_F(DataSets, OptionsOfARunFileMakeTheAdapter) {
   const std::string train = write("train.jsonl", numbered(100)), test = write("test.jsonl", numbered(10));
   const std::string mine = "{answer: answer, train: " + train;

@@ -34,7 +34,7 @@ extern "C" char** environ;
 
 bool all_stopped = true;
 
-// `result` of a call that has to fail with one of these errors.
+// Checks that a call's `result` is a failure with one of these errors.
 void must_fail(const char* what, long result, int expected, int or_this = 0, int or_that = 0) {
   const int found = errno;
   if (result == -1 && (found == expected || (or_this != 0 && (found == or_this || found == or_that)))) return;
@@ -179,7 +179,7 @@ int hidden_memory(char**) {
   return verdict();
 }
 
-// A file as large as can be in /tmp, then files without end.
+// A file as large as possible in /tmp, then any number of files.
 int huge_file(char**) {
   ::signal(SIGXFSZ, SIG_IGN);
   static char block[1 << 16];
@@ -203,7 +203,7 @@ int spin(char**) {
   for (volatile unsigned long i = 0;;) i = i + 1;
 }
 
-// Each for less than the limit, one after another.
+// Processes one after another, each for less than the limit.
 int spin_in_turn(char**) {
   for (;;) {
     if (::fork() == 0) {

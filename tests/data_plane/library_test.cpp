@@ -1,4 +1,4 @@
-// Tasks that are shared libraries: the example does what it says, and what others do wrong is an error of theirs alone.
+// Tasks that are shared libraries: the example works, and the faults of other libraries are their own errors.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

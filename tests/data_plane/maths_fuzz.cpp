@@ -12,7 +12,7 @@
 using namespace echoline;
 using namespace echoline::data_plane::maths;
 
-// The first byte says how much of the rest is the reference.
+// The first byte gives the length of the reference.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return 0;
   const std::string_view bytes(reinterpret_cast<const char*>(data) + 1, size - 1);
@@ -31,7 +31,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
                           Rule::kMathDapoBoxed, Rule::kMathReward, Rule::kHendrycksMath, Rule::kExact}) {
     const Verdict verdict = grade(rule, response, reference);
     ECHO_CHECK(verdict.trailing <= text.size());
-    // Only where "nothing" is what is asked for can it be right to say nothing.
+    // An empty answer is right only if the reference asks for it.
     if (verdict.correct && !verdict.answer)
       ECHO_CHECK(rule == Rule::kExact || (rule == Rule::kMathDapo && reference.find("[INVALID]") != reference.npos));
   }

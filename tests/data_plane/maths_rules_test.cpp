@@ -1,4 +1,5 @@
-// The published grading rules: verdicts of the originals on cases of our own, and what holds for every answer.
+// The published grading rules: verdicts of the original programs on this project's cases, and properties of every
+// answer.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -26,7 +27,7 @@ std::string from_hex(const std::string& hex) {
 }
 
 // tests/data_plane/maths_cases.jsonl: {rule, why, reference, response or response_hex, correct, answer or answered}.
-// `correct` is what the published program says, `answer` what it takes for one.
+// `correct` is the published program's verdict, and `answer` the answer it extracts.
 TEST(MathsRules, AgreeWithThePublishedOnes) {
   std::ifstream file("tests/data_plane/maths_cases.jsonl");
   ASSERT_TRUE(file) << "the tests run in the root of the source tree";
@@ -112,7 +113,7 @@ TEST(MathsText, SpacesAndDigits) {
   EXPECT_EQ(occurrences(U"aaaaa", U"aa"), 2u);
 }
 
-// Answers as they come: pieces of LaTeX, balanced in their braces.
+// Realistic answers: pieces of LaTeX with balanced braces.
 class Generated : public testing::Test {
  protected:
   std::string piece(int depth = 0) {
@@ -171,7 +172,7 @@ TEST_F(Generated, WritingItOtherwiseChangesNothing) {
     const std::string answer = piece();
     for (const auto& [from, to] : same) {
       const std::string other = encode(replaced(decode(answer), decode(from), decode(to)));
-      // Only where the normalisation is defined are two ways of writing the same.
+      // Two notations of the same are compared only where the normalisation is defined.
       if (!hendrycks_math("\\boxed{" + answer + "\\!}", answer).correct) continue;
       EXPECT_TRUE(hendrycks_math("\\boxed{" + other + "}", answer).correct) << answer << " | " << other;
       EXPECT_TRUE(math_reward("\\boxed{" + other + "}", answer).correct) << answer << " | " << other;
@@ -211,7 +212,7 @@ TEST_F(Generated, TheNumberAfterTheMarkCounts) {
   }
 }
 
-// Long and hostile: finished in linear time, or this test is killed.
+// Long and hostile answers take linear time. Otherwise this test runs into its timeout.
 TEST(MathsRules, LongResponsesAreLinear) {
   for (const char* part :
        {"\\boxed{", "\\frac", "\\sqrt", "\\text{ ", "{", "}", "\\\\", "%",        "Answer: ", "Answer",  "#### ",

@@ -17,8 +17,8 @@ namespace {
 using nlohmann::json;
 using ::testing::HasSubstr;
 
-// Compares the text of the response with the row's expected_answer, in the session that /seed_session has begun, as
-// NeMo Gym's servers do.
+// Compares the response's text with the row's expected_answer, in the session that /seed_session began, like NeMo Gym's
+// servers.
 class ResourcesServer {
  public:
   ResourcesServer() {
@@ -168,7 +168,7 @@ TEST_F(NemoGymTest, ResponsesAreVerified) {
   EXPECT_THAT(says(*adapter, problem, "mask"), HasSubstr("the judge is away"));
   EXPECT_THAT(says(*adapter, problem, "\xff"), HasSubstr("0.25")) << "bytes that are no UTF-8";
   EXPECT_EQ(server.sessions(), 4);
-  // A worker has the problem and the server's address, and no file.
+  // A worker gets the problem and the server's address, and no file.
   const auto worker =
       make_adapter("nemo_gym", adapter->options_for_workers(options(server.url())), 3, AdapterUse::kScoring);
   ASSERT_TRUE(worker) << worker.error().message();

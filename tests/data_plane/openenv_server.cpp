@@ -126,7 +126,7 @@ void OpenEnvServer::serve(int fd) {
       stream.write(boost::asio::buffer(answer));
     }
   } catch (const std::exception&) {
-    // It has gone, or is no WebSocket.
+    // The client has left, or does not use WebSocket.
   }
   if (counted) --sessions;
   const std::lock_guard lock(mutex_);

@@ -85,7 +85,7 @@ TEST(OpenEnv, ManyEpisodesShareAFewSessions) {
       promise->set_value(step ? fmt::format("{}", step->score.reward) : step.error().message());
     });
   }
-  // A session is free when an episode is.
+  // The end of an episode frees its session.
   std::size_t next = 0;
   for (std::size_t i = 0; i < 40; ++i) {
     if (i == 5) continue;

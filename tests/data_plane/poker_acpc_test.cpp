@@ -75,7 +75,7 @@ TEST(AcpcLines, Actions) {
     EXPECT_FALSE(parse_action(wrong)) << wrong;
 }
 
-// Carries lines between a dealer and two clients until nothing is left to say. `meddle` may change what a client says.
+// Carries lines between a dealer and two clients until none is left. `meddle` may change a client's line.
 template <class Meddle>
 void run(AcpcDealer& dealer, std::array<AcpcClient*, 2> clients, Meddle meddle) {
   std::deque<AcpcDealer::Line> to_clients;

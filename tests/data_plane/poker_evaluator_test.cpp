@@ -17,8 +17,7 @@ CardSet set_of(std::string_view text) {
   return cards;
 }
 
-// Five cards as a list that compares as they do: the category, then ranks by how often they occur and how high they
-// are.
+// Five cards as a list with the order of their values: the category, then ranks by frequency and height.
 using Reference = std::array<int, 6>;
 Reference reference(const std::array<Card, 5>& cards) {
   std::array<int, kRanks> times{};
@@ -70,7 +69,7 @@ TEST(Evaluator, EveryFiveCardHandIsCountedAndOrderedAsByTheReference) {
   each(each, 0, 0);
   EXPECT_EQ(counts, (std::array<std::uint64_t, 9>{1302540, 1098240, 123552, 54912, 10200, 5108, 3744, 624, 40}));
   EXPECT_EQ(classes.size(), 7462u);  // hands that differ in worth
-  // Equal values have equal references; greater ones must have greater ones.
+  // Equal values have equal references, and greater values have greater ones.
   for (auto at = classes.begin(), next = std::next(at); next != classes.end(); ++at, ++next)
     ASSERT_LT(at->second, next->second) << at->first;
 }
@@ -81,7 +80,7 @@ TEST(Evaluator, SixAndSevenCardsAreWorthTheirBestFive) {
   for (int round = 0; round < 60'000; ++round) {
     Deck deck;
     std::vector<Card> cards;
-    // Every other hand comes from a short deck, or rare categories would hardly be met.
+    // Every other hand comes from a short deck, so that rare categories occur.
     while (cards.size() < (round % 3 == 0 ? 6u : 7u)) {
       const Card card = deck.draw(random);
       if (round % 2 == 0 || (card.rank() < 6 && card.suit() < 3)) cards.push_back(card);

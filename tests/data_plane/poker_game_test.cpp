@@ -7,7 +7,7 @@
 namespace echoline::data_plane::poker {
 namespace {
 
-// Plays "cr300c" without looking at rounds; what is not legal fails the test.
+// Plays "cr300c" without a round structure. An illegal action fails the test.
 Betting played(std::string_view actions, const Rules& rules = {}) {
   Betting betting(rules);
   for (std::size_t i = 0; i < actions.size();) {
@@ -107,7 +107,7 @@ TEST(Game, APlayerSeesOnlyItsCards) {
   EXPECT_EQ(view_of(over, deal, 1).board.size(), 5u);
 }
 
-// Bookkeeping of its own, from the actions alone: what every player has left when the hand is over and the pot is paid.
+// Independent bookkeeping from the actions alone: each player's stack after the hand is over and the pot is paid.
 std::array<Chips, 2> stacks_after(const Betting& betting, const Deal& deal) {
   const Rules& rules = betting.rules();
   std::array<Chips, 2> left{rules.stack - rules.big_blind, rules.stack - rules.small_blind};
@@ -136,7 +136,7 @@ std::array<Chips, 2> stacks_after(const Betting& betting, const Deal& deal) {
   return left;
 }
 
-// Plays as another one does and notes, before every action, that every legal action is taken and no other one.
+// Plays like another player, and checks before every action that exactly the legal actions are accepted.
 class Checked final : public Player {
  public:
   explicit Checked(std::unique_ptr<Player> player) : player_(std::move(player)) {}

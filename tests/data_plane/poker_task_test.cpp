@@ -1,4 +1,4 @@
-// Hold'em as a task: what is said, what is understood, and what an episode is worth.
+// Hold'em as a task: prompts, parsing of answers, and scores of episodes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -115,7 +115,7 @@ std::unique_ptr<Adapter> made(std::string_view options, std::uint64_t seed = 1) 
   return std::move(adapter).value();
 }
 
-// A text as a policy that reads its choices and nothing else: any of them, by chance.
+// A policy that picks one of the offered choices at random.
 std::string any_choice(std::string_view told, Random& random) {
   const std::string_view choices = told.substr(told.rfind("Your choices: "));
   const bool owed = choices.find("call") != std::string_view::npos;
@@ -206,7 +206,7 @@ constexpr auto kCalls = [](std::string_view told) {
                                                                                           : "<action>check</action>";
 };
 
-// Both players' actions by the same function; what the one opposite was asked, too.
+// Plays both players by the same function, and returns the opponent's prompts as well.
 template <class Policy>
 Played play_both(const Adapter& adapter, const Problem& problem, std::vector<std::string>& asides, Policy policy) {
   Played played;
@@ -249,7 +249,7 @@ TEST(PokerTask, ThePolicySitsOppositeItself) {
       const auto cards = [](const std::string& told) { return told.substr(told.rfind("Your cards: "), 17); };
       EXPECT_NE(cards(aside), cards(problem.prompt()));
     }
-    // Anything at all: what one wins the other has lost, and faults are whose they are.
+    // With random answers, one player wins what the other loses, and each fault counts for the right player.
     Random random(index), again(index);
     std::vector<std::string> first, second;
     const Played one = play_both(*itself, problem, first, [&](auto told) { return any_choice(told, random); });
@@ -285,7 +285,7 @@ TEST(PokerTask, AFaultIsACheckOrAFoldAndCosts) {
   const auto deals = adapter->evaluation();
   EXPECT_NE(deals[0].prompt().find("You are the big blind."), std::string::npos);
   EXPECT_NE(deals[1].prompt().find("You are the small blind."), std::string::npos);
-  // The small blind owes: it folds at once.
+  // The small blind owes chips: it folds at once.
   const Played folded = play(*adapter, deals[1], [](auto) { return "I do not know"; });
   EXPECT_EQ(folded.score.components,
             (std::map<std::string, double>{{"won_bb", -0.5}, {"baseline_bb", 0}, {"faults", 1}}));

@@ -1,4 +1,4 @@
-// Matches over loopback: the dealer, players elsewhere, and those who do not keep to the protocol.
+// Matches over loopback: the dealer, remote players, and players that break the protocol.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -61,7 +61,7 @@ Error with_guest(Guest guest, Duration patience) {
   return played ? Error{} : played.error();
 }
 
-// Until the dealer has closed, or something is wrong: reads what comes.
+// Reads until the dealer has closed or an error occurs.
 void listen_on(LineSocket& socket) {
   for (auto line = socket.receive(kClock.now() + kPatience); line && *line;)
     line = socket.receive(kClock.now() + kPatience);

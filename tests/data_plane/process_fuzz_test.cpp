@@ -1,4 +1,4 @@
-// Answers of a task's program, spoilt in a thousand ways.
+// Answers of a task's program, damaged in a thousand ways.
 #include <gtest/gtest.h>
 
 #include "base/random.hpp"

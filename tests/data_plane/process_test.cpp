@@ -240,7 +240,7 @@ class AgentInstance:
   EXPECT_EQ(scored(agent, "episode=task.openrlhf(AgentInstance)", "4"), "1 correct");
 }
 
-// Programs that mean no good, or are not what they should be. Each answers hello; `score` is what it does then.
+// Hostile or invalid programs. Each answers hello; `score` is its behaviour afterwards.
 TEST_F(ProcessTest, HostilePrograms) {
   const std::string begin = R"(
 import json, os, sys, time

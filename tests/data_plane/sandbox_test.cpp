@@ -44,7 +44,7 @@ bool kernel_allows() {
   return status == 0;
 }
 
-// Processes of this machine with `word` among the words of their command.
+// Number of this machine's processes with `word` in their command line.
 int processes_with(const std::string& word) {
   int found = 0;
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
@@ -83,7 +83,7 @@ class Sandbox : public testing::Test {
     EXPECT_TRUE(end) << end.error().message();
     return end ? *end : End{};
   }
-  // All that it tried was stopped.
+  // Checks that all its attempts were stopped.
   static void expect_stopped(std::vector<std::string> words) {
     const std::string name = words[0];
     const End end = run(attempt(std::move(words)));
@@ -196,7 +196,8 @@ TEST_F(Sandbox, TooMuchMemory) {
   const End end = run(command);
   EXPECT_EQ(end.why, Why::kMemory) << end.words();
   EXPECT_LT(end.memory.count, 1u << 30);
-  // Many that stay below it each. (A subshell becomes its last command and drops what it holds: hence the ":".)
+  // Many processes, each below the limit. (The ":" keeps a subshell from becoming its last command and dropping its
+  // memory.)
   command = shell("for i in 1 2 3 4 5 6; do (x=$(head -c 15000000 /dev/urandom | base64); sleep 5; :) & done; wait");
   command.limits.memory = {64u << 20};
   EXPECT_EQ(run(command).why, Why::kMemory);
@@ -204,7 +205,7 @@ TEST_F(Sandbox, TooMuchMemory) {
   command.limits.cpu = seconds(5);
   EXPECT_EQ(run(command).out, "stopped\n");
   expect_stopped({"hidden_memory"});
-  // A process that has forked shares what it holds with its children, which is no more memory.
+  // A forked process shares its memory with its children, which does not count twice.
   command = shell("x=$(head -c 20000000 /dev/urandom | base64 -w0); for i in 1 2 3 4; do (sleep 0.3; :) & done; wait");
   command.limits.memory = {160u << 20};
   EXPECT_EQ(run(command).words(), "exited with status 0");
@@ -274,7 +275,7 @@ TEST_F(Sandbox, SystemCallsOfNoUseAreRefused) {
 }
 
 TEST_F(Sandbox, NoMoreRunAtATimeThanMay) {
-  // Two block; a third, quick one has to wait for the first of them to end.
+  // Two block. A third, quick one waits for the first of them to end.
   std::mutex mutex;
   std::condition_variable one_more;
   std::vector<std::string> order;
@@ -391,7 +392,7 @@ TEST_F(Sandbox, AProgramDiesWithTheProcessThatStartedIt) {
 }
 
 TEST_F(Sandbox, WhereTheKernelAllowsNoneNothingIsRun) {
-  // In a user namespace that may have none inside, as in a container whose host switched them off.
+  // In a user namespace that allows no further ones, as in a container on a host that switched them off.
   int ready[2], go[2];
   ASSERT_EQ(::pipe(ready) + ::pipe(go), 0);
   const pid_t child = ::fork();

@@ -51,7 +51,7 @@ TEST(Several, ProblemsAreDrawnByWeightAndFollowFromSeedAndIndexAlone) {
   EXPECT_EQ(drawn["sums"], 150);
 }
 
-// No problem of a task is left out or comes twice before all of them have come.
+// Every problem of a task comes once before any comes again.
 TEST(Several, EveryTaskGoesThroughItsProblems) {
   const auto alone = *make_adapter("arithmetic", R"({"operations": ["+"], "operand_max": 30})", 7);
   TaskOfSeveral few = kSums;

@@ -1,4 +1,4 @@
-// Messages spoilt in thousands of ways, for the body of a fuzz target.
+// Messages damaged in thousands of ways, for the body of a fuzz target.
 #pragma once
 #include <cstdint>
 #include <span>

@@ -1,5 +1,5 @@
-// The tasks of docs/tutorials/own-task.md and docs/how-to/write-a-task.md, taken from the pages as they stand: each
-// starts, has problems, and gives the scores that its page states.
+// The tasks of docs/tutorials/own-task.md and docs/how-to/write-a-task.md, extracted from the pages: each starts, has
+// problems, and gives the scores that its page states.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -32,7 +32,7 @@ class TaskDocs : public ::testing::Test {
     EXPECT_TRUE(adapter) << script << ": " << adapter.error().message();
     return adapter ? *std::move(adapter) : nullptr;
   }
-  // A response to a new episode at a problem.
+  // The step that answers a response in a new episode of a problem.
   static std::string says(const Adapter& adapter, const Problem& problem, const std::string& response) {
     const auto step = step_and_wait(**adapter.begin(problem, 1), response);
     if (!step) return step.error().message();
@@ -40,7 +40,7 @@ class TaskDocs : public ::testing::Test {
     for (const auto& [name, value] : step->score.components) text += fmt::format(" {}={:.2f}", name, value);
     return text + (step->done ? "" : " " + step->observation.text);
   }
-  // Problem `wanted`, wherever the shuffle has put it.
+  // Problem `wanted` at its place in the shuffled order.
   static Problem with_prompt(const Adapter& adapter, const std::string& wanted) {
     for (std::uint64_t i = 0; i < 64; ++i)
       if (const auto problem = adapter.problem(i); problem && problem->prompt() == wanted) return *problem;

@@ -1,4 +1,4 @@
-// The trajectory checks: what is sound passes, and each broken rule is refused by name.
+// The trajectory checks: a sound trajectory passes, and each broken rule is named.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -99,7 +99,7 @@ TEST(Trajectory, EachBrokenRuleIsNamed) {
 // Storage serialises the parsed trajectory again, so that unknown fields cannot hide in it.
 TEST(Trajectory, NothingUnknownSurvivesBesideItsComponents) {
   const Trajectory sound = sound_trajectory();
-  // A component whose entry has a further field: 11 is the map, in it 1 the name, 2 the value, 99 something else.
+  // A component whose entry has a further field: 11 is the map; within it, 1 is the name, 2 the value, and 99 unknown.
   const std::string hidden(100'000, 'x');
   std::string entry = std::string(
                           "\x0a\x05"
@@ -165,7 +165,7 @@ TEST(Messages, LimitsAndEmptyBodies) {
   EXPECT_EQ(parsed->grant().retry_after_ms(), 5u);
 }
 
-// A heartbeat says two numbers, and nothing that a report or the fleet could stumble over.
+// A heartbeat carries two numbers, each valid for reports and for the fleet.
 TEST(Messages, VitalsAreSoundNumbers) {
   EXPECT_EQ(parse_vitals("")->rollouts(), 0u);
   schema::Vitals vitals;
@@ -202,7 +202,7 @@ TEST(Messages, VitalsAreSoundNumbers) {
   }
 }
 
-// Spoiled bytes give an error or a trajectory that obeys every rule, and nothing else.
+// Damaged bytes give an error or a trajectory that obeys every rule.
 TEST(Trajectory, SurvivesSpoiledBytes) {
   for (const char* response : {"", "-", "#### ", "#### -1,200", "it is -1200.", "-1200", ",.,", "\xff#### 1"})
     test::fuzz_input(response);

@@ -1,4 +1,4 @@
-// The transcripts in FORMAT.md are what the connection really writes and reads, and what the Python helper answers.
+// The transcripts in FORMAT.md match the connection's real input and output, and the Python helper's answers.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -38,7 +38,7 @@ std::map<std::string, Transcript> transcripts() {
   return all;
 }
 
-// Plays the program's part, and ends when it is told anything else.
+// Plays the program's part of a transcript, and ends on any other input.
 constexpr std::string_view kReplay = R"(
 import sys
 for line in open("/task/transcript", encoding="utf-8").read().splitlines():
@@ -77,7 +77,7 @@ class Transcripts : public ::testing::Test {
     options.settings_json = settings;
     return std::make_unique<Connection>(*pool_, options);
   }
-  // Asks one thing, and then, before anything else can be asked, several at once: one request.
+  // Sends one call, and several more before the next write: these share one request.
   using Answers = std::vector<Result<json>>;
   static Answers ask_then(Connection& connection, Method first, const std::string& item,
                           const std::function<std::vector<Connection::Call>(const json&)>& then) {
@@ -167,7 +167,7 @@ TEST_F(Transcripts, TheConnectionFollowsTheTranscriptOfManyTurns) {
   EXPECT_EQ(read_cut(*last)->reward, 0);
 }
 
-// Key order and numbers' form are the helper's own; what they say is the same.
+// The helper may use another key order and another form of numbers, with the same meaning.
 TEST_F(Transcripts, ThePythonHelperGivesTheAnswersOfTheTranscripts) {
   ASSERT_EQ(all_.size(), 2u);
   for (const auto& [name, transcript] : all_) {
@@ -205,7 +205,7 @@ TEST_F(Transcripts, ReservedMethodsAreAnsweredByThePythonHelper) {
   }
 }
 
-// Texts go the quick way; the slow one says whether rightly.
+// Compares the fast way of writing texts with the slow one.
 TEST(ProcessProtocol, AnyTextIsWrittenAsJson) {
   Random random(3, 0);
   const std::string_view pieces[] = {"plain text ", "\"",   "\\",       "\n",   "\x01",     "\x7f", "é", "日本",

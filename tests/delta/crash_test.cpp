@@ -1,5 +1,5 @@
-// SIGKILL at every step of an application in place and of its recovery, and at random moments: what recover() leaves is
-// the base or the result, never anything else.
+// SIGKILL at every step of an application in place and of its recovery, and at random moments. recover() always leaves
+// the base or the result.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <time.h>
@@ -22,7 +22,7 @@ struct Ending {
   bool committed = false;  // it said so before
 };
 
-// A pipe whose writing end a child uses to say that it has committed.
+// A pipe over which a child reports that it has committed.
 class Reports {
  public:
   Reports() { EXPECT_EQ(::pipe(ends_), 0); }
@@ -154,7 +154,7 @@ TEST_F(CrashTest, AtEveryStep) {
 
 TEST_F(CrashTest, AtAnyTime) {
   Random random(7);
-  // How long an application takes here, as a running mean; a kill comes at a uniformly random part of it.
+  // Running mean of an application's time here. A kill comes at a uniformly random part of it.
   double seconds = 0.01;
   int kills = 0;
   for (int round = 0; kills < kKillsAtRandom && round < 100 * kKillsAtRandom; ++round) {

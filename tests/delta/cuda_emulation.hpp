@@ -66,7 +66,7 @@ class LoopWarp {
 };
 
 // Queued work is done only when it is waited for, and the blocks of a kernel run in random order. Copies to the host
-// are done as late as a device might, or early: after work that was queued behind them, at random.
+// are done at random as late as on a device, or early, before work that was queued ahead of them.
 class EmulatedMachine final : public Machine {
  public:
   static constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
@@ -91,7 +91,7 @@ class EmulatedMachine final : public Machine {
   Status finish() override;
   double take_busy_s() override { return 0; }
 
-  // From the call after `calls` more on, `count` calls fail without doing anything.
+  // After `calls` more calls, the next `count` calls fail without an effect.
   void fail_after(std::uint64_t calls, std::uint64_t count) {
     calls_until_failure_ = calls;
     failures_left_ = count;
@@ -99,7 +99,7 @@ class EmulatedMachine final : public Machine {
   void stop_failing() { calls_until_failure_ = kNever; }
   // Makes memory that another owner allocated count as device memory.
   void adopt(const void* memory, std::uint64_t bytes) { adopted_[static_cast<const std::byte*>(memory)] = bytes; }
-  // Bytes that allocations of either place may still take.
+  // Bytes left for allocations on the host and the device together.
   void limit_memory(std::uint64_t bytes) { bytes_left_ = bytes; }
   std::size_t blocks_allocated() const { return blocks_.size(); }
   unsigned kernels_run() const { return kernels_run_; }

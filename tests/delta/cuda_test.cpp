@@ -110,7 +110,7 @@ TEST(CudaHash, IsXxh3ForEveryLength) {
   std::free(data);
 }
 
-// ---- the whole, on both kinds of device ----
+// ---- the whole codec, on both kinds of device ----
 
 struct Backend {
   std::string name;
@@ -298,7 +298,7 @@ TEST_P(OnDevice, HashesOnlyChangedLeaves) {
   EXPECT_EQ(must(device.apply(back, v.prev.digest(), state)).hashed_bytes, state.total_bytes());
 }
 
-// Parts of every kind that the interface allows: whole, at odd places, positions and writes in any order.
+// Parts of every kind that the interface allows: whole, at odd places, with positions and writes in any order.
 TEST_P(OnDevice, AppliesWritesOfEveryKind) {
   Random random(10);
   Device device = open();
@@ -344,7 +344,7 @@ TEST_P(OnDevice, AppliesWritesOfEveryKind) {
   }
 }
 
-// More than the pinned memory holds that changes travel through.
+// More changes than the pinned memory for transfers holds.
 TEST_P(OnDevice, ManyChangesTravelInTurns) {
   Random random(26);
   DeviceOptions options;
@@ -513,7 +513,7 @@ TEST_P(OnDevice, ChangesBeyondTheLimitAreRefused) {
   EXPECT_TRUE(same_bytes(must(device.download(state)).view(), v.prev.view()));
 }
 
-// ---- failures of the device, which only the emulated one has on demand ----
+// ---- failures, on the emulated device only ----
 
 struct Emulated {
   std::shared_ptr<EmulatedMachine> machine = std::make_shared<EmulatedMachine>(18);

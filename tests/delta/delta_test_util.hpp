@@ -57,7 +57,7 @@ inline Status apply_in_parts(std::span<const std::byte> patch, OwnedState& state
   return ok();
 }
 
-// Flips a random bit of each element with probability `density`; gives how many elements changed.
+// Flips a random bit of each element with probability `density`; returns the number of changed elements.
 inline std::uint64_t flip_elements(OwnedState& state, double density, Random& random) {
   std::uint64_t changed = 0;
   const StateView view = state.view();
@@ -141,7 +141,7 @@ inline std::span<const std::byte> bytes_of(std::string_view text) {
   return std::as_bytes(std::span(text.data(), text.size()));
 }
 
-// A folder that goes away at the end of the test.
+// A folder that is removed at the end of the test.
 class TemporaryFolder {
  public:
   TemporaryFolder() {

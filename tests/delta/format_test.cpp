@@ -1,5 +1,5 @@
-// The codec against delta/FORMAT.md: a second decoder written from the description, files written earlier, and every
-// instruction set.
+// The codec against delta/FORMAT.md: a second decoder written from the description, old files, and every instruction
+// set.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -103,7 +103,7 @@ TEST(Format, ReadsFilesWrittenEarlier) {
   EXPECT_TRUE(same_bytes(whole->view(), state.view()));
 }
 
-// Weights of many exponents, and what an update makes of half of them; the same on every machine.
+// Weights of many exponents, and an update of half of them; the same on every machine.
 inline std::pair<OwnedState, OwnedState> earlier_pair() {
   OwnedState prev = zeros({spec("w", DType::kBF16, {200, 500})});
   OwnedState cur = zeros(prev.view());

@@ -57,7 +57,7 @@ std::uint64_t number(const std::vector<std::byte>& from, std::size_t at, std::si
   return value;
 }
 
-// Makes every checksum right that can be found, so that damage reaches the checks behind them.
+// Corrects every checksum that can be found, so that damage reaches the checks behind them.
 void fix_checksums(std::vector<std::byte>& journal) {
   Digest chain;
   const auto seal = [&](std::size_t begin, std::size_t end) {

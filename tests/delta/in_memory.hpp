@@ -1,4 +1,5 @@
-// Patches and copies of states in memory, for tests and benchmarks; the program streams the one and reads the other.
+// Patches and copies of states in memory, for tests and benchmarks. The program streams patches and reads states from
+// files.
 #pragma once
 #include <algorithm>
 #include <vector>

@@ -1,5 +1,4 @@
-// Applying to files: results, refusals, journals that are damaged or not, and that nothing changes when something
-// fails.
+// Applying to files: results, refusals, sound and damaged journals, and that a failure changes nothing.
 #include "delta/in_place.hpp"
 
 #include <gmock/gmock.h>
@@ -298,7 +297,7 @@ TEST_F(NewCheckpointTest, IsTheResultInTheSameLayout) {
     EXPECT_EQ(info->result, next_.digest());
     EXPECT_EQ(content_of(from), before);
     EXPECT_TRUE(same_bytes(Checkpoint::open(target(from))->view(), next_.view()));
-    // The same bytes as a change in place leaves behind.
+    // The same bytes as after a change in place.
     ASSERT_TRUE(apply_in_place(from, patch_));
     Content in_place = content_of(from), fresh = content_of(target(from));
     in_place.erase("pytorch_model.bin");

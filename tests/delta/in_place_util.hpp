@@ -78,7 +78,7 @@ inline std::optional<Digest> digest_at(const fs::path& path) {
   return *digest_state(checkpoint->view());
 }
 
-// A checkpoint as a file and as a sharded folder with the other files a model has.
+// A checkpoint as a file, and as a sharded folder with a model's other files.
 class CheckpointsOnDisk {
  public:
   explicit CheckpointsOnDisk(const OwnedState& state) {
@@ -109,7 +109,7 @@ inline int in_child(const std::function<void()>& work) {
   return status;
 }
 
-// Applies in a child that kills itself when it has come to the `count`-th time (from 1) of `stage`.
+// Applies in a child that kills itself at the `count`-th occurrence (from 1) of `stage`.
 inline void apply_until(const fs::path& path, const Blob& patch, ApplyStage stage, int count = 1) {
   const int status = in_child([&] {
     ApplyOptions options;

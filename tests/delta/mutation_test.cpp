@@ -1,5 +1,5 @@
-// A million damaged patches, most with their checksums made right again so that the damage reaches the decoder: nothing
-// crashes, what is refused leaves the state as it was, and what is accepted leads to the promised state.
+// A million damaged patches, most of them with corrected checksums, so that the damage reaches the decoder. Nothing
+// crashes, a refused patch leaves the state unchanged, and an accepted one gives the promised state.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@ using namespace test;
 
 constexpr int kDeltaRounds = 800'000, kSnapshotRounds = 200'000;
 
-// Where each frame's length lies, and its body begins.
+// The positions of each frame's length and body.
 std::vector<std::size_t> frames_of(const Blob& patch) {
   std::vector<std::size_t> frames;
   for (std::size_t at = 11; at + 4 <= patch.size();) {
@@ -25,7 +25,7 @@ std::vector<std::size_t> frames_of(const Blob& patch) {
   return frames;
 }
 
-// Edits within the bodies of frames, whose lengths follow, so that most of the damage is met by what reads the bodies.
+// Edits within the bodies of frames, with adjusted lengths, so that most damage reaches the readers of the bodies.
 void mutate(const Blob& patch, Random& random, Blob& damaged) {
   damaged = patch;
   for (std::uint64_t edits = 1 + random.below(3); edits > 0; --edits) {

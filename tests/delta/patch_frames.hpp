@@ -9,8 +9,7 @@ namespace echoline::delta::test {
 
 using Blob = std::vector<std::byte>;
 
-// Makes the checksums of all frames right again, as far as they can be found, so that damage reaches the parser behind
-// them.
+// Corrects the checksums of all frames that can be found, so that damage reaches the parser behind them.
 inline void fix_checksums(Blob& patch) {
   Blob sums;
   for (std::size_t at = 10; at + 13 <= patch.size();) {

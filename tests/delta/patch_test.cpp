@@ -124,7 +124,7 @@ TEST(Patch, ReceivedBytesAreResolvedBeforeTheRestArrives) {
   EXPECT_FALSE(incoming.add(bytes.first(1))) << "nothing comes after the trailer";
 }
 
-// With several threads, add() hands segments over and returns: the receiving thread is not held up by decoding.
+// With several threads, add() hands segments over and returns, so that decoding does not delay the receiving thread.
 TEST(Patch, SegmentsAreDecodedWhileOthersArrive) {
   Random random(6);
   const std::int64_t elements = 3 * (1 << 22);
@@ -177,7 +177,7 @@ TEST(Patch, RoundTripsTensorsOfSeveralSegments) {
   check_round_trip(prev, cur, 8);
 }
 
-// Where an eighth of a segment changes it is given as a whole, otherwise element by element; both lead to the new
+// If an eighth of a segment changes, the segment is encoded whole, otherwise element by element. Both give the new
 // state.
 TEST(Patch, DenseChangesAreEncodedAsWholeSegments) {
   Random random(31);
@@ -256,7 +256,7 @@ TEST(Patch, SmallTensorsSideBySideAreCodedTogether) {
   for (const unsigned threads : {1u, 3u}) {
     PatchStats stats;
     const Blob patch = *encode_delta(prev.view(), cur.view(), {.threads = threads}, &stats);
-    // Groups end at the other type, at the large tensor and at the empty one.
+    // A group ends at another type, at a large tensor and at an empty one.
     EXPECT_EQ(frame_types(patch), "HGSGSGGT");
     OwnedState whole = copy(prev.view());
     ASSERT_TRUE(apply_delta(patch, whole, {.threads = threads}));
@@ -267,7 +267,7 @@ TEST(Patch, SmallTensorsSideBySideAreCodedTogether) {
     EXPECT_TRUE(same_bytes(parts.view(), cur.view()));
     EXPECT_EQ(inspect(patch)->changed, stats.changed);
   }
-  // Only tensors that change are written.
+  // Only changed tensors are written.
   std::vector<std::size_t> written;
   const auto sink = [&](TensorWrite&& write) {
     written.push_back(write.tensor);
@@ -277,7 +277,7 @@ TEST(Patch, SmallTensorsSideBySideAreCodedTogether) {
   for (const std::size_t t : written) EXPECT_FALSE(std::ranges::equal(prev.bytes(t), cur.bytes(t))) << t;
 }
 
-// Tensors of all sizes that a group may have, so that they begin and end anywhere in the leaves of its content.
+// Tensors of all sizes that a group may have, so that they begin and end anywhere within the leaves.
 TEST(Patch, GroupsOfAnySizesAndDensitiesApply) {
   Random random(63);
   for (const DType dtype : {DType::kU8, DType::kBF16, DType::kF32, DType::kF64})
@@ -358,7 +358,7 @@ TEST(Patch, DeltasOfSmallTensorsFold) {
     ASSERT_TRUE(apply_delta(fold, state));
     EXPECT_TRUE(same_bytes(state.view(), third.view()));
   }
-  // The same change with each tensor for itself, as version 3 has it, applies as well, but does not fold with groups.
+  // The same change with each tensor on its own, as in version 3, applies as well, but does not fold with groups.
   Blob alone;
   const PatchSink keep = [&](std::span<const std::byte> part) {
     alone.insert(alone.end(), part.begin(), part.end());
@@ -489,7 +489,7 @@ TEST(Patch, UntouchedRowsCostAlmostNothing) {
   EXPECT_LT(static_cast<double>(some.patch_bytes), 0.85 * entropy->total.bytes());
 }
 
-// Anonymous memory that takes none until it is written.
+// Anonymous memory, which is allocated only when written.
 class Zeros {
  public:
   explicit Zeros(std::size_t bytes)
@@ -596,7 +596,7 @@ TEST_F(Refusals, WrongBaseIsRefusedAndTheStateUntouched) {
   EXPECT_EQ(status.error().code, Code::kStale);
   EXPECT_THAT(status.error().detail, HasSubstr(prev_.digest().hex()));
   EXPECT_TRUE(same_bytes(other.view(), witness.view()));
-  // Applying twice is applying to the wrong base.
+  // A second application has the wrong base.
   OwnedState twice = copy(prev_.view());
   ASSERT_TRUE(apply_delta(delta_, twice));
   EXPECT_EQ(apply_delta(delta_, twice).error().code, Code::kStale);

@@ -1,5 +1,4 @@
-// Ten thousand random states of every type and odd shapes: delta, snapshot and fold lead to the very bits they were
-// made from.
+// Ten thousand random states of every type and odd shapes: delta, snapshot and fold give exactly the original bits.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -13,7 +12,7 @@ using namespace test;
 
 constexpr int kRounds = 10'000;
 
-// Values as they come: noise, small numbers, one value everywhere, or weights.
+// Realistic values: noise, small numbers, one value everywhere, or weights.
 void fill(OwnedState& state, Random& random) {
   fill_random(state, random);
   const std::uint64_t kind = random.below(3);

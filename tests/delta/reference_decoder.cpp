@@ -329,7 +329,7 @@ void decode_sparse(Input in, bool small, std::uint64_t changed, const Elements& 
       const std::uint64_t c = std::min<std::uint64_t>(exponent > block_base ? exponent - block_base : 0, 31);
       std::uint64_t r = 0;
       while (bounds[r] <= c) ++r;
-      // The next change of a range or among dense elements, when it is this element's.
+      // Returns the next change of a range, or of dense elements, if it belongs to this element.
       const auto take_gap = [&](std::uint64_t which) {
         Gaps& g = gaps[which];
         const std::uint64_t rank = g.seen++;

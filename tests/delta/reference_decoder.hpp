@@ -1,5 +1,5 @@
 // A second decoder of patches, written from delta/FORMAT.md alone: element by element, trusting its input. It shares no
-// code with delta/, so that agreement of the two means that the description is right.
+// code with delta/, so their agreement shows that the description is right.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -17,7 +17,7 @@ struct Tensor {
 };
 using State = std::vector<Tensor>;
 
-// The state a snapshot holds, or what a delta makes of `base`. Throws std::runtime_error when a rule of the format is
+// The state in a snapshot, or the result of a delta on `base`. Throws std::runtime_error if a rule of the format is
 // broken.
 State decode(std::span<const std::byte> patch, State base);
 

@@ -43,9 +43,9 @@ std::string random_bytes(Random& random, std::size_t size) {
   return bytes;
 }
 
-// ---- with bytes of its own ----
+// ---- arbitrary control messages ----
 
-// A member that says what it likes on its control connection.
+// A member that sends arbitrary messages on its control connection.
 class Raw {
  public:
   explicit Raw(const AttackOptions& options) : options_(options), end_(kClock.now() + options.length) {}
@@ -130,8 +130,8 @@ class Raw {
   std::unique_ptr<Peer> peer_;
 };
 
-// A member that has parents like any other, and learns from them what a policy's digest is: it says it has installed
-// whatever there is, keeps nothing and forwards nothing.
+// A member with parents, from which it learns the policies' digests. It claims to have installed every version, but
+// keeps and forwards nothing.
 class Child : public Raw {
  public:
   using Raw::Raw;
@@ -179,13 +179,13 @@ class Child : public Raw {
     }
   }
   const wire::Assign& assign() const { return assign_; }
-  // To a parent, if it is open.
+  // The edge to a parent, if it is open.
   Peer* edge(std::uint64_t parent) {
     const auto it = edges_.find(parent);
     return it != edges_.end() && it->second && it->second->open() ? it->second.get() : nullptr;
   }
 
-  // A connection for data to a parent that the learner has named.
+  // Opens a data connection to a parent that the learner has named.
   Result<std::unique_ptr<Peer>> edge_to(const wire::Parent& parent) { return edge_to(parent, identity_, true); }
   Result<std::unique_ptr<Peer>> edge_to(const wire::Parent& parent, const Identity& as, bool with_grant) {
     const overlay::Endpoint to =
@@ -324,8 +324,8 @@ Result<Outcome> have_flood(const AttackOptions& options) {
   return child.outcome;
 }
 
-// A child that complains of the parents it has: their edges fail, they are silent, they cannot be reached, their chunks
-// are bad. Slowly enough for every budget, and under a new connection now and then.
+// A child that complains of its parents: their edges fail, they are silent or unreachable, their chunks are bad. It
+// stays below every budget, and reconnects now and then.
 Result<Outcome> bad_child(const AttackOptions& options) {
   Child child(options);
   ECHO_TRY(child.begin());
@@ -372,7 +372,7 @@ Result<Outcome> dial_anywhere(const AttackOptions& options) {
   return child.outcome;
 }
 
-// Connections that say nothing: plain ones, and such with a certificate.
+// Silent connections, with and without a certificate.
 Result<Outcome> idle_connections(const AttackOptions& options) {
   rlimit files{};
   ::getrlimit(RLIMIT_NOFILE, &files);
@@ -420,7 +420,7 @@ Result<Outcome> unassigned_child(const AttackOptions& options) {
   return child.outcome;
 }
 
-// Frames that promise more than there may be, control messages that are none, messages that never end.
+// Frames with lengths beyond the limits, invalid control messages, and messages without end.
 Result<Outcome> oversized(const AttackOptions& options) {
   Raw raw(options);
   ECHO_TRY(raw.begin());
@@ -449,7 +449,7 @@ Result<Outcome> oversized(const AttackOptions& options) {
   return raw.outcome;
 }
 
-// ---- as a worker that keeps to the protocol, but for its work ----
+// ---- workers that follow the protocol and cheat in their work ----
 
 class Insider {
  public:
@@ -518,7 +518,7 @@ class Insider {
     return found;
   }
 
-  // A submission that passes the door, made without a model.
+  // A submission that the door accepts, made without a model.
   Result<schema::Submission> made_up(const schema::Lease& lease) {
     if (!phrasing_) {
       ECHO_ASSIGN(model::Tokenizer tokenizer, model::Tokenizer::from_json(spec_.tokenizer_json()));
@@ -587,8 +587,7 @@ class Insider {
   std::unique_ptr<overlay::WorkerNode> node_;
 };
 
-// Nothing: a member that holds a place, forwards, and acknowledges what it has as soon as it has it. It computes
-// nothing.
+// The baseline: a member that holds a place, forwards, and acknowledges each version at once. It computes nothing.
 Result<Outcome> no_attack(const AttackOptions& options) {
   Insider insider(options);
   ECHO_TRY(insider.begin());
@@ -596,7 +595,7 @@ Result<Outcome> no_attack(const AttackOptions& options) {
   return insider.outcome;
 }
 
-// Asks for everything, tells of progress, returns nothing.
+// Asks for as many leases as possible, reports progress, and returns nothing.
 Result<Outcome> hoard(const AttackOptions& options) {
   Insider insider(options);
   ECHO_TRY(insider.begin());
@@ -612,7 +611,7 @@ Result<Outcome> hoard(const AttackOptions& options) {
   return insider.outcome;
 }
 
-// Hands in whatever `spoil` leaves of sound trajectories.
+// Submits sound trajectories changed by `spoil`.
 Result<Outcome> submit(const AttackOptions& options, const std::function<void(schema::Trajectory&)>& spoil) {
   Insider insider(options);
   ECHO_TRY(insider.begin());
@@ -637,7 +636,7 @@ Result<Outcome> wrong_rewards(const AttackOptions& options) {
   return submit(options, [](schema::Trajectory& t) { t.set_reward(1), t.set_correct(true); });
 }
 
-// Sound, worthless and fast, and says it is a thousand times as fast as that.
+// Submits sound but worthless trajectories fast, and claims to be a thousand times faster.
 Result<Outcome> braggart(const AttackOptions& options) {
   Insider insider(options);
   ECHO_TRY(insider.begin());

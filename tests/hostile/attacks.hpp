@@ -23,9 +23,9 @@ inline constexpr std::string_view kNoAttack = "none";
 // The names of attacks, in the order of docs/threats.md.
 std::vector<std::string> attack_names();
 
-// {"attack", "worker", "messages", "bytes", "goodbye", "barred", "seconds"}: what it sent, what it was told last,
-// whether it was let in again afterwards, and after how long in the run it was thrown out. Errors: it did not even get
-// in.
+// {"attack", "worker", "messages", "bytes", "goodbye", "barred", "seconds"}: its traffic, the learner's last message,
+// whether the learner refused it afterwards, and the time in the run when it was expelled. An error if it was not even
+// admitted.
 Result<nlohmann::json> attack(const std::string& name, const AttackOptions& options);
 
 }  // namespace echoline::hostile

@@ -1,5 +1,5 @@
-// hostile_worker ATTACK HOST:PORT NAME SECONDS TOKEN..: lets itself into a run with its tokens, does what it is named
-// after, and prints what came of it as JSON. Tokens are for the instances NAME-0, NAME-1, ..
+// hostile_worker ATTACK HOST:PORT NAME SECONDS TOKEN..: joins a run with its tokens, performs the attack, and prints
+// the outcome as JSON. Tokens are for the instances NAME-0, NAME-1, ..
 #include <cstdio>
 #include <cstdlib>
 

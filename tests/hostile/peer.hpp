@@ -1,5 +1,4 @@
-// One connection to a node of a run as an attacker has it: real TLS and real frames, and whatever bytes it likes
-// inside.
+// An attacker's connection to a node of a run: real TLS and real frames, with arbitrary bytes inside.
 #pragma once
 #include <deque>
 #include <memory>
@@ -16,7 +15,7 @@ namespace echoline::hostile {
 
 namespace wire = overlay::wire;
 
-// A machine that has enrolled: its certificate, and who it is in the run.
+// An enrolled machine: its certificate, and its identity in the run.
 struct Identity {
   overlay::Credentials credentials;
   WorkerId worker;
@@ -36,7 +35,7 @@ class Peer {
   bool send_bytes(std::span<const std::byte> bytes);
   // The next control message within `wait`; frames of other kinds are counted and skipped.
   std::optional<wire::ControlMessage> receive(Duration wait);
-  // Reads whatever is there, and remembers a goodbye.
+  // Reads all available frames, and remembers a goodbye.
   void drain(Duration wait = Duration(0));
 
   bool open() const { return open_; }
@@ -58,7 +57,7 @@ class Peer {
   std::uint64_t chunk_bytes_ = 0;
 };
 
-// A plain TCP connection, for those who never say anything; -1 when there is none to be had.
+// A plain TCP connection for silent attackers; -1 if it fails.
 int dial(const overlay::Endpoint& to);
 
 }  // namespace echoline::hostile

@@ -29,7 +29,7 @@ using std::chrono::seconds;
 // not among them: a child that is not the learner's is barred by its parent.
 const std::vector<std::string> kThrownOut = {"bad-heartbeat", "slander", "renew-flood", "wrong-rewards",
                                              "nan",           "talk",    "oversized",   "braggart"};
-// These take all of a machine's cores, so each has a time of its own.
+// These attacks use all cores of a machine, so they run one at a time.
 const std::vector<std::string> kFloods = {"renew-flood", "have-flood", "talk", "idle-connections"};
 
 class Threats : public ::testing::Test {
@@ -39,7 +39,7 @@ class Threats : public ::testing::Test {
     return status.is_object() ? status.value("step", std::uint64_t{0}) : 0;
   }
 
-  // Each attack in a thread of its own; what came of it, by name.
+  // Runs each attack in its own thread, and returns the outcomes by name.
   std::map<std::string, json> attack(const std::vector<std::string>& names, Duration length) {
     const auto authority = overlay::trust::Authority::open(run_ / "overlay", "quickstart");
     EXPECT_TRUE(authority);

@@ -20,7 +20,7 @@ double timed_s(const std::function<void()>& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// Groups of eight trajectories of so many response tokens each.
+// Groups of eight trajectories with the given number of response tokens each.
 std::vector<std::vector<Trajectory>> commits(std::uint64_t trajectories = kTrajectories, std::uint32_t tokens = 512) {
   std::vector<std::vector<Trajectory>> commits;
   for (std::uint64_t i = 0; i < trajectories; ++i) {
@@ -112,8 +112,8 @@ TEST(AddBench, CostsLittleOverRawSqlite) {
   EXPECT_GT(raw / ours, 0.1) << "add() costs more than ten times the bare inserts";
 }
 
-// Every worker asks for one group and hands it in, turn by turn of 256 workers, and the learner takes its steps.
-// Seconds for a grant.
+// Every worker asks for one group and submits it, in turns of 256 workers, and the learner takes its steps. Returns
+// seconds per grant.
 double grant_s(std::uint64_t workers, bool durable) {
   constexpr std::uint64_t kTurn = 256;
   constexpr std::uint64_t kRounds = 3;
@@ -144,7 +144,7 @@ double grant_s(std::uint64_t workers, bool durable) {
           ask([&](const GrantRequest& r) { leases.push_back(core.grant(r, round, now).at(0).record); });
       });
     }
-    // Not measured: they come back, at speeds that differ.
+    // The submissions, at different speeds, are not measured.
     for (std::size_t i = 0; i < leases.size(); ++i) {
       now += 0.0001 * static_cast<double>(i % 7);
       if (durable) continue;

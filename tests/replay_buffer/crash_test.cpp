@@ -1,4 +1,4 @@
-// kill -9 in the middle of everything: what was acknowledged over a pipe is there afterwards, once, in whole groups.
+// kill -9 at any moment: groups acknowledged over a pipe are stored afterwards, once and whole.
 #include <signal.h>
 #include <sys/wait.h>
 
@@ -24,7 +24,7 @@ struct Acknowledged {
   std::uint64_t lease, group;
 };
 
-// The child: takes leases, hands in, acknowledges each over the pipe once submit() has returned. Never returns.
+// The child takes leases, submits, and acknowledges each over the pipe after submit() has returned. Never returns.
 [[noreturn]] void serve(const std::filesystem::path& file, int pipe) {
   auto buffer = must(ReplayBuffer::open(file, options_for(kGroup, 1)));
   auto ledger = must(JobLedger::open(*buffer, ledger_options()));
@@ -98,7 +98,7 @@ TEST(Crash, AcknowledgedTrajectoriesSurviveKill9) {
       acknowledged.emplace(group.id.value, again.lease());
     }
     EXPECT_EQ(must(buffer->counts(0)).stored, counts.stored);
-    // Leases of the killed process come back to the pool and are given out again, none is lost.
+    // Leases of the killed process return to the pool and are granted again. None is lost.
     must(ledger->release_worker(kWorker, 1000));
   }
   auto buffer = must(ReplayBuffer::open(folder.file(), options_for(kGroup, 1)));

@@ -191,7 +191,7 @@ class Simulation {
       for (const LeaseRecord& lease : worker.leases) ids.push_back(lease.id);
       if (scenario_.hoarder == Hoarder::kPretends || dawdles)
         must(ledger_->renew(worker.id, ids, ++worker.progress, unix_s()));
-      // The learner waits for 2.5 x what a worker took before.
+      // The learner waits for 2.5 x the worker's previous time.
       const double held_s = unix_s() - worker.leases.front().granted_unix_s;
       if (sprints || (dawdles && held_s >= worker.seconds_per_group)) {
         worker.seconds_per_group = std::min(2.3 * worker.seconds_per_group, 20.0);
@@ -263,7 +263,7 @@ std::string described(const Scenario& s, std::uint64_t seed) {
                      s.staleness_budget, s.lookahead_steps, s.publish_every);
 }
 
-// Nearly nothing: newcomers far slower than the others, and workers that were just lost with their work, are not waited
+// Nearly nothing is stranded: newcomers far slower than the others, and workers lost with their work, are not waited
 // for.
 TEST(LedgerSim, NothingWithinItsLeaseIsTooStale) {
   Outcome all;
@@ -281,14 +281,14 @@ TEST(LedgerSim, NothingWithinItsLeaseIsTooStale) {
   }
   fmt::print("{} accepted, {} too stale, {} dropped\n", all.accepted, all.too_stale, all.dropped);
   EXPECT_LT(20 * (all.too_stale + all.dropped), all.accepted);
-  // The scenarios did exercise what they are for.
+  // Checks that the scenarios exercised their cases.
   EXPECT_GT(all.accepted, 2'000u);
   EXPECT_GT(all.expired, 5u);
   EXPECT_GT(all.duplicates, 20u);
 }
 
-// A learner that never waits does strand slow workers: what the check above prevents is real, and even then nothing
-// stale is trained on.
+// A learner that never waits does strand slow workers, so the check above prevents a real problem. Even then it trains
+// on nothing stale.
 TEST(LedgerSim, ALearnerThatDoesNotWaitLosesWork) {
   std::uint64_t lost = 0;
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
@@ -303,8 +303,8 @@ TEST(LedgerSim, ALearnerThatDoesNotWaitLosesWork) {
   EXPECT_GT(lost, 0u);
 }
 
-// With a worker twenty times as slow as others and leases far shorter than its groups take: it keeps them by making
-// progress. The learner does not wait for it longer than usual, so a little of its work may come too late.
+// A worker is twenty times as slow as the others, and its leases are far shorter than its groups take. It keeps them by
+// making progress. The learner waits for it no longer than usual, so a little of its work may come too late.
 TEST(LedgerSim, AWorkerThatMakesProgressKeepsItsLeases) {
   Outcome all;
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
@@ -357,7 +357,7 @@ TEST(LedgerSim, AHoarderDoesNotStarveTheLearner) {
   }
 }
 
-// S = 0: every step trains on rollouts of the very version that it updates, whatever the fleet does.
+// S = 0: every step trains on rollouts of the version that it updates, under any event of the fleet.
 TEST(LedgerSim, StrictlyOnPolicy) {
   std::uint64_t accepted = 0, dropped = 0;
   for (std::uint64_t seed = 1; seed <= 10; ++seed) {
@@ -376,8 +376,8 @@ TEST(LedgerSim, StrictlyOnPolicy) {
   EXPECT_LT(20 * dropped, accepted);
 }
 
-// A fleet that is just fast enough keeps the learner as busy with a lookahead of 2 as with S = 11 batches in stock, and
-// the data is as old as the lookahead allows instead of S.
+// A fleet that is just fast enough keeps the learner as busy with a lookahead of 2 as with S = 11 batches in stock. The
+// age of the data then follows the lookahead instead of S.
 TEST(LedgerSim, ALookaheadOfTwoFeedsTheLearner) {
   const auto run = [](std::uint32_t lookahead) {
     Outcome all;

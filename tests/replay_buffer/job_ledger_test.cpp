@@ -70,7 +70,7 @@ TEST_F(Ledger, StepsInWhichWorkersCouldHaveTakenMoreAreCountedByTheBound) {
   EXPECT_EQ(bound(Bound::kBudget), 0u) << "since the ledger was opened";
 }
 
-// The grants of one turn: on a disk that refuses none of them has happened.
+// All grants of one turn fail together on a disk that refuses writes.
 TEST(LedgerOnAFullDisk, CallsThatAreMadeTogetherHappenTogetherOrNotAtAll) {
   const TemporaryFolder folder;
   RefusingDisk disk;
@@ -108,8 +108,7 @@ TEST(LedgerOnAFullDisk, CallsThatAreMadeTogetherHappenTogetherOrNotAtAll) {
   EXPECT_EQ(must(ledger->counts()).set_aside.at("prompt cannot be used"), 1u);
 }
 
-// A call that a full disk ends has changed nothing, in memory either: no worker is blamed for it, however often it is
-// tried.
+// A call that fails on a full disk changes nothing, in memory either. No worker is blamed, however often it is retried.
 TEST(LedgerOnAFullDisk, NothingHappensUntilThereIsRoom) {
   const TemporaryFolder folder;
   RefusingDisk disk;
@@ -312,7 +311,7 @@ TEST_F(Ledger, ReturnedLeasesGoToOthersAtOnceWithoutBlame) {
   EXPECT_TRUE(ledger_->newly_set_aside().empty());
 }
 
-// Under a policy that came while it was at work, in part or from the first token on.
+// A newer policy arrived while the worker generated, for a part of the tokens or for all.
 TEST_F(Ledger, TokensOfANewerPolicyThanTheLeasedOneAreWelcome) {
   const auto lease = grant(kAda, 1)[0];
   auto submission = submission_for(lease);
@@ -398,7 +397,7 @@ TEST_F(Ledger, FullBufferIsAnErrorAndNothingIsLost) {
   EXPECT_TRUE(submit(kAda, a).accepted);
 }
 
-// A fleet whose median is a second: its slow worker needs 40 s a group, and hands in every one.
+// The fleet's median is a second. Its slow worker needs 40 s per group, and submits every one.
 TEST_F(Ledger, ALeaseFollowsItsOwnWorkersTimeAndNotTheFleets) {
   double now = 1000;
   std::uint64_t step = 0;
@@ -537,7 +536,7 @@ TEST_F(Ledger, AWorkerThatReturnsNothingIsNamed) {
     }
   }
   EXPECT_TRUE(ledger_->newly_idle().empty());
-  // Lost with its work again and again, as a hoarder would be that never lets a lease run out.
+  // The worker is lost with its work again and again, as a hoarder that never lets a lease expire would be.
   for (int i = 0; i < 10; ++i) {
     EXPECT_EQ(grant(WorkerId{3}, 1, 0, now).size(), 1u);
     must(ledger_->release_worker(WorkerId{3}, now + 1));
@@ -545,7 +544,7 @@ TEST_F(Ledger, AWorkerThatReturnsNothingIsNamed) {
   EXPECT_EQ(ledger_->newly_idle().size(), 1u);
 }
 
-// A result tells for how long its worker had work, by the ledger's own clock.
+// A verdict contains the time for which the worker had work, by the ledger's own clock.
 TEST_F(Ledger, TheTimeWithWorkIsCountedOnce) {
   const auto first = grant(kAda, 2, 0, 1000);
   const schema::Submission a = submission_for(first[0]), b = submission_for(first[1]);

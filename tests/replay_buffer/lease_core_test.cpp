@@ -1,5 +1,5 @@
-// The decisions of the job ledger: the same over a database, however often its disk refuses, as without one; and the
-// same after the file was read again.
+// The decisions of the job ledger. They are the same with a database whose disk fails, without one, and after the file
+// was read again.
 #include "replay_buffer/lease_core.hpp"
 
 #include <random>
@@ -32,7 +32,7 @@ TEST(FleetPaces, AgreeWithAFullComputation) {
   CountedRates rates;
   for (int i = 0; i < 4000; ++i) {
     if (values.empty() || random.chance(0.6)) {
-      // Far apart, and often equal: then what counts of a rate changes with the median.
+      // Rates far apart and often equal: their counted values change with the median.
       values.push_back(random.chance(0.3) ? 1.0 : std::exp2(static_cast<double>(random.below(24)) - 12));
       running.insert(values.back());
       rates.insert(values.back());
@@ -107,7 +107,7 @@ class Twins {
   std::uint64_t kinds_seen() const { return kinds_.size(); }
 
  private:
-  // Until the disk has it, and never differently for having been tried.
+  // Repeats the call until the disk accepts it. Failed attempts must not change the result.
   template <class Call>
   auto persistently(Call&& call) {
     while (random_.chance(0.15)) {
@@ -214,7 +214,7 @@ class Twins {
     const auto excused = persistently([&] { return ledger_->excuse(late_s, now_); });
     EXPECT_EQ(*excused, core_.excuse(late_s, now_));
   }
-  // A learner step, where there is a batch for it; or the learner goes on without.
+  // A learner step, if there is a batch for it.
   void steps() {
     if (core_.stranded_by_next_step(step_, now_) > 0) return;
     const auto batch = must(buffer_->sample(step_, 6));
@@ -271,7 +271,7 @@ TEST(LeaseCore, DecidesTheSameWithoutAFile) {
   EXPECT_GT(refused, 200u) << "or it says little about disks that refuse";
 }
 
-// From the same file twice: once as the ledger left it in memory, once read again.
+// Compares the ledger's state in memory with the state read from its file.
 TEST(LeaseCore, IsTheSameWhenItsJournalIsReadAgain) {
   Random random(7);
   const TemporaryFolder folder(TemporaryFolder::On::kMemory);

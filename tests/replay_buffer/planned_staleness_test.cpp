@@ -17,7 +17,7 @@ struct Fleet {
   std::uint32_t budget, lookahead, publish_every, groups_per_step;
 };
 
-// Oldest group that was trained on. Groups have one rollout; the learner takes the oldest as the buffer does.
+// The oldest group trained on. Groups have one rollout, and the learner takes the oldest, like the buffer.
 std::uint64_t oldest_trained(const Fleet& f, std::uint64_t steps) {
   struct Group {
     std::uint64_t version, number;

@@ -1,6 +1,6 @@
-// Power loss at every moment: SQLite runs on a file system in memory that knows which writes were synced. A snapshot
-// keeps what was synced and a random part of the rest, in pieces of a disk sector; whatever had been acknowledged by
-// then must be in it.
+// Power loss at every moment: SQLite runs on a file system in memory that tracks synced writes. A snapshot keeps the
+// synced writes and a random part of the rest, in pieces of a disk sector. It must contain every acknowledged
+// submission.
 #include <sqlite3.h>
 
 #include <cstring>

@@ -1,4 +1,4 @@
-// A disk that refuses on demand: SQLite's file system, whose writes or syncs fail while a test wants it. For tests.
+// A SQLite file system for tests whose writes or syncs fail on demand.
 #pragma once
 #include <sqlite3.h>
 
@@ -8,7 +8,7 @@
 
 namespace echoline::replay_buffer {
 
-// While there is one, databases that are opened use it. One at a time.
+// While an object exists, newly opened databases use it. One object at a time.
 class RefusingDisk {
  public:
   RefusingDisk() {
@@ -35,7 +35,7 @@ class RefusingDisk {
 
   void be_full() { write_ = SQLITE_FULL, errno_ = ENOSPC; }
   void fail_writes() { write_ = SQLITE_IOERR_WRITE, errno_ = EIO; }
-  // With ENOSPC: a file system that finds out late that it is full.
+  // Syncs fail with ENOSPC, as on a file system that allocates late.
   void fail_syncs(int error) { sync_ = SQLITE_IOERR_FSYNC, errno_ = error; }
   void accept() { write_ = sync_ = SQLITE_OK, errno_ = 0; }
   // Writes and syncs that were refused.

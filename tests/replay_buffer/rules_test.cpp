@@ -1,4 +1,4 @@
-// The ledger's rules: pacing, what a step strands, lease length, acceptance, shares and failures.
+// The ledger's rules: pacing, stranded work, lease length, acceptance, shares and failures.
 #include "replay_buffer/rules.hpp"
 
 #include <gtest/gtest.h>
@@ -147,7 +147,7 @@ TEST(Lease, ANewcomerIsMeasuredByTheOthers) {
   EXPECT_EQ(patience_seconds(length, std::nullopt, 2.0), 8);
   EXPECT_EQ(patience_seconds(length, std::nullopt, 100.0), 60);
   EXPECT_EQ(patience_seconds(length, 2.0, 100.0), 5);
-  // Longer than the learner takes for all steps that may use it, it would wait for this worker alone.
+  // The learner never waits longer than its steps that may use the work take.
   EXPECT_EQ(patience_seconds(length, 40.0, {}, 7.0), 7);
   EXPECT_EQ(patience_seconds(length, std::nullopt, {}, 7.0), 7);
   EXPECT_EQ(patience_seconds(length, 40.0, {}, 0.1), 1);

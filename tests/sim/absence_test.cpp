@@ -66,7 +66,7 @@ TEST(Absence, ClocksThatAreHoursOffHinderNoWorker) {
   EXPECT_TRUE(run.all_have(Version{1}));
   EXPECT_EQ(run.fleet.learner()->stats().joined, 4u);
   EXPECT_EQ(run.fleet.wrong(), "");
-  // They forwarded to each other: the learner has sent each version about once.
+  // Workers forwarded to each other: the learner has sent each version about once.
   EXPECT_LE(run.fleet.learner()->stats().chunk_bytes_sent.count, 8 * 100'000u);
 }
 
@@ -86,7 +86,7 @@ TEST(Absence, AMachineThatSleptForHoursKeepsItsIdentity) {
   EXPECT_EQ(run.fleet.worker(1).state->worker, id);
   EXPECT_EQ(run.fleet.worker(1).enrolments, enrolments) << "with the key it had";
   EXPECT_EQ(run.fleet.learner()->stats().workers.size(), 3u);
-  // And one that was switched off, with all that lies on its disk.
+  // A machine that was switched off keeps everything on its disk.
   run.fleet.kill_worker(2, Death::kPowerLoss);
   run.world.run(run.world.now() + hours(3));
   run.fleet.start_worker(2);

@@ -113,10 +113,10 @@ TEST(BroadcastSim, TheRestFinishesWhenAnInteriorWorkerDies) {
       print(death == Death::kCrash ? "crash" : "silent death", r);
       ASSERT_EQ(r.topology.chains.size(), 1u);
       EXPECT_EQ(r.publications[0].completions.size(), 5u);
-      // The crash costs about what was on its way; the silent one the heartbeat timeout as well.
+      // The crash costs about the chunks in flight. The silent death also costs the heartbeat timeout.
       const Duration allowed = death == Death::kCrash ? milliseconds(300) : milliseconds(4600);
       EXPECT_LT(r.publications[2].last(), whole.publications[2].last() + allowed);
-      // Nothing is sent twice but what was in flight: less than a tenth of the payload for each of the others.
+      // Only chunks in flight are sent twice: less than a tenth of the payload for each of the others.
       EXPECT_LT(r.worker_chunk_bytes_in.count, 6u * 1'400'000u);
       EXPECT_LT(r.chunks_duplicate, 12u);
     }
@@ -153,9 +153,9 @@ TEST(BroadcastSim, ALaggardSkipsDeltasForASnapshot) {
   s.quorum = 0.7;
   const BroadcastResult r = run(s);
   EXPECT_GE(r.snapshots_asked, 1u);
-  // By deltas alone it would have taken 8 s for the first and 1.6 s for each of 39.
+  // Deltas alone would have taken 8 s for the first and 1.6 s for each of 39.
   EXPECT_LT(seconds(r.virtual_time), 8 + 39 * 1.6 * 0.6);
-  // The others are not held up by it.
+  // It does not delay the others.
   EXPECT_LT(seconds(*r.publications.back().t_b), 1.0);
 }
 
@@ -188,7 +188,7 @@ TEST(BroadcastSim, StripesUseTheUplinksThatChainsLeaveIdle) {
   EXPECT_LT(stripes.publications[0].last(), chains.publications[0].last());
 }
 
-// One worker of twelve has a tenth of the others' links: they do not notice, whether it says so or not.
+// One worker of twelve has a tenth of the others' links. It does not delay them, whether it declares its rate or not.
 TEST(BroadcastSim, AStragglerDelaysNoOtherWorkerInTrees) {
   for (const bool declared : {true, false}) {
     BroadcastScenario s = homogeneous(12, 100, 50);
@@ -302,7 +302,7 @@ TEST(BroadcastSim, UnderConstantDeathsTreesAreMendedInTime) {
   }
 }
 
-// The same with deltas: a newcomer lacks the snapshot and all that came after it, many seconds of its downlink.
+// The same with deltas: a newcomer lacks the snapshot and all later deltas, many seconds of its downlink.
 TEST(BroadcastSim, UnderConstantDeathsNewcomersCatchUpAsFastAsTheyCome) {
   BroadcastScenario s = homogeneous(16, 10, 5);
   s.topology = chains::TopologyPolicy::kTrees;

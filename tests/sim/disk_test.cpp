@@ -14,7 +14,7 @@ using namespace overlay;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// A publication of a few chunks, and the actions with which a core spools it.
+// A publication of a few chunks, and the spool actions of a core for it.
 struct Material {
   std::vector<SealedChunk> chunks;
   PublicationId id{};

@@ -1,4 +1,4 @@
-// Every invariant is broken on purpose once: a rule that cannot fail protects nothing.
+// Every invariant is broken on purpose once, because a rule that cannot fail protects nothing.
 #include "sim/invariants.hpp"
 
 #include <gmock/gmock.h>

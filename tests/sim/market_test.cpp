@@ -1,4 +1,4 @@
-// The core of the fleet in markets that do all there is to fear of them, and under a learner that is killed.
+// The core of the fleet in hostile markets, and under a learner that is killed.
 #include "sim/market.hpp"
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@ TEST(Market, NothingIsForgottenOrOverspentInTwoThousandMarkets) {
     for (const MarketViolation& v : r.violations)
       ADD_FAILURE() << "  " << seconds(v.at) << " s (" << v.rule << "): " << v.text;
   }
-  // It was trouble: machines were lost, and the learner was killed before and after every kind of action.
+  // The markets were hostile: machines were lost, and the learner was killed before and after every kind of action.
   EXPECT_GT(s.losses, s.seeds);
   for (std::size_t i = 0; i < s.restarts_at.size(); ++i)
     EXPECT_GT(s.restarts_at[i], 20u) << kMarketActions[i / 2] << (i % 2 == 0 ? ", before" : ", after");
@@ -33,7 +33,7 @@ TEST(Market, CapacityComesBackWhereHostsAreALittleSlow) {
       ADD_FAILURE() << seed << " (" << v.rule << "): " << v.text;
 }
 
-// Hosts that deceive one after the other: each is found out and replaced, and capacity is back after the last.
+// Hosts deceive one after the other. The fleet detects and replaces each, and capacity is back after the last.
 TEST(Market, CapacityComesBackAfterTheLastDeceit) {
   for (const MarketViolation& v : simulate_market(757350).violations) ADD_FAILURE() << v.rule << ": " << v.text;
   EXPECT_TRUE(simulate_market(757350).restored);

@@ -1,5 +1,4 @@
-// Whole runs under virtual time: what must hold of them whatever the scenario, and what a researcher would expect of
-// them.
+// Whole runs under virtual time: properties of every scenario, and effects that a researcher would expect.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -64,7 +63,7 @@ RunResult simulated(const RunScenario& s) {
   return result ? std::move(*result) : RunResult{};
 }
 
-// Links that offers do not state are assumed, and all are capped: the plan's T_b is the simulated one.
+// Unstated links are assumed, and all are capped: the plan's T_b equals the simulated one.
 TEST(RunSim, PlanAndRunTakeTheSameLinks) {
   RunScenario s = scenario(8);
   for (std::size_t i = 0; i < s.offers.size(); ++i) {
@@ -99,7 +98,7 @@ std::uint64_t oldest(const RunResult& r) {
   return age;
 }
 
-// Everything that is told of a run, to the last bit.
+// All results of a run, to the last bit.
 std::string fingerprint(const RunResult& r) {
   std::string text =
       fmt::format("{} {} {} {} {} {}\n", r.ended, r.wall_s, r.usd_fleet, r.events, r.learner_bytes_sent, r.topology);
@@ -177,7 +176,7 @@ TEST(RunSim, TheLearnerNeverWaitsWithPlentyAndWaitsTheMoreTheLessThereIs) {
   RunScenario s = scenario();
   s.request.fleet.headroom = 1;
   EXPECT_LT(idle(simulated(s)), 0.02);
-  // Four machines make half of what five do in 20 s beside a broadcast; two a quarter.
+  // Four machines make half of five machines' output in 20 s beside a broadcast; two a quarter.
   std::vector<double> idles;
   for (const std::size_t machines : {6, 4, 3, 2, 1}) {
     idles.push_back(idle(simulated(scenario(machines))));
@@ -250,7 +249,7 @@ TEST(RunSim, ASlowdownIsMeasuredAndCompensated) {
   EXPECT_GT(r.workers_most, before);
   EXPECT_FALSE(r.recoveries_s.empty());
   EXPECT_LT(idle(r, 30), 0.05);
-  // With nothing else to rent the learner waits, until they are fast again.
+  // With nothing else to rent, the learner waits until the machines are fast again.
   s.offers.resize(6);
   const double all = idle(simulated(s), 30);
   EXPECT_GT(all, 0.2);
@@ -414,8 +413,8 @@ TEST(RunSim, HungWorkersAreGivenUpAndReplaced) {
   EXPECT_LT(idle(r), 0.3);
 }
 
-// With four times the capacity that is used, a machine waits for several steps until it is given anything; none of them
-// has done anything wrong, and nothing is rented in their place.
+// With four times the used capacity, a machine waits several steps for its next work. None of them is at fault, and
+// none is replaced.
 TEST(RunSim, AnIdleMachineIsNotStalled) {
   RunScenario s = scenario(80);
   s.pacing.steps_total = 80;
@@ -481,7 +480,7 @@ TEST(RunSim, FarRegionsMakeTheBroadcastLonger) {
   const BitRate wide = BitRate::from_mbit_per_s(10'000), narrow = BitRate::from_mbit_per_s(5);
   const RunResult near = run(milliseconds(5), wide);
   EXPECT_GT(t_b(run(milliseconds(400), wide)), t_b(near) + 0.3);
-  // Over a narrow way every policy goes once, however many stand beyond it.
+  // Over a narrow link, every policy crosses once for any number of workers behind it.
   const RunResult once = run(milliseconds(5), narrow);
   EXPECT_GT(t_b(once), t_b(near));
   double published = 0;
@@ -503,7 +502,7 @@ TEST(RunSim, InvalidScenariosAreRefused) {
   EXPECT_EQ(simulate_run(s).error().code, Code::kInvalid);
 }
 
-// The planner's model stands for the protocol: the cores themselves, over the same links, take about as long.
+// The planner's model matches the protocol: the cores themselves, over the same links, take about as long.
 TEST(RunSim, BroadcastTimesAreThoseOfTheProtocol) {
   struct Fleet {
     std::size_t workers;

@@ -1,4 +1,4 @@
-// A core that does as it is told and writes down what happens to it, for tests of the simulated world.
+// A scripted core that records its events, for tests of the simulated world.
 #pragma once
 #include <map>
 #include <string>

@@ -306,7 +306,7 @@ class Identities : public testing::Test {
     ASSERT_TRUE(certificate.has_value());
     p_.tell(host, [&](Talker& t) { t.act(act::UseCertificate{*certificate, by.certificate()}); });
   }
-  // What `a` learns from dialling `b`, and what `b` does.
+  // The result at `a` of dialling `b`, and the last event at `b`.
   std::pair<std::string, std::string> dial(WorkerId expected, act::Service service = act::Service::kData) {
     p_.a->events.clear();
     p_.b->events.clear();

@@ -1,4 +1,4 @@
-// Reads any bytes as a scenario of `echoline sim run`, and as the tables that one can name. libFuzzer calls it when
+// Reads any bytes as a scenario of `echoline sim run`, and as the tables that it can name. libFuzzer calls it when
 // ECHOLINE_FUZZ is on; run_scenario_test calls it on mutated scenarios in every ordinary test run.
 #include <algorithm>
 #include <cstdint>

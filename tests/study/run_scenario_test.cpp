@@ -1,4 +1,4 @@
-// Scenario files of simulated runs: what they say, what is wrong with them, and what they come to.
+// Scenario files of simulated runs: their keys, their errors, and the resulting scenarios.
 #include <gtest/gtest.h>
 
 #include <set>

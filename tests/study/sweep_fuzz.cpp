@@ -1,4 +1,4 @@
-// Reads any bytes as what --over says, and checks what must hold for every input. libFuzzer calls it when ECHOLINE_FUZZ
+// Reads any bytes as the values of --over, and checks properties of every input. libFuzzer calls it when ECHOLINE_FUZZ
 // is on; sweep_test calls it on mutated texts in every ordinary test run.
 #include <cmath>
 #include <cstdint>

@@ -190,7 +190,7 @@ TEST_F(Results, HostileReportsAreOnlyData) {
   EXPECT_FALSE(json::parse(to_json(r).dump(), nullptr, false).is_discarded());
 }
 
-// Every "<script" that a page has, its own ones included.
+// Every "<script" of a page, including the page's own.
 std::size_t scripts_of(const std::string& page) {
   std::size_t count = 0;
   for (std::size_t at = 0; (at = page.find("<script", at)) != std::string::npos; ++at) ++count;
@@ -212,7 +212,7 @@ TEST_F(Results, ThePageEscapesItsTexts) {
   EXPECT_THAT(page, HasSubstr("cells/" + plan_.cells[0].runs[0].digest + "/"));
   EXPECT_THAT(page, Not(HasSubstr("http:")));  // nothing is fetched
   EXPECT_THAT(page, Not(HasSubstr("src=\"")));
-  // The data is what is plotted: a line for each value of the second key.
+  // The page's data is the plot: a line for each value of the second key.
   const std::size_t begin = page.find("id='plots'>") + 11;
   const json plots = json::parse(page.substr(begin, page.find("</script>", begin) - begin));
   ASSERT_EQ(plots.size(), 4u);  // the front and three measures

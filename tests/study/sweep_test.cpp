@@ -1,4 +1,4 @@
-// Sweeps without processes: expressions, grids, what cells resolve to, statistics, and the pages that show them.
+// Sweeps without processes: expressions, grids, resolved cells, statistics, and their pages.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
