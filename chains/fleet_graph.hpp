@@ -18,7 +18,7 @@ struct Edge {
 // The edges parent -> child of all workers of one stripe, chain by chain.
 std::vector<Edge> edges_of(const Topology& topology, std::size_t stripe = 0);
 
-// Checks that every stripe is a tree rooted at the learner that spans exactly `workers`: each worker is in one chain,
+// Checks that every stripe is a tree rooted at the learner that spans exactly `workers`. Each worker is in one chain,
 // and each chain comes after the worker to which it is attached, so no worker has two parents or is on a cycle. Also:
 // no chain is empty, no worker of `leaves_only` has a child, and only under trees a worker has two children in a
 // stripe. Otherwise kInternal, naming the worker and the defect.

@@ -27,8 +27,8 @@ constexpr const char* kPage =
     "taken as it\n  stands, lists and mappings are in brackets: `--set 'model={path: my-model}'`. A relative path in "
     "it "
     "refers to the working\n  directory.\n"
-    "- What a run resolved to, defaults included and paths absolute, is `config.yaml` in its folder; it is a run file "
-    "itself.\n";
+    "- `config.yaml` in a run's folder is the resolved run file, with defaults and absolute paths. It is itself a "
+    "run file.\n";
 
 struct Arguments {
   bool json = false, yaml = false;

@@ -15,8 +15,8 @@ struct UpArguments {
   std::string again = {};
 };
 
-// What to do about a run that has ended early: "go on with: echoline up ... --resume". A run without a checkpoint gets
-// the command that starts it again: `again` if that is given.
+// Advice for a run that has ended early: "go on with: echoline up ... --resume". For a run without a checkpoint, the
+// command that starts it again: `again` if that is given.
 std::string next_command(const std::filesystem::path& folder, const std::string& config,
                          const std::vector<std::string>& overrides, const std::string& again = "");
 

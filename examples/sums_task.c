@@ -1,5 +1,4 @@
-/* A task in C: sums of two numbers.
- * Build:    cc -shared -fPIC -O2 -I clients/c -o libsums.so examples/sums_task.c
+/* Sums of two numbers, a task in C. Build: cc -shared -fPIC -O2 -I clients/c -o libsums.so examples/sums_task.c
  * Run file: task: {adapter: library, options: {library: libsums.so, settings: {largest: 99}}} */
 #include <stdio.h>
 #include <stdlib.h>

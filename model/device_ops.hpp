@@ -26,8 +26,8 @@ torch::Tensor rotate_on_device(const torch::Tensor& qkv, const Rotation& rotatio
 // x[rows], rows int64 without repetition.
 torch::Tensor chosen_rows(const torch::Tensor& x, const torch::Tensor& rows);
 
-// Which keys each segment sees, for attention over all segments in one call: a segment's keys are those of its prefix
-// and its own, one behind the other, and its queries see all keys up to their own from the end.
+// The keys that each segment sees, for attention over all segments in one call. A segment's keys are those of its
+// prefix followed by its own. A query sees all keys up to its own, counted from the end.
 struct AttentionPlan {
   torch::Tensor queries_first, keys_first;  // int32 [segments + 1]
   std::int64_t queries_max = 0, keys_max = 0;

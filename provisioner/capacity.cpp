@@ -30,9 +30,9 @@ Result<CapacityTarget> capacity_target(const LearnerPace& pace, Duration broadca
   if (generating_s <= 0) {
     const auto smallest = broadcast_time / pace.step_time + 1;
     return fail(Code::kInfeasible, kOperation,
-                "a broadcast takes T_b = {} and a publication period only kappa*T = {} x {} = {}, which leaves no time "
-                "to generate; publish every {} steps or more, or bring T_b below {} (smaller delta, faster links, "
-                "shorter chains)",
+                "a broadcast takes T_b = {} and a publication period only kappa*T = {} x {} = {}. No time is left to "
+                "generate; publish every {} steps or more, or bring T_b below {} (smaller delta, faster links, shorter "
+                "chains)",
                 to_text(broadcast_time), pace.publish_every, to_text(pace.step_time),
                 to_text(pace.publish_every * pace.step_time), smallest, to_text(pace.publish_every * pace.step_time));
   }

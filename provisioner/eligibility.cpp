@@ -61,7 +61,7 @@ std::vector<std::string> assumed_of(const PlanRequest& r, const Offer& o) {
 std::optional<std::string> defect_of(const PlanRequest& r, const Offer& o) {
   if (!r.fleet.joined_by_hand() && o.provider != r.fleet.provider)
     return fmt::format("of provider {}, but this run rents from {}", o.provider, r.fleet.provider);
-  if (!o.rentable) return "somebody else has it";
+  if (!o.rentable) return "another customer rents it";
   if (!r.fleet.places.empty() && std::none_of(r.fleet.places.begin(), r.fleet.places.end(),
                                               [&](const auto& place) { return contains_place(o.place, place); }))
     return o.place.empty() ? std::string("place not stated, but fleet.places requires one")

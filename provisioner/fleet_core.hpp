@@ -53,7 +53,7 @@ inline constexpr std::uint64_t kArrivalParts = 8;
 inline constexpr Duration kDrain = std::chrono::minutes(2);
 // For a worker's measured traffic; five publication periods if longer.
 inline constexpr Duration kTrafficWindow = std::chrono::minutes(5);
-// Of the total budget, for the time it takes to return everything.
+// The rent of this time is kept from the total budget, to pay until everything is returned.
 inline constexpr Duration kReserve = std::chrono::minutes(3);
 // Longer gaps between two ticks do not count as time that passed: the process did not run.
 inline constexpr Duration kStepMax = std::chrono::seconds(5);

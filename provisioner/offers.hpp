@@ -97,9 +97,9 @@ struct OfferList {
   std::string format;  // not "auto"
 };
 
-// Null and absent values are unknown. A bad file gives one kInvalid error that lists every problem with its place, one
-// per line, up to a limit: syntax, missing keys, wrong types, values out of range, repeated ids; in our own format also
-// unknown and repeated keys. kNotFound, kIo or kExhausted if the file cannot be read.
+// Null and absent values are unknown. A bad file gives one kInvalid error that lists the problems with their places,
+// one per line, up to a limit. Problems are wrong syntax, missing keys, wrong types, values out of range and repeated
+// ids; in our own format also unknown and repeated keys. kNotFound, kIo or kExhausted if the file cannot be read.
 Result<OfferList> load_offers(const std::filesystem::path& path, const OfferReading& reading = {});
 // Parses text; messages name it `name`.
 Result<OfferList> parse_offers(std::string_view text, std::string_view name, const OfferReading& reading = {});

@@ -105,10 +105,11 @@ struct LeaseLength {
 double lease_seconds(const LeaseLength& length, std::optional<double> seconds_per_token,
                      std::optional<double> median_seconds_per_token = std::nullopt);
 
-// How long after the grant a learner step waits for a result that would otherwise be stranded: 2.5 x the worker's own
-// time from grant to result (SparrowRL section 5.4); for an unmeasured worker 4 x the median of the measured ones, or
-// first_s. At most the lease's maximum, and at most `fresh_s`, in which the learner does all the steps that may use the
-// result: beyond that it would wait for this worker alone. A slower worker keeps its lease, but the learner continues.
+// How long after the grant a learner step waits for a result that would otherwise be stranded. It is 2.5 x the worker's
+// own time from grant to result (SparrowRL section 5.4); for an unmeasured worker, 4 x the median of the measured ones,
+// or first_s. It is at most the lease's maximum, and at most `fresh_s`, in which the learner does all the steps that
+// may use the result: beyond that it would wait for this worker alone. A slower worker keeps its lease, but the learner
+// continues.
 double patience_seconds(const LeaseLength& length, std::optional<double> batch_seconds,
                         std::optional<double> median_batch_seconds = std::nullopt,
                         std::optional<double> fresh_s = std::nullopt);

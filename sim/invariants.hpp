@@ -114,7 +114,7 @@ class Invariants final : public Observer, public FleetObserver {
     std::uint64_t too_many = 0;
   };
   std::map<WorkerId, Flood> floods_;
-  std::size_t slanderers_ = 0;       // identities; the learner believes two that agree
+  std::size_t slanderers_ = 0;       // identities; two equal accusations convince the learner
   std::uint64_t flood_process_ = 0;  // the learner's process
   std::map<WorkerId, Presence> presence_;
   std::uint64_t learner_process_ = 0;  // the process that presence_ describes

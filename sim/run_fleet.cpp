@@ -141,7 +141,7 @@ void RunFleet::act(const fleet::Start& start) {
   if (!there) {
     gone_[static_cast<std::size_t>(start.ticket) - 1] = true;
     return answer(kAnswersAfter,
-                  fleet::StartFailed{start.ticket, "somebody else has it", back_s_[index] <= now_, false});
+                  fleet::StartFailed{start.ticket, "another customer rents it", back_s_[index] <= now_, false});
   }
   back_s_[index] = kNeverS;
   answer(kAnswersAfter, fleet::Started{start.ticket, {fmt::format("sim:{}", start.ticket)}, {}});

@@ -2,7 +2,7 @@
  * how echoline runs it.
  *
  * The library exports one function, echoline_task(), which returns a table of functions. Each process calls them from
- * one thread, one after another. Echoline runs the library in several processes.
+ * one thread, one after another; task.options.processes sets the number of processes.
  *
  * - Versions: ECHOLINE_TASK_ABI changes when the meaning of something in this file changes. New fields are only added
  *   at the end of a struct. `size` is the size of the struct in the version that its creator was compiled with.

@@ -12,7 +12,8 @@ A task with one response per problem:
 
     task.run(problems=PROBLEMS[20:], evaluation=PROBLEMS[:20])
 
-A task with several turns is a class. An object of it is an episode, and step(response) returns the result of a response.
+A task with several turns is a class. An object of it is an episode, and step(response) returns the result of a
+response.
 
     class Guess:
         def __init__(self, problem, seed, settings): ...
@@ -25,16 +26,16 @@ Functions written for other trainers work without changes, also async ones. `ver
 `trl(reward_function)`, `openrlhf(reward_func)` and `rubric(functions, weights)` turn them into a score, and
 `openrlhf(AgentInstance)` into an episode.
 
-A prompt or an observation is a text or a list of messages, `{"role": "user", "content": "..."}`. A role is system, user,
-assistant or tool. An observation contains only the new messages.
+A prompt or an observation is a text or a list of messages, `{"role": "user", "content": "..."}`. A role is system,
+user, assistant or tool. An observation contains only the new messages.
 
-A problem may have `demonstration`, an answer to imitate in the warm start. The result of a step that is not done may have
-`cut`: an additional score for the case that another response has no room.
+A problem may have `demonstration`, an answer to imitate in the warm start. The result of a step that is not done may
+have `cut`: an additional score for the case that another response has no room.
 
 A score is a number, or a mapping with `reward` and optionally `components` (named numbers) and `correct`, which an
-evaluation counts (default: whether the reward is at least 1). An exception is an error of the task: the rollout is given
-back and counted, and earns nothing. Standard output belongs to the protocol: print() writes to standard error, which is
-the task's log.
+evaluation counts (default: whether the reward is at least 1). An exception is an error of the task: the rollout is
+given back and counted, and earns nothing. Standard output belongs to the protocol: print() writes to standard error,
+which is the task's log.
 """
 import inspect
 import json
@@ -79,9 +80,9 @@ def run(problems=None, evaluation=None, *, episode=None, score=None, name="", de
 
 
 def verl(compute_score):
-    """A score from verl's `compute_score(data_source, solution_str, ground_truth, extra_info=None)`, which returns a number
-    or a mapping with `score`. `data_source` and `extra_info` come from the problem's `metadata`, the ground truth from
-    `reference`."""
+    """A score from verl's `compute_score(data_source, solution_str, ground_truth, extra_info=None)`, which returns a
+    number or a mapping with `score`. `data_source` and `extra_info` come from the problem's `metadata`, the ground
+    truth from `reference`."""
 
     def scored(problem, response):
         metadata = problem.get("metadata") or {}
@@ -99,9 +100,9 @@ def verl(compute_score):
 
 
 def trl(function):
-    """A score from TRL's `function(prompts, completions, completion_ids=..., **columns)`, which returns a list of numbers.
-    The columns are the values of the problem's `metadata`, and `answer` is its `reference` if `metadata` has none.
-    Completions are texts; with `function.conversational = True` they are messages of an assistant."""
+    """A score from TRL's `function(prompts, completions, completion_ids=..., **columns)`, which returns a list of
+    numbers. The columns are the values of the problem's `metadata`, and `answer` is its `reference` if `metadata` has
+    none. Completions are texts; with `function.conversational = True` they are messages of an assistant."""
     accepts_all = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
     wanted = set(inspect.signature(function).parameters)
 
@@ -126,10 +127,10 @@ def trl(function):
 
 
 def rubric(functions, weights=None):
-    """A score from the functions of verifiers' Rubric(funcs, weights): their weighted sum. A function may have the arguments
-    prompt and completion (messages), answer, state, info, task, response (text) and problem. Weights are 1 by default;
-    they can also be given as [(function, weight), ...]. Every function is a component with its name. `state` is a mapping
-    that all functions share for one response."""
+    """A score from the functions of verifiers' Rubric(funcs, weights): their weighted sum. A function may have the
+    arguments prompt and completion (messages), answer, state, info, task, response (text) and problem. Weights are 1 by
+    default; they can also be given as [(function, weight), ...]. Every function is a component with its name. `state`
+    is a mapping that all functions share for one response."""
     pairs = [f if isinstance(f, tuple) else (f, 1.0 if weights is None else weights[i]) for i, f in enumerate(functions)]
     wanted = []
     for function, weight in pairs:
@@ -159,8 +160,8 @@ def openrlhf(it):
     """A score or an episode from OpenRLHF.
 
     A score comes from `reward_func(queries, prompts, labels)`, which returns `rewards` and optionally `scores` and
-    `extra_logs`, each with one number per query. An episode comes from an agent class with `reset(states, **kwargs)` and
-    `step(states, **kwargs)`. step() gets observation_text, action_text and label, and returns rewards, scores,
+    `extra_logs`, each with one number per query. An episode comes from an agent class with `reset(states, **kwargs)`
+    and `step(states, **kwargs)`. step() gets observation_text, action_text and label, and returns rewards, scores,
     environment_feedback and done. Numbers may be tensors."""
     if not inspect.isclass(it):
         return _openrlhf_function(it)

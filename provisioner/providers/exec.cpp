@@ -237,7 +237,7 @@ Result<std::unique_ptr<Provider>> make(const std::filesystem::path& file) {
 const ProviderKind& exec_kind() {
   static const ProviderKind kind{
       .name = "exec",
-      .meaning = "whatever commands start",
+      .meaning = "machines started by your commands",
       .make = [](const ProviderOptions& options) { return made_of_file("exec", options.file, make); },
       .offers = skypilot_format()};
   return kind;

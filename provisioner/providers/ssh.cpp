@@ -367,7 +367,7 @@ Result<std::unique_ptr<Provider>> make(const std::filesystem::path& file) {
 
 const ProviderKind& ssh_kind() {
   static const ProviderKind kind{
-      .name = "ssh", .meaning = "hosts that are there", .make = [](const ProviderOptions& options) {
+      .name = "ssh", .meaning = "your own hosts", .make = [](const ProviderOptions& options) {
         return made_of_file("ssh", options.file, make);
       }};
   return kind;

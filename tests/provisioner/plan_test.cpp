@@ -405,7 +405,7 @@ TEST(MakePlan, OffersThatAreTakenOrElsewhereAreNotConsidered) {
   auto r = request();
   r.fleet.places = {", se", "Norway"};
   const Plan plan = planned(r, offers);
-  EXPECT_EQ(row(plan, "o0").reason, "somebody else has it");
+  EXPECT_EQ(row(plan, "o0").reason, "another customer rents it");
   EXPECT_EQ(row(plan, "o1").reason, "in Ohio, US, not in fleet.places");
   EXPECT_EQ(row(plan, "o2").reason, "place not stated, but fleet.places requires one");
   EXPECT_GT(row(plan, "o3").rank, 0);

@@ -60,7 +60,8 @@ class Client:
     `patience` seconds. Every call that changes something has an id, and the learner executes it only once."""
 
     def __init__(self, run: Union[str, os.PathLike], timeout: float = 600.0, patience: float = 60.0):
-        """`timeout`: seconds to wait for bytes of an answer. `patience`: seconds to wait for the learner, here and in every call."""
+        """`timeout`: seconds to wait for bytes of an answer. `patience`: seconds to wait for the learner, here and in
+        every call."""
         self._run, self._timeout, self._patience = run, timeout, patience
         self._connection: Optional[http.client.HTTPConnection] = None
         self._headers: Dict[str, str] = {}
@@ -72,8 +73,8 @@ class Client:
                       raw.get("evaluation_wanted"), raw)
 
     def metrics(self, after: int = 0, last: Optional[int] = None) -> List[Dict[str, Any]]:
-        """The rows of the run's metrics.jsonl, without the first `after`, fetched page by page; or, in one page of at most 10,000 rows and
-        1 MiB, its last rows."""
+        """All rows of the run's metrics.jsonl except the first `after`, fetched page by page. With `last`, only that
+        number of last rows, at most 10,000 rows and 1 MiB."""
         if last is not None:
             return self._json("GET", f"/v1/metrics?last={last}")
         rows: List[Dict[str, Any]] = []
@@ -84,8 +85,8 @@ class Client:
                 return rows
 
     def take(self, wait: float = LONGEST_WAIT_S, lease: float = 600.0, takeover: bool = False) -> Optional[Batch]:
-        """The next batch, or None when there is none within `wait` seconds. It is this trainer's for `lease` seconds; `takeover`
-        takes it from one that has crashed."""
+        """The next batch, or None if the learner has none within `wait` seconds. It is leased to this trainer for
+        `lease` seconds. `takeover` takes the batch of a trainer that has crashed."""
         deadline = time.monotonic() + wait
         while True:
             left = max(0.0, min(LONGEST_WAIT_S, deadline - time.monotonic()))
@@ -99,17 +100,18 @@ class Client:
         self._json("POST", f"/v1/batch/{batch.lease}/renew?lease_s={lease:.3f}")
 
     def score(self, batch: Batch, logprobs: Any, entropies: Any = None) -> None:
-        """Sends the log-probabilities of the batch's response tokens under the trainer's model, before consume(). They are
-        in the batch's order and at the run's temperature; NaN means not computed. `entropies` are optional. With them the
-        learner detects workers that invent responses. Both are sequences of numbers, numpy arrays or torch tensors."""
+        """Sends the log-probabilities of the batch's response tokens under the trainer's model, before consume(). They
+        are in the batch's order and at the run's temperature; NaN means not computed. `entropies` are optional. With
+        them the learner detects workers that invent responses. Both are sequences of numbers, numpy arrays or torch
+        tensors."""
         tensors = {"logprobs": safetensors.of_floats(logprobs)}
         if entropies is not None:
             tensors["entropies"] = safetensors.of_floats(entropies)
         self._json("POST", f"/v1/batch/{batch.lease}/scores", safetensors.pack(tensors), "application/octet-stream")
 
     def consume(self, batch: Batch, figures: Optional[Mapping[str, float]] = None) -> Status:
-        """Ends the learner step: the trainer has trained on the batch, which is not handed out again. `figures` are added
-        to the step's row in metrics.jsonl."""
+        """Ends the learner step: the trainer has trained on the batch, which is not handed out again. `figures` are
+        added to the step's row in metrics.jsonl."""
         body = json.dumps({"figures": {name: float(value) for name, value in (figures or {}).items()}}, allow_nan=False)
         self._json("POST", f"/v1/batch/{batch.lease}/consume", body.encode())
         return self.status()
@@ -118,8 +120,8 @@ class Client:
         self._json("POST", f"/v1/batch/{batch.lease}/return")
 
     def publish(self, version: int, policy: Union[str, os.PathLike, Mapping[str, Any]]) -> None:
-        """Publishes the policy after `version` learner steps. `policy` is a folder or file of safetensors, or a mapping from
-        Hugging Face names to torch tensors or `Tensor`s."""
+        """Publishes the policy after `version` learner steps. `policy` is a folder or file of safetensors, or a mapping
+        from Hugging Face names to torch tensors or `Tensor`s."""
         if isinstance(policy, (str, os.PathLike)):
             body = json.dumps({"path": os.path.abspath(policy)}).encode()
             self._json("POST", f"/v1/policy/{version}", body, "application/json")
@@ -129,8 +131,8 @@ class Client:
         self._json("POST", f"/v1/policy/{version}", safetensors.pack(tensors), "application/octet-stream")
 
     def held_out(self) -> Dict[str, Any]:
-        """The held-out problems: `problems` with `id`, `prompt`, `prompt_tokens`; `response_tokens_max`, `eos`, `stop`. After
-        this call, the learner waits for evaluated() at the end of the run."""
+        """The held-out problems: `problems` with `id`, `prompt`, `prompt_tokens`; `response_tokens_max`, `eos`, `stop`.
+        After this call, the learner waits for evaluated() at the end of the run."""
         return self._json("GET", "/v1/evaluation")
 
     def evaluated(self, version: int, responses: Optional[Mapping[str, Any]] = None, **figures: float) -> float:
@@ -153,7 +155,8 @@ class Client:
         return http.client.HTTPConnection(address["url"].split("//")[1], timeout=self._timeout)
 
     def _once(self, method: str, path: str, body: Optional[bytes], headers: Mapping[str, str]):
-        """The response and its body. OSError, ValueError or http.client.HTTPException: they did not arrive completely."""
+        """The response and its body. OSError, ValueError or http.client.HTTPException: they did not arrive
+        completely."""
         if self._connection is None:
             self._connection = self._connect()
         try:

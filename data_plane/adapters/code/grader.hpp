@@ -38,10 +38,10 @@ class Grader {
   static Result<std::unique_ptr<Grader>> start(GraderOptions options);
   ~Grader();
 
-  // `task`: a JSON object of {prompt, test, entry_point} or {tests, imports, setup, code}. Whatever the program does is
-  // a grade; an error means that it could not be graded. kInvalid for malformed tests, kCancelled after stop(). With
-  // `remember`, the same program for the same task is not run again while its grade is cached (32 MiB of grades),
-  // unless it was killed or late.
+  // `task`: a JSON object of {prompt, test, entry_point} or {tests, imports, setup, code}. A program that fails or is
+  // killed gets a grade too; an error means that it could not be graded. kInvalid for malformed tests, kCancelled after
+  // stop(). With `remember`, the same program for the same task is not run again while its grade is cached (32 MiB of
+  // grades), unless it was killed or late.
   Result<Grade> grade(std::string_view task, std::string_view program);
   // Ends all grading: calls in progress and later ones return kCancelled or kUnavailable soon.
   void stop();
