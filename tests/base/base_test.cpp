@@ -155,7 +155,7 @@ TEST(ResultDeathTest, ReadingTheValueOfAnErrorIsABug) {
 
 // ---- ids and clocks ----
 
-TEST(Text, FromElsewhereIsShownAsOneHarmlessLine) {
+TEST(Text, ForeignTextIsShownAsOneHarmlessLine) {
   for (const char* plain : {"", "offer-7", "worker 3 -> 4 'x' \\", "größer, 漢字 🙂"}) {
     EXPECT_EQ(printable(plain), plain);
     EXPECT_TRUE(is_printable(plain)) << plain;
@@ -338,7 +338,7 @@ std::uint64_t turn() {
   return attributes.runtime;
 }
 
-TEST(Priority, ShortTurnsChangeNothingElseAndAreHandedOn) {
+TEST(Priority, ShortTimeSlicesKeepThePolicyAndAreInherited) {
   const int nice = ::getpriority(PRIO_PROCESS, 0), policy = ::sched_getscheduler(0);
   const std::uint64_t before = turn();
   std::uint64_t own = 0, started = 0;

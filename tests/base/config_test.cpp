@@ -99,7 +99,7 @@ weights: [0.5, 1]
   EXPECT_EQ(weights, (std::vector<double>{0.5, 1}));
 }
 
-TEST(Config, RateWithoutUnitSaysSo) {
+TEST(Config, ARateWithoutAUnitIsRefused) {
   ConfigFile file = parsed("learner:\n  uplink:   24\n");
   BitRate uplink{1};
   file.root().section("learner").read("uplink", uplink);

@@ -87,7 +87,7 @@ TEST_F(TextServerTest, RetriesAfterTemporaryErrors) {
   }
 }
 
-TEST_F(TextServerTest, GivesUpAfterItsTriesAndSaysWhy) {
+TEST_F(TextServerTest, GivesUpAfterItsTriesAndNamesTheReason) {
   start();
   options_.tries_max = 3;
   server_->fault({"status", 3, 503});
@@ -103,7 +103,7 @@ TEST_F(TextServerTest, GivesUpAfterItsTriesAndSaysWhy) {
   EXPECT_EQ(refused(), "an answer: cba") << "and the next one is served";
 }
 
-TEST_F(TextServerTest, ComesBackWhenTheServerSaysSo) {
+TEST_F(TextServerTest, RetriesAfterTheServersDelay) {
   start();
   options_.retry_max = std::chrono::seconds(2);
   server_->fault({.what = "status", .status = 429, .retry_after_s = 1});

@@ -108,7 +108,7 @@ int run(const Settings& settings) {
   delta::cuda::DeviceState target = must(device.upload(host.view()));
   host = {};
 
-  // The changes are in the host's memory when the sink is called; with `keep` they are copied from there.
+  // The changes are in the host's memory when the sink is called; `keep` copies them.
   const auto extract = [&](const delta::cuda::DeviceState& from, const delta::cuda::DeviceState& to,
                            std::vector<delta::TensorWrite>* keep) {
     const auto stats = must(device.extract(from, to, [&](std::span<const delta::cuda::ChangedPart> parts) {

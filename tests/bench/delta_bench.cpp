@@ -51,8 +51,8 @@ double time_of(F&& work) {
 
 using Times = std::map<unsigned, std::vector<double>>;  // seconds by thread count
 
-// Whether the digest of the old version is known beforehand, as on a learner that published it and on a worker that
-// verified it, or has to be computed. The encodings of others have no digests.
+// Whether the digest of the old version is known, as on a learner that published it and on a worker that verified it,
+// or has to be computed. The peers' encodings have no digests.
 enum class Base { kKnown, kUnknown };
 
 // One line of a table.
@@ -64,7 +64,7 @@ struct Line {
 
 constexpr const char* kOurs = "echoline";
 
-// A pair and all that was found out about it.
+// A pair and all measured facts about it.
 struct Case {
   Pair pair;
   delta::StateEntropy bound;
@@ -182,7 +182,7 @@ std::vector<std::span<std::byte>> writable(delta::OwnedState& state) {
   return tensors;
 }
 
-// Back to the old version, so that an encoding can be applied.
+// Restores the old version, so that an encoding can be applied.
 void rewind(Case& c, Base base) {
   copy_dense(c.pair.prev.view(), writable(c.target), 1);
   c.target.seal();
@@ -249,15 +249,14 @@ void apply_benchmark(benchmark::State& state, Cases& cases, std::size_t index, c
   count(state, c, line);
 }
 
-// Adds all but the last part to what decodes a patch while it arrives.
+// Feeds all but the last part to a decoder of arriving patches.
 std::span<const std::byte> add_parts(auto& incoming, std::span<const std::byte> patch) {
   constexpr std::size_t kPart = 32 * 1024;  // as network.chunk
   for (; patch.size() > kPart; patch = patch.subspan(kPart)) must(incoming.add(patch.first(kPart)));
   return patch;
 }
 
-// As a worker applies it: parts come one after the other, and only what is left to do after the last of them is waited
-// for.
+// As on a worker: parts arrive one after another, and only the work left after the last of them counts.
 void arriving_benchmark(benchmark::State& state, Cases& cases, std::size_t index, unsigned threads) {
   Case& c = cases.at(index);
   const Blob blob = Codec{}.encode(c, threads, Base::kKnown);
@@ -413,7 +412,7 @@ void add_benchmarks(Cases& cases) {
 
 FILE* table_file = stdout;
 
-// "12.34 (0.56)": GB/s of dense weights, and how much of memcpy with as many threads that is.
+// "12.34 (0.56)": GB/s of dense weights, and its ratio to memcpy with as many threads.
 std::string speed(const Case& c, const Times& times, unsigned threads) {
   const auto found = times.find(threads), copy = c.copy_s.find(threads);
   if (found == times.end() || found->second.empty()) return "-";
@@ -502,7 +501,7 @@ void Cases::print(const Case& c) const {
                    c.pair.name, what, ratio, settings_.ratio_min));
 }
 
-// The tables say it better than one line per repetition does; errors are still shown.
+// The tables replace one line per repetition. Errors are still shown.
 class Quiet : public benchmark::BenchmarkReporter {
  public:
   bool ReportContext(const Context&) override { return true; }
@@ -512,7 +511,7 @@ class Quiet : public benchmark::BenchmarkReporter {
   }
 };
 
-// The pairs that the project's targets are stated for.
+// The pairs of the project's targets.
 std::vector<PairOptions> standard_cases(const PairOptions& base, const std::string& regime,
                                         const std::vector<double>& percents) {
   std::vector<PairOptions> all;

@@ -36,7 +36,7 @@ void must(const Status& status) {
   std::exit(exit_code(status.error().code));
 }
 
-// Where reading the weights is the greater part of a step: a few layers of Qwen3-0.6B and a small vocabulary.
+// A model whose steps mostly read weights: a few layers of Qwen3-0.6B and a small vocabulary.
 model::ModelConfig shape(std::int64_t layers) {
   model::ModelConfig config = must(model::preset("qwen3-0.6b"));
   config.layers = layers;
@@ -71,7 +71,7 @@ struct Drawn {
   std::map<std::uint64_t, std::size_t> tokens;  // by response
 };
 
-// `at_a_time` are submitted when nothing is left of those before.
+// Submits `at_a_time` responses whenever the ones before have ended.
 Drawn draw(worker::Engine& engine, const std::vector<worker::Sequence>& all, std::size_t at_a_time) {
   Drawn drawn;
   const std::clock_t begin = std::clock();

@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::uint32_t kGroup = 8;
 
-// A class of Python whose objects are episodes of so many turns.
+// A Python class whose objects are episodes of the given number of turns.
 constexpr const char* kScript = R"(
 import echoline_task as task
 
@@ -55,7 +55,7 @@ Result<worker::Task> task_of(const std::string& adapter, const std::string& opti
   return task;
 }
 
-// Every turn answered as soon as it is asked for, as a worker does it.
+// Answers every turn as soon as it is asked for, like a worker.
 Result<Turns> as_a_worker(const worker::Task& task, const std::vector<Problem>& problems, const std::string& answer) {
   std::counting_semaphore<> woken(0);
   worker::Groups groups(task, WorkerId{1}, [&] { woken.release(); });
@@ -103,7 +103,7 @@ Result<Turns> as_a_worker(const worker::Task& task, const std::vector<Problem>& 
   return turns;
 }
 
-// The same episodes, as many at a time, and nothing but their steps.
+// The same episodes, as many at once, with only the task's steps.
 Result<Turns> by_the_task_alone(const worker::Task& task, const std::vector<Problem>& problems,
                                 const std::string& answer) {
   struct Answers {

@@ -1,5 +1,5 @@
-// How long it takes to read a market in each form and to plan with it, and that as a multiple of parsing as many bytes
-// of JSON. With --smoke it fails where YAML takes more than twice as long to read as JSON.
+// Time to read a market in each form and to plan with it, as a multiple of parsing as many bytes of JSON. With --smoke,
+// it fails if YAML takes more than twice as long to read as JSON.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -35,7 +35,7 @@ nlohmann::json own_json(const Offer& o) {
           {"download_usd_per_gb", *o.download_usd_per_gb}};
 }
 
-// With as many fields that are of no use as the real reply has.
+// With as many unused fields as the real reply.
 nlohmann::json vast_json(const Offer& o, std::size_t number) {
   nlohmann::json j = {{"id", number},
                       {"machine_id", o.host},

@@ -1,5 +1,5 @@
-// One node of a broadcast between real processes: `overlay_bench learner` publishes random payloads, each
-// `overlay_bench worker` receives, forwards and acknowledges them. Both write what they measured as one JSON object.
+// One node of a broadcast between real processes. `overlay_bench learner` publishes random payloads; each
+// `overlay_bench worker` receives, forwards and acknowledges them. Both write their measurements as one JSON object.
 #include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
@@ -24,7 +24,7 @@ namespace {
 using namespace echoline;
 using overlay::Digest;
 
-// The digest a worker must find in what it was given: the first half of the payload's BLAKE3.
+// The digest that a worker must find in its payload: the first half of its BLAKE3.
 Digest digest_of(std::span<const std::byte> payload) {
   const overlay::trust::Hash hash = overlay::trust::blake3(payload);
   Digest digest;
@@ -200,7 +200,7 @@ int learner(const LearnerArgs& args) {
     const bool done = wait(wake, lock, args.seconds_max, [&] {
       std::size_t have = 0;
       for (const auto& [id, name] : members) have += completions[v].contains(name);
-      // Those who joined meanwhile are waited for at the end.
+      // At the end, waits for the workers that joined meanwhile.
       return reports.contains(v) && (v + 1 < args.publications || have >= members.size());
     });
     nlohmann::json p;

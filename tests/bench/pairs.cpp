@@ -44,7 +44,7 @@ struct RowSpec {
   bool is_embedding = false;
 };
 
-// The weights of one row before the update, as fp32, and m̂/(√v̂+ε) of each: what the learning rate multiplies.
+// The weights of one row before the update, as fp32, and m̂/(√v̂+ε) of each, the factor of the learning rate.
 struct RowMaker {
   PairOptions options;
   float step_size = 0;    // 1/(1 − β1ⁿ)
@@ -159,7 +159,7 @@ void for_each_row(const delta::StateView& state, const std::vector<RowSpec>& row
   loop();
 }
 
-// The learning rate that changes `density` of all elements, from a sample with a share of every row.
+// The learning rate that changes `density` of all elements, estimated from a sample of every row.
 Result<float> search_rate(const RowMaker& maker, const delta::StateView& state, const std::vector<RowSpec>& rows) {
   std::size_t elements = 0;
   for (const RowSpec& row : rows) elements += row_length(state[row.tensor]);

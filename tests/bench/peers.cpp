@@ -171,7 +171,7 @@ Status leb128_apply(Bytes blob, OwnedState& state) {
 
 // PULSE v3.1 ---------------------------------------------------------------------------------------------------------
 
-// Appends `values` in the narrowest of the given widths (1, 2, 4) that holds them all; gives the width.
+// Appends `values` in the narrowest of the given widths (1, 2, 4) that fits all; returns the width.
 std::size_t put_narrow(Blob& out, const std::vector<std::uint32_t>& values, std::size_t narrowest) {
   std::uint32_t highest = 0;
   for (const std::uint32_t value : values) highest = std::max(highest, value);

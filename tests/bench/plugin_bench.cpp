@@ -16,7 +16,7 @@ using namespace echoline::data_plane;
 
 namespace {
 
-// The function compares; asked for "measure", it says how long a call of it takes, and reading and writing JSON.
+// The function compares. For "measure", it returns the time of a call of it, and of reading and writing JSON.
 constexpr const char* kScript = R"(
 import json, time
 import echoline_task as task
@@ -56,7 +56,7 @@ struct Seconds {
   double median = 0, least = 0;
 };
 
-// Seconds a score, asked for `batch` at a time.
+// Seconds per score, with `batch` requests at once.
 Result<Seconds> seconds_a_score(const Adapter& adapter, const Problem& problem, const std::string& response,
                                 std::size_t batch, int rounds) {
   const auto round = [&]() -> Status {

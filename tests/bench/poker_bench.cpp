@@ -1,4 +1,4 @@
-// Hands of hold'em per second on one core, against what shuffling a deck takes in the same process.
+// Hands of hold'em per second on one core, against shuffling a deck in the same process.
 #include <CLI/CLI.hpp>
 #include <ctime>
 

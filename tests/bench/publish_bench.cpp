@@ -42,7 +42,7 @@ delta::SharedState exported(const Pair& pair, int version) {
   return delta::share(std::move(*copy));
 }
 
-// A thread that computes for so long.
+// A thread that computes for the given time.
 void train(double time) {
   volatile double sum = 0;
   const SystemClock clock;
@@ -54,7 +54,7 @@ struct Steps {
   std::vector<double> all, still;  // seconds of a step; for which its computing stood still
 };
 
-// The policy is encoded by the trainer, which goes on when all of it has left.
+// The trainer encodes the policy itself, and goes on when all of it has left.
 Steps on_the_trainers_thread(const Pair& pair, const Settings& settings, double compute) {
   const auto node = start_node(pair.prev);
   Steps steps;
@@ -131,7 +131,7 @@ void measure(const Settings& settings) {
   fmt::print("a policy of {:.1f} MB, {} % of it changed in every step; one thread encodes\n\n", bytes / 1e6,
              settings.density);
 
-  // Before anything has a thread: it runs in a forked child.
+  // Runs in a forked child, before the process has threads.
   Settings few = settings;
   few.steps = 4;
   std::uint64_t stored = 0;

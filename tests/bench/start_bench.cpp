@@ -24,7 +24,7 @@ struct Start {
   double wall_s = 0, cpu_s = 0, memory_mb = 0;
 };
 
-// `log`: a folder for what the loader says of the files that it opens; empty: it says nothing.
+// `log`: a folder for the loader's log of opened files; empty: no log.
 Start start(const std::string& preload, const fs::path& log) {
   Start found;
   rusage used{};

@@ -27,7 +27,7 @@ struct Settings {
   int handshakes = 200;
 };
 
-// AES-128-GCM as the records of TLS 1.3 use it, and nothing else: a nonce and a tag for each 16 KiB.
+// Only AES-128-GCM as in TLS 1.3's records: a nonce and a tag for each 16 KiB.
 class BareGcm {
  public:
   explicit BareGcm(bool seal) : context_(EVP_CIPHER_CTX_new()), seal_(seal) {
@@ -96,7 +96,7 @@ void measure_pieces(const Settings& settings) {
   BareGcm seal(true), open(false);
   trust::Hash hash{};
   std::vector<Way> ways;
-  // A decryption follows the encryption whose result it takes.
+  // A decryption follows the encryption that made its input.
   ways.push_back({"memcpy", [&](std::size_t at) { std::memcpy(to.data() + at, from.data() + at, piece); }});
   ways.push_back({"AES-128-GCM, encrypt", [&](std::size_t at) { seal.run(from.data() + at, bare.data(), piece); }});
   ways.push_back({"AES-128-GCM, decrypt", [&](std::size_t at) { open.run(bare.data(), to.data() + at, piece); }});
@@ -111,7 +111,8 @@ void measure_pieces(const Settings& settings) {
   ways.push_back({"BLAKE3", [&](std::size_t at) { hash = trust::blake3({from.data() + at, piece}); }});
   for (int repeat = -1; repeat < settings.repeats; ++repeat) {  // the first only warms up
     for (Way& way : ways) way.seconds = 0;
-    // Piece by piece, so that all ways see the same machine; far apart, so that none finds its bytes in the cache.
+    // All variants take turns on each piece, so that they see the same machine. The pieces are far apart, so that none
+    // is in the cache.
     for (std::size_t at = 0; at < whole; at += piece)
       for (std::size_t i = 0; i < ways.size(); ++i) {
         const std::size_t own = (at + i * (whole / piece / ways.size()) * piece) % whole;

@@ -39,8 +39,8 @@ void small_payloads(std::size_t fleets, double quorum) {
   }
 }
 
-// One to four regions with ways of 50 to 2000 Mbit/s between them: T_b over the bound, and how often a payload crosses
-// to a region that is not the learner's.
+// One to four regions with links of 50 to 2000 Mbit/s between them: T_b over the bound, and the number of times that a
+// payload crosses to a region other than the learner's.
 void over_regions(double quorum) {
   constexpr std::size_t kFleets = 500;
   constexpr Bytes kPayload{1'000'000'000}, kChunk{16 * 1024};
@@ -92,7 +92,7 @@ void over_regions(double quorum) {
   fmt::print("\n* without notice of regions\n");
 }
 
-// The time of a choice, against that of sorting as many workers.
+// The time of a choice, against sorting as many workers.
 void planning() {
   fmt::print("\nchoosing: milliseconds of CPU, and times those of sorting the workers by name\n\n");
   for (const std::size_t n : {std::size_t{100}, std::size_t{1'000}, std::size_t{10'000}}) {

@@ -82,7 +82,7 @@ std::vector<schema::Trajectory> rollouts(const Size& size) {
   return batch;
 }
 
-// The baseline, a process that makes a step whenever it is asked.
+// The baseline, a process that makes a step on request.
 class Eager {
  public:
   Eager(const std::string& python, const std::filesystem::path& folder, int threads, std::int64_t microbatch) {

@@ -33,7 +33,7 @@ void wait_for(const torch::Device& device) {
   if (device.is_cuda()) torch::cuda::synchronize(device.index());
 }
 
-// Weights made where they are used: a normal distribution, and ones in norms.
+// Weights made on the device: a normal distribution, and ones in norms.
 std::shared_ptr<model::Transformer> random_model(const model::ModelConfig& config, const torch::Device& device,
                                                  std::optional<torch::ScalarType> type) {
   torch::manual_seed(1);
@@ -103,7 +103,7 @@ const char* part_of(const std::string& name) {
   return "other kernels";
 }
 
-// The most bytes of tensors that were on the device so far.
+// The peak of tensor bytes on the device so far.
 double bytes_at_most(const torch::Device& device) {
   if (!device.is_cuda()) return 0;
   return static_cast<double>(c10::getDeviceAllocator(device.type())->getDeviceStats(0).allocated_bytes[0].peak);
@@ -202,7 +202,7 @@ void write_gradients(const OnDevice& run, const model::ModelConfig& config, cons
       for (std::size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
     }
     typed->recompute_layers(run.recompute);
-    // Every token behind the first is scored, in rows that pack() can share nothing of, and then again packed.
+    // Scores every token behind the first, in rows without a shared prefix, and then again packed.
     for (const bool packed : {false, true}) {
       typed->zero_grad();
       if (packed) {

@@ -1,5 +1,5 @@
-// A learner step of the built-in trainer on a GPU: tokens a second, what its kernels are, and the same step in
-// transformers. Part of train_bench.
+// A learner step of the built-in trainer on a GPU: tokens per second, its kernels, and the same step in transformers.
+// Part of train_bench.
 #pragma once
 #include <fmt/format.h>
 
@@ -40,7 +40,7 @@ struct OnDevice {
   bool gradients = true;  // their errors against transformers in fp32
 };
 
-// Prints tables; ends the program with a message where something fails.
+// Prints tables. Ends the program with a message on failure.
 void train_on_device(const OnDevice& run, const std::filesystem::path& folder);
 
 }  // namespace echoline::bench

@@ -101,7 +101,7 @@ void run(const std::string& out, bool pure, int updates, int warmup, std::uint64
     if ((i + 1) % 10 == 0) fmt::print("supervised update {}: loss {:.3f}\n", i + 1, loss.item<double>());
   }
 
-  // New moments and rate, but masters stay where the supervised phase left them: between bf16 values.
+  // New moments and rate. The masters keep their supervised values between bf16 values.
   const std::vector<Tensor> trained = masters(optimizer);
   config = {.learning_rate = 3e-6, .beta2 = 0.99, .gradient_norm_max = 1e9};
   optimizer.reset(config);

@@ -37,7 +37,7 @@ T must(Result<T> result) {
   return std::move(result).value();
 }
 
-// Seconds that `clients` clients at once take for so many calls each; NaN if one got no answer.
+// Seconds of each of `calls` calls by `clients` clients at once; NaN if one got no answer.
 double calls(const std::string& socket, int clients, int count) {
   std::atomic<bool> failed = false;
   const double seconds = bench::seconds_of([&] {

@@ -1,6 +1,6 @@
-// The way of a policy between GPUs, taken apart: DeviceWeights::policy() and the check and encoding of it in a trainer,
-// and its installation on a worker, part after part as it arrives. Beside copies of the same weights in the same run.
-// Without a device it says so and succeeds; --smoke plays one with the CPU.
+// The parts of a policy's way between GPUs: DeviceWeights::policy() with its check and encoding in a trainer, and its
+// installation on a worker, part after part. The baseline is copies of the same weights in the same run. Without a
+// device, it prints that and succeeds; --smoke uses an emulated device.
 #include <fmt/format.h>
 #include <torch/cuda.h>
 
@@ -44,7 +44,7 @@ void must(const Status& status) {
   if (!status) give_up(status.error());
 }
 
-// A model and its weights on a device, which the CPU plays in --smoke.
+// A model and its weights on a device, emulated in --smoke.
 struct OnDevice {
   OnDevice(const Settings& settings, std::uint64_t seed) {
     const model::ModelConfig config = must(model::preset(settings.preset));
@@ -65,7 +65,7 @@ struct OnDevice {
   std::optional<model::test::OnDevice> played;
 };
 
-// Moves about so many weights by one step of bf16.
+// Changes about the given number of weights by one step of bf16.
 void train(model::Transformer& model, double percent) {
   torch::NoGradGuard no_gradient;
   for (torch::Tensor& weight : model.parameters()) {

@@ -220,7 +220,7 @@ TEST(BroadcastTime, RefusesEmptyPayloadsAndAbsentLinks) {
 }
 
 // Compares the choice with every other power of two, with the cost of chunks counted by hand. None is much better.
-TEST(BestChunk, NoOtherIsMuchSooner) {
+TEST(BestChunk, NoOtherIsMuchFaster) {
   for (const std::uint64_t bytes : {10'000ull, 300'000ull, 20'000'000ull, 1'000'000'000ull})
     for (const double up : {8.0, 100.0, 2000.0}) {
       std::vector<ChainWorker> workers;

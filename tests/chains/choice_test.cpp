@@ -88,7 +88,7 @@ TEST(Choice, TheTopologyStaysUntilAnotherIsAFifthFaster) {
   EXPECT_GT(stayed, 50);
 }
 
-TEST(Choice, AutoAloneIsNoTopology) {
+TEST(Choice, AutoIsNoTopologyByItself) {
   const RandomFleet fleet = equal_fleet(3, 100, {});
   const auto planned = plan_chains(fleet.learner_up, kChainRate, fleet.workers, TopologyPolicy::kAuto);
   ASSERT_FALSE(planned);

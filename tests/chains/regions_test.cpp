@@ -183,7 +183,7 @@ TEST(Relays, ARegionWithoutForwardersIsServedFromOutside) {
   EXPECT_GT(400 / seconds(times.last()), 65);  // Mbit/s, of the 80 that the way leaves to each
 }
 
-TEST(Relays, ThereAreNoneWhereAllStandInOnePlace) {
+TEST(Relays, OneRegionHasNoRelays) {
   RandomFleet fleet = fleet_of({3, 3}, 100);
   EXPECT_FALSE(spread_out(fleet.workers, {}));
   fleet.regions = regions_of({{0, 10}, {10, 0}});

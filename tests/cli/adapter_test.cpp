@@ -111,7 +111,7 @@ TEST_F(AdapterVerbs, CheckNamesFaultsAndTheirPlaces) {
   EXPECT_THAT(text.out, AllOf(HasSubstr("WRONG (scores)"), HasSubstr("the task is not ready for a run")));
 }
 
-TEST_F(AdapterVerbs, CheckTellsOfATaskThatHangs) {
+TEST_F(AdapterVerbs, CheckReportsATaskThatHangs) {
   if (!sandboxed()) GTEST_SKIP() << "no sandbox";
   const Outcome outcome = run_program({"adapter", "check", "process", "--patience", "1", "--", "python3",
                                        file("hangs.py", "import time\ntime.sleep(600)\n")});

@@ -18,7 +18,7 @@ int shell(const std::string& command) {
   return WIFEXITED(raw) ? WEXITSTATUS(raw) : -1;
 }
 
-TEST(Bundle, RunsWhereNothingElseIs) {
+TEST(Bundle, RunsOnAnEmptySystem) {
   const TemporaryFolder folder;
   const fs::path archive = folder.path() / "bundle.tar", root = folder.path() / "echoline-worker";
   const Outcome made = run_program({"bundle", "-o", archive.string()}, std::chrono::seconds(120));

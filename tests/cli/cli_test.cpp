@@ -340,7 +340,7 @@ TEST(Sim, SameSeedSameTrace) {
     EXPECT_LT(rows[other].at("last_seconds").get<double>(), rows[0].at("last_seconds").get<double>());
 }
 
-TEST(Report, DrawsARunAndSaysWhenThereIsNone) {
+TEST(Report, DrawsARunAndRefusesAnAbsentOne) {
   TemporaryFolder folder;
   std::ofstream(folder.path() / "metrics.jsonl")
       << R"({"kind":"step","step":1,"reward_mean":0.25,"wait_seconds":0.5,"train_seconds":0.5,"staleness":{"1":8}})"
@@ -357,7 +357,7 @@ TEST(Report, DrawsARunAndSaysWhenThereIsNone) {
   EXPECT_NE(none.err.find("no report yet"), std::string::npos) << none.err;
 }
 
-TEST(Status, ShowsHowARunStands) {
+TEST(Status, ShowsTheStateOfARun) {
   TemporaryFolder folder;
   std::ofstream(folder.path() / "status.json")
       << R"({"run":"mine","step":3,"steps":8,"phase":"training","reward":0.5,"accuracy":{"before":0.387,"after":0.984},)"

@@ -132,7 +132,7 @@ TEST_F(DeltaTest, ApplyInPlace) {
   EXPECT_EQ(content_of(old_.folder()), content_of(new_.folder()));
 }
 
-TEST_F(DeltaTest, VerifyTellsThreeCasesApart) {
+TEST_F(DeltaTest, VerifyDistinguishesThreeCases) {
   const std::string p = patch(old_, new_, "p");
   const json neither = run_json({"verify", newest_.file(), p}, 1);
   EXPECT_EQ(neither.at("state"), "neither");

@@ -53,7 +53,7 @@ TEST(Evaluate, ScoresAModelBehindAServer) {
   EXPECT_THAT(server.last()["prompt"], HasSubstr("+")) << "completions: the run file has no chat";
 }
 
-TEST(Evaluate, SaysHowOftenOneOfSeveralAnswersIsRight) {
+TEST(Evaluate, ReportsHowOftenOneOfSeveralAnswersIsRight) {
   OpenAiServer server({.says = [](const std::string& text, const json& body) {
     EXPECT_EQ(body["temperature"], 1.0);
     return sum_of(text, body.at("seed").get<std::uint64_t>() % 2 == 0 ? 1 : 0);

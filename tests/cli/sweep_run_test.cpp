@@ -213,7 +213,7 @@ TEST_F(Simulated, ThePageWorksInABrowser) {
   EXPECT_NE(text.find("style=\"display: block; box-sizing: border-box"), std::string::npos) << "no plot was drawn";
 }
 
-TEST(RealSweep, RunsRunFilesAndGoesOnWithThem) {
+TEST(RealSweep, RunsRunFilesAndResumesThem) {
   if (!kWithTorch) GTEST_SKIP() << "the program was built without libtorch";
   TemporaryFolder folder;
   std::string text = read("configs/quickstart.yaml");

@@ -71,7 +71,7 @@ TEST(Registry, WrongConfigurationIsNamed) {
   }
 }
 
-TEST(Registry, OptionsAreReadWhereTheyStandAndKeepTheirDefaults) {
+TEST(Registry, OptionsAreReadInPlaceAndKeepTheirDefaults) {
   auto file = *ConfigFile::parse("options:\n  digits: 12\n  partal_credit: 1\n", "run.yaml");
   ConfigSection task = file.root();
   ASSERT_TRUE(read_adapter_options("arithmetic", task));

@@ -279,7 +279,7 @@ TEST_F(Grading, AProgramOrTestBeyondItsLimitsFailsAlone) {
   EXPECT_EQ(shown(*choked), "2/4") << choked->trouble;
 }
 
-TEST_F(Grading, ProblemsThatAreNoneAreErrors) {
+TEST_F(Grading, InvalidProblemsAreErrors) {
   for (const json& task : {listed({}), listed({"assert f("}),
                            json{{"prompt", "def f(): pass"}, {"test", "x = 1"}, {"entry_point", "f"}}, json::array()}) {
     const auto graded = grader_->grade(task.dump(), "def f(): return 1");

@@ -98,7 +98,7 @@ TEST_F(DataSets, MathTakesBothPublishedForms) {
   EXPECT_TRUE(dapo->score(half, *dapo->demonstration(half))->correct);
 }
 
-TEST_F(DataSets, DapoRowsCountOnceHoweverOftenTheyStandThere) {
+TEST_F(DataSets, RepeatedDapoRowsCountOnce) {
   std::vector<json> rows;
   for (int copy = 0; copy < 100; ++copy)
     for (int i = 0; i < 30; ++i)

@@ -65,7 +65,7 @@ TEST(MathsRules, LastNumberForgivesPunctuation) {
   EXPECT_EQ(last_number("7 apples", "7").trailing, 7u);
 }
 
-TEST(MathsRules, ExactWantsNothingElse) {
+TEST(MathsRules, ExactAcceptsTheReferenceOnly) {
   EXPECT_TRUE(exact(" Paris\n", "Paris").correct);
   EXPECT_FALSE(exact("Paris.", "Paris").correct);
   EXPECT_FALSE(exact("paris", "Paris").correct);

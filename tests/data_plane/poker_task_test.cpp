@@ -332,7 +332,7 @@ TEST(PokerTask, ProblemsAreReproducedHeldOutAndFromBothPositions) {
   EXPECT_GT(differ, 190);
 }
 
-TEST(PokerTask, AProblemFromElsewhereIsChecked) {
+TEST(PokerTask, AnInvalidProblemIsRefused) {
   const auto adapter = made("{}");
   for (const char* wrong : {"", "1", "1:", ":1", "1:2", "1:01", "-1:0", "99999999999999999999:0", "x:0", "1:0 "}) {
     Problem problem;

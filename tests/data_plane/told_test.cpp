@@ -61,7 +61,7 @@ TEST(Told, InvalidFormsAreRefusedWithTheReason) {
   EXPECT_FALSE(read_told(many, 100));
 }
 
-TEST(Told, ByAnEnvironmentAsWell) {
+TEST(Told, EnvironmentsMayUseBothForms) {
   const auto told = [](const json& observation) {
     const json said = {{"type", "observation"}, {"data", {{"observation", observation}, {"done", false}}}};
     const auto read = openenv::read_message(said.dump(), "said");

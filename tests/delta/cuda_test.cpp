@@ -555,7 +555,7 @@ TEST(CudaFailures, ApplicationIsAllOrNothing) {
   EXPECT_EQ(outcomes, (std::set<std::string>{"applied", "refused", "torn"}));
 }
 
-TEST(CudaFailures, ExtractionSaysSo) {
+TEST(CudaFailures, AFailedExtractionIsAnError) {
   Random random(20);
   const Versions v = versions({spec("a", DType::kU8, {200'000}), spec("b", DType::kBF16, {100'000})}, 0.9, random);
   for (std::uint64_t calls = 0;; ++calls) {
@@ -635,7 +635,7 @@ TEST(CudaMemory, BuffersAreKeptAndFreed) {
   EXPECT_EQ(machine->blocks_allocated(), 0u);
 }
 
-TEST(CudaAvailability, SaysWhyNot) {
+TEST(CudaAvailability, NamesTheReason) {
   const Status status = device_available();
   const auto device = Device::open();
   EXPECT_EQ(status.has_value(), device.has_value());

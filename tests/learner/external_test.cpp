@@ -342,7 +342,7 @@ TEST_F(ApiTest, EndsAtOnceBesideStalledClients) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(3));
 }
 
-TEST(HttpServer, SaysWhichLimitWasReached) {
+TEST(HttpServer, NamesTheReachedLimit) {
   const std::string path = (std::filesystem::temp_directory_path() / fmt::format("http_{}.sock", ::getpid())).string();
   HttpServer server({.connections_max = 2, .receiving_max = {2 << 20}});
   server.set_error_handler([](const httplib::Request&, httplib::Response& response) {
@@ -434,7 +434,7 @@ TEST_F(ApiTest, ASocketIsForItsOwnerAndCarriesBatchesAndPolicies) {
   EXPECT_THAT(client.Get("/v2/nothing")->body, HasSubstr("docs/trainers.md"));
 }
 
-TEST_F(ApiTest, AnEvaluationIsWantedBeforeTheFirstStepAndWhereTheRunSaysSo) {
+TEST_F(ApiTest, EvaluationsAreWantedBeforeTheFirstStepAndAtTheRunsInterval) {
   start("socket");
   httplib::Client client(api_->address()["socket"].get<std::string>(), 1);
   client.set_address_family(AF_UNIX);
@@ -532,7 +532,7 @@ TEST_F(ApiTest, OnLoopbackATokenIsNeeded) {
   EXPECT_EQ(client.Get("/v1/status")->status, 200);
 }
 
-TEST_F(ApiTest, ListensNowhereElse) {
+TEST_F(ApiTest, ListensAtOneAddressOnly) {
   for (const char* listen : {"0.0.0.0:0", "example.org:1", "127.0.0.1", "127.0.0.1:65536", "127.0.0.1:x", ""}) {
     const auto api = Api::start({.listen = listen,
                                  .folder = folder_,

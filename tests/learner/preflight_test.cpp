@@ -100,7 +100,7 @@ TEST(Preflight, WarnsOfSettingsThatMislead) {
 }
 
 // A resumed run keeps its plan, whatever the present offers are. Only the cost limits come from the run file.
-TEST(Preflight, ARunThatGoesOnKeepsItsPlan) {
+TEST(Preflight, AResumedRunKeepsItsPlan) {
   const overlay::TemporaryFolder folder;
   const Preflight first = preflight(quickstart());
   ASSERT_TRUE(first.plan);
@@ -121,7 +121,7 @@ TEST(Preflight, ARunThatGoesOnKeepsItsPlan) {
 }
 
 // A file of offers is read again if and only if it has changed.
-TEST(Preflight, TheMarketOfARunThatGoesOnIsTheFileOfNow) {
+TEST(Preflight, TheMarketOfARunFollowsItsFile) {
   const overlay::TemporaryFolder folder;
   const auto file = folder / "offers.json";
   const std::string written = *read_file(quickstart().fleet.offers, 1 << 20);
@@ -153,7 +153,7 @@ TEST(Preflight, TheMarketOfARunThatGoesOnIsTheFileOfNow) {
 }
 
 // A search is repeated after a while, even if it has failed.
-TEST(Preflight, TheMarketOfARunThatGoesOnIsSearchedNowAndThen) {
+TEST(Preflight, TheMarketOfARunIsSearchedAgainAfterAWhile) {
   RunConfig config = quickstart();
   config.fleet.search = true;
   config.fleet.services["vast"].url = "http://127.0.0.1:1";

@@ -166,7 +166,7 @@ TEST(Publisher, HoldsTwoPoliciesAtMost) {
   }
 }
 
-TEST(Publisher, SaysThatAPolicyCouldNotBePublished) {
+TEST(Publisher, ReportsAPolicyThatCouldNotBePublished) {
   Published published;
   Publisher publisher({}, published.events());
   publisher.attach(published.learner.node.get());

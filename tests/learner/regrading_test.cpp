@@ -185,7 +185,7 @@ TEST_F(RegradingDesk, AWorkerThatClaimsMoreIsExpelledAndNothingOfItIsTrainedOn) 
   EXPECT_EQ(again.leases(0).group(), its.leases(0).group());
 }
 
-TEST_F(RegradingDesk, ASlowWorkerIsNoLiar) {
+TEST_F(RegradingDesk, ASlowWorkerIsNotExpelled) {
   open(0);
   const WorkerId slow{3};
   const schema::WorkGrant grant = ask(0, 6, slow);
@@ -205,7 +205,7 @@ TEST_F(RegradingDesk, ASlowWorkerIsNoLiar) {
   EXPECT_EQ(desk_->counts()->buffer.stored, 12u);
 }
 
-TEST_F(RegradingDesk, NorIsOneThatIsFasterThanTheLearner) {
+TEST_F(RegradingDesk, AFasterWorkerThanTheLearnerIsNotExpelled) {
   open(0);
   const schema::WorkGrant grant = ask(0, 6);
   std::vector<schema::Submission> submissions;
@@ -220,7 +220,7 @@ TEST_F(RegradingDesk, NorIsOneThatIsFasterThanTheLearner) {
   EXPECT_EQ(desk_->counts()->regrading.counts.late, 6u);
 }
 
-TEST_F(RegradingDesk, ToSayThatTimeRanOutIsNoExcuseForMore) {
+TEST_F(RegradingDesk, AClaimedTimeoutExcusesNoWrongScore) {
   open(0);
   const schema::WorkGrant grant = ask(0, 3);
   for (const schema::Lease& lease : grant.leases()) {

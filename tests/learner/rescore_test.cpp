@@ -66,7 +66,7 @@ TEST_F(Rescore, AnotherTaskGradesTheRunsProblems) {
   EXPECT_EQ(sums.sum().parts.at("exact").rollouts_new, 0u);
 }
 
-TEST_F(Rescore, SaysWhyThereIsNoGrade) {
+TEST_F(Rescore, NamesTheReasonForAMissingGrade) {
   const auto task = made("arithmetic");
   auto t = rollout(*task, 4, "1");
   t.set_problem_id("arithmetic/of another run");

@@ -34,7 +34,7 @@ class ResumeTest : public ::testing::Test {
   std::filesystem::path folder_;
 };
 
-TEST_F(ResumeTest, AResumeSaysWhichSettingsAreNew) {
+TEST_F(ResumeTest, AResumeListsChangedSettings) {
   const RunConfig first = config({});
   std::filesystem::create_directories(first.run_folder());
   EXPECT_TRUE(changed_settings(first)->empty()) << "there is no config.yaml";

@@ -226,7 +226,7 @@ TEST(Distributions, AreExactAtFirstAndCloseLater) {
   EXPECT_FALSE(Distribution().quantile(0.5));
 }
 
-TEST(RunFigures, RowsThatAreDoneAgainCountOnceWhereverTheyStand) {
+TEST(RunFigures, RepeatedRowsCountOnce) {
   std::vector<json> rows;
   const auto step = [&](int number, double reward) {
     rows.push_back({{"kind", "step"},

@@ -121,7 +121,7 @@ TEST_F(RunFilesTest, OverridesAreNamedInErrors) {
   EXPECT_NE(config.error().detail.find("--set network.uplink"), std::string::npos) << config.error().detail;
 }
 
-TEST_F(RunFilesTest, SeveralTasksAreReadWhereTheyStand) {
+TEST_F(RunFilesTest, SeveralTasksAreReadInPlace) {
   const auto written = [&](const std::string& tasks) {
     std::ifstream in("configs/quickstart.yaml");
     std::string text((std::istreambuf_iterator<char>(in)), {});
@@ -372,7 +372,7 @@ TEST_F(RunFilesTest, TextsThatAreNotUtf8AreStillWritten) {
     EXPECT_TRUE(nlohmann::json::accept(*read_file(run / name))) << name;
 }
 
-TEST_F(RunFilesTest, AFullDiskIsSaid) {
+TEST_F(RunFilesTest, AFullDiskIsReported) {
   const std::filesystem::path run = folder_ / "run";
   std::filesystem::create_directories(run);
   std::filesystem::create_symlink("/dev/full", run / "events.jsonl");
@@ -533,7 +533,7 @@ TEST_F(RunFilesTest, ReportAddsUp) {
 }
 
 // The mean share of each part, in seconds of the median T_b.
-TEST_F(RunFilesTest, TheReportSaysWhereTheTimeOfABroadcastGoes) {
+TEST_F(RunFilesTest, TheReportHasThePartsOfABroadcastsTime) {
   const auto config = load_run_config("configs/quickstart.yaml");
   ASSERT_TRUE(config);
   const provisioner::Plan plan;

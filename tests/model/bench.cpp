@@ -1,4 +1,4 @@
-// Speed of generation and of a training pass on tiny models: processor time of one thread; printed, not judged.
+// Speed of generation and of a training pass on tiny models: processor time of one thread, printed without limits.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -52,7 +52,7 @@ TEST(Bench, TokensPerSecond) {
   }
 }
 
-// How fast rows of a full batch get their tokens, one after another.
+// Speed of single rows of a full batch, one token after another.
 TEST(Bench, Decoding) {
   use_threads(1);
   keep_freed_memory();
@@ -110,8 +110,8 @@ TEST(Bench, ContinuousBatching) {
   }
 }
 
-// A product with bf16 weights of Qwen3-0.6B's layers by every set of kernels, beside libtorch's with weights that are
-// converted in every call.
+// A product with bf16 weights of Qwen3-0.6B's layers by every set of kernels, against libtorch's, which converts the
+// weights in every call.
 TEST(Bench, Products) {
   use_threads(1);
   torch::NoGradGuard no_grad;

@@ -1,4 +1,4 @@
-// Reads any bytes as a chat template and renders what can be read. libFuzzer calls it when ECHOLINE_FUZZ is on;
+// Reads any bytes as a chat template, and renders the valid ones. libFuzzer calls it when ECHOLINE_FUZZ is on;
 // chat_template_test calls it on mutated templates in every ordinary test run.
 #include <cstdint>
 #include <string_view>

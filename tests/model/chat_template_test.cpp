@@ -1,4 +1,4 @@
-// Chat templates against what Jinja prints for them, as transformers sets it up, and the prompts made from them.
+// Chat templates against Jinja's output with the settings of transformers, and the prompts made from them.
 #include "model/chat_template.hpp"
 
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ std::string rendered(
   return out ? *out : "RENDER " + out.error().detail;
 }
 
-// In the manner of Qwen 3: a namespace, slices from behind, methods of strings, nested conditions.
+// Features of Qwen 3's template: a namespace, slices from behind, methods of strings, nested conditions.
 constexpr const char* kThinking = R"({%- if tools %}
     {{- "# Tools" }}
 {%- else %}
@@ -245,7 +245,7 @@ TEST(Phrasing, AResponseEndsWithATokenOrAStopString) {
                                          {"", "", std::nullopt}}) {
     EXPECT_EQ(phrasing.end(tokens(c.text)), c.end) << c.text;
     EXPECT_EQ(phrasing.answer(tokens(c.text)), c.answer) << c.text;
-    // Token by token, as an engine asks.
+    // Token by token, as an engine calls it.
     const auto all = tokens(c.text);
     std::optional<std::size_t> first;
     for (std::size_t n = 1; n <= all.size() && !first; ++n) first = phrasing.end(std::span(all).first(n), n - 1);
@@ -351,7 +351,7 @@ TEST(Phrasing, RefusesInvalidStyles) {
   EXPECT_FALSE(Phrasing::from_parts(files().tokenizer, {1}, "{}"));
 }
 
-TEST(Phrasing, TheAnswerIsWithoutTheTokenThatEndsItAndNothingElse) {
+TEST(Phrasing, TheAnswerExcludesOnlyItsEndingToken) {
   ModelFiles with = files();
   with.eos = {256, 258};
   const Phrasing phrasing = Phrasing::make(with, {}).value();
@@ -363,7 +363,7 @@ TEST(Phrasing, TheAnswerIsWithoutTheTokenThatEndsItAndNothingElse) {
   EXPECT_EQ(phrasing.answer({}), "");
 }
 
-// Any text fits a model of bytes; the alphabet of the tiny presets does not have it.
+// A model of bytes encodes any text; the alphabet of the tiny presets does not.
 TEST(Presets, BytesEncodeAnyLanguage) {
   const std::string text = "Janet\u2019s ducks cost \u00a35 \U0001f986\n";
   const ModelFiles bytes = files(), characters = ModelFiles::of_preset("tiny-64").value();

@@ -73,7 +73,7 @@ TEST(Config, ReadsTheOtherFamilies) {
     "original_max_position_embeddings":8192,"rope_type":"llama3"},"rope_theta":500000.0,"tie_word_embeddings":true,
     "torch_dtype":"bfloat16","transformers_version":"4.45.0.dev0","use_cache":true,"vocab_size":128256})");
   EXPECT_EQ(ModelConfig::from_json(llama.dump()).value(), preset("llama-3.2-1b").value());
-  // The instruct models end a text in three ways; older ones share no heads and say no head_dim.
+  // The instruct models end a text in three ways. Older ones have no shared heads and state no head_dim.
   llama["eos_token_id"] = {128001, 128008, 128009};
   llama.erase("num_key_value_heads");
   llama.erase("head_dim");

@@ -24,7 +24,7 @@ class LoopBlock {
     std::unique_ptr<T[]> values_{new T[kCount]};
   };
 
-  // Exactly so much memory, for the address sanitizer; it holds what is no number at first.
+  // Memory of the exact size, for the address sanitizer, filled with NaN.
   explicit LoopBlock(std::size_t shared_bytes) : shared_bytes_(shared_bytes) {}
 
   template <class T>
@@ -89,7 +89,7 @@ class LoopBlock {
   std::vector<Vector> shared_;
 };
 
-// Work is done at once, or, while it is recorded, when it is replayed. Blocks run in an order that changes.
+// Work runs at once, or, while it is recorded, at its replay. The order of blocks changes.
 class EmulatedMachine final : public Machine {
  public:
   explicit EmulatedMachine(unsigned processors) : processors_(processors) {}

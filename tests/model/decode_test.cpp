@@ -1,4 +1,4 @@
-// Decoding on a GPU: its kernels on a device that the CPU plays, and where a GPU is, there.
+// Decoding on a GPU: its kernels on an emulated device, and on a GPU if the machine has one.
 #include <gmock/gmock.h>
 #include <torch/cuda.h>
 
@@ -47,7 +47,7 @@ Tensor random_halves(const std::vector<std::int64_t>& shape, double scale = 1) {
 const Bf16* of(const Tensor& t) { return static_cast<const Bf16*>(t.data_ptr()); }
 Bf16* into(const Tensor& t) { return static_cast<Bf16*>(t.data_ptr()); }
 
-// How far apart, in units of the larger one's last place of bf16.
+// The difference in units of the larger one's last place of bf16.
 double apart(const Tensor& a, const Tensor& b) {
   const Tensor x = a.to(torch::kFloat), y = b.to(torch::kFloat);
   return ((x - y).abs() / (torch::maximum(x.abs(), y.abs()) / 128 + 1e-3)).max().item<double>();
@@ -91,7 +91,7 @@ TEST(DecodeKernels, NormGateAndProductRoundAsTheTrainingPassDoes) {
   }
 }
 
-// The same as model/sampler draws on a CPU from the same logits.
+// Draws the same as model/sampler on a CPU from the same logits.
 TEST(DecodeKernels, DrawsTheSameTokensAsTheCpu) {
   torch::NoGradGuard no_grad;
   torch::manual_seed(5);
@@ -137,7 +137,7 @@ TEST(DecodeKernels, DrawsTheSameTokensAsTheCpu) {
   }
 }
 
-// Rows that are decoded token after token from nothing, by what the tests draw.
+// Rows that are decoded token by token from an empty cache, with the sampling rules of the tests.
 struct Texts {
   PagedCache cache;
   std::vector<Pages> pages;
@@ -152,7 +152,7 @@ struct Texts {
     for (Pages& p : pages) cache.release(p);
   }
 
-  // One step for the first `rows` of them; what was drawn is appended.
+  // Decodes one step of the first `rows` rows, and appends the drawn tokens.
   std::optional<Drawn> step(Decoder& decoder, std::size_t rows, std::uint64_t seed) {
     std::vector<DecodeRow> all;
     for (std::size_t i = 0; i < rows; ++i) {
@@ -199,8 +199,8 @@ TEST(Decoder, GivesTheLogProbabilitiesOfAPassOverTheWholeText) {
   }
 }
 
-// Texts that are read and go on are as if every token had been decoded.
-TEST(Decoder, ReadsTextsThatThenGoOn) {
+// Reading a text and continuing it equals decoding it token by token.
+TEST(Decoder, ReadsTextsAndContinuesThem) {
   torch::NoGradGuard no_grad;
   for (const Family family : {Family::kQwen3, Family::kQwen2}) {
     const auto model = half_model(decoded_config(family, 32), 16);
@@ -266,7 +266,7 @@ TEST(Decoder, LongTextsAreSharedAmongBlocks) {
   }
 }
 
-// Rows that leave and come back change nothing for others; neither do blocks that end in another order.
+// Rows that leave and return do not change other rows, nor does another order of blocks.
 TEST(Decoder, CompanyAndRepetitionChangeNothing) {
   torch::NoGradGuard no_grad;
   const auto model = half_model(decoded_config(Family::kQwen3), 13);
@@ -332,7 +332,7 @@ TEST(Decoder, NamesUnsupportedModels) {
   EXPECT_THAT(message(config), testing::HasSubstr("1048577 tokens, expected at most 1048576"));
 }
 
-// ---- where a GPU is ----
+// ---- on a GPU ----
 
 class OnGpu : public testing::Test {
  protected:
@@ -340,7 +340,7 @@ class OnGpu : public testing::Test {
     if (!torch::cuda::is_available()) GTEST_SKIP() << "there is no CUDA device, or libtorch is without CUDA";
   }
 
-  // Sequences of all lengths and rules through the built-in engine.
+  // Sequences of all lengths and sampling rules through the built-in engine.
   static std::map<std::uint64_t, Generation> generated(const std::shared_ptr<Transformer>& model, std::int64_t rows,
                                                        std::size_t count) {
     RunningBatch batch(model, {.rows_max = rows});

@@ -1,5 +1,5 @@
-// Weights on a GPU, which the CPU plays (tests/delta/cuda_emulation.hpp): what is exported and what is applied are
-// those of the CPU, bit for bit.
+// Weights on an emulated GPU (tests/delta/cuda_emulation.hpp): exported and applied weights equal the CPU's, bit for
+// bit.
 #include "model/device_weights.hpp"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Sampling: what is drawn, with which probability, when it ends, and that batching never matters.
+// Sampling: the drawn tokens, their probabilities, the end of a response, and that batching never matters.
 #include "model/generate.hpp"
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace {
 
 using torch::Tensor;
 
-// The distribution of the next token after `prompt`, by the plain reference.
+// The distribution of the next token after `prompt`, by the reference.
 std::vector<double> next_token(const Transformer& model, const std::vector<Token>& prompt, double temperature) {
   auto p =
       reference::log_softmax(reference::logits(model.config(), reference_weights(model), prompt).back(), temperature);
@@ -50,7 +50,7 @@ std::vector<std::int64_t> count_tokens(const std::vector<Generation>& all, std::
   return counts;
 }
 
-// Flat enough that many tokens are likely.
+// Flat enough for many tokens to be likely.
 std::shared_ptr<Transformer> sampling_model() {
   ModelConfig config = small_config(true);
   config.initializer_range = 0.12;
@@ -73,7 +73,7 @@ TEST(Generate, DrawsFromTheTemperedDistribution) {
       for (std::size_t i = 0; i < 19; ++i) second[i] += first[std::size_t(token)] * p[i];
     }
     EXPECT_LT(misfit(count_tokens(all, 1, 19), second), 1);
-    // The statistic can tell: the other temperature does not fit.
+    // The statistic detects another temperature.
     EXPECT_GT(misfit(count_tokens(all, 0, 19), next_token(*model, prompt, temperature * 1.3)), 1);
   }
 }
@@ -103,7 +103,7 @@ TEST(Generate, TopPDrawsFromTheRenormalisedNucleusAndReportsTheFullDistribution)
   }
   EXPECT_LT(misfit(counts, nucleus), 1);
   for (const Generation& g : all) EXPECT_NEAR(g.logprobs[0], std::log(p[std::size_t(g.tokens[0])]), 2e-5);
-  // A nucleus below the most likely token still holds that one.
+  // A nucleus below the most likely token's probability still contains that token.
   const auto one = generate(*model, {prompt}, {.top_p = 1e-6, .tokens_max = 1}).value();
   EXPECT_EQ(std::size_t(one[0].tokens[0]), order[0]);
 }

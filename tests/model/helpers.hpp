@@ -27,7 +27,7 @@ inline ModelConfig small_config(bool tied) {
   return c;
 }
 
-// The same of another family; rotations of Llama such that one stays, one is slowed down, and one is in between.
+// The same for another family. Llama's rotations keep one frequency, slow one down, and interpolate one.
 inline ModelConfig small_config(Family family, bool tied) {
   ModelConfig c = small_config(tied);
   c.family = family;

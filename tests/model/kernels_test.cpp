@@ -1,4 +1,4 @@
-// Every set of kernels that runs here against the same in double, at sizes on both sides of every register and page.
+// Every available set of kernels against double precision, at sizes on both sides of every register and page.
 #include "model/kernels.hpp"
 
 #include <gtest/gtest.h>
@@ -98,8 +98,8 @@ TEST_P(KernelTest, LargeProducts) {
     }
 }
 
-// Shapes on no boundary of a tile, a panel or a block, as one piece and as two threads compute it: to the last bit the
-// same, and near the same in double.
+// Shapes on no boundary of a tile, a panel or a block, as one piece and divided between two threads. Both give the same
+// bits, and nearly the same as in double.
 TEST_P(KernelTest, RandomProductsInParts) {
   const auto up_to = [&](std::int64_t most) { return 1 + std::int64_t(random.uniform() * double(most)); };
   for (int round = 0; round < 60; ++round) {
@@ -129,7 +129,7 @@ TEST_P(KernelTest, RandomProductsInParts) {
   }
 }
 
-// Weights that select one activation each give it back to the last bit, with bf16 weights too: nothing is rounded on
+// Weights that select one activation each return it to the last bit, with bf16 weights too, so nothing is rounded on
 // the way.
 TEST_P(KernelTest, ActivationsKeepAllTheirBits) {
   const std::int64_t in = 64;

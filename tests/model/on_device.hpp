@@ -1,4 +1,4 @@
-// A model whose memory counts as that of a device that the CPU plays.
+// A model whose memory counts as that of an emulated device.
 #pragma once
 #include <memory>
 #include <utility>

@@ -48,7 +48,7 @@ TEST(Pack, PromptsOfOneTokenHaveNoPrefix) {
   EXPECT_EQ(list(pack({{a, 1, {}}, {b, 1, {}}}, torch::kCPU).segments), (Ids{0, 1, -1, 1, 1, -1}));
 }
 
-// Every way there is with this libtorch.
+// Every implementation of attention with this libtorch.
 std::vector<AttentionWay> ways() {
   std::vector<AttentionWay> all{AttentionWay::kKernels, AttentionWay::kProducts};
   if (attention_way(torch::kCUDA) == AttentionWay::kFused) all.push_back(AttentionWay::kFused);
@@ -105,7 +105,7 @@ TEST(PackedAttention, EveryWayMatchesAPlainFormula) {
   }
 }
 
-// From 512 to 2,048 tokens: scores of all pairs would take sixteen times as much.
+// From 512 to 2,048 tokens, scores of all pairs would take sixteen times as much.
 TEST(PackedAttention, MemoryIsLinearInTheLength) {
   ModelConfig config = small_config(true);
   config.positions_max = 4096;
@@ -333,8 +333,8 @@ TEST_P(PackedScores, AreThoseOfSequencesOneByOneWithTheSameGradients) {
   }
 }
 
-// Gradients of a token's loss are added up in the same order by any number of threads. OpenBLAS's kernels for AVX2
-// round products differently where threads divide a matrix elsewhere, so the last bits may differ.
+// Gradients of a token's loss are summed in the same order for any number of threads. OpenBLAS's kernels for AVX2 round
+// products differently if threads divide a matrix elsewhere, so the last bits may differ.
 TEST(PackedScoresDeterminism, ThreadsDoNotChangeTheOrderOfSums) {
   const auto model = random_model(small_config(true), 3);
   Random random(2);

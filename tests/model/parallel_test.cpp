@@ -1,4 +1,4 @@
-// Work spread over threads: that all of them take part, and that their number changes no result.
+// Work spread over threads: all of them take part, and their number changes no result.
 #include "model/parallel.hpp"
 
 #include <gtest/gtest.h>
@@ -81,7 +81,7 @@ TEST_F(Parallel, ExceptionsComeBack) {
   EXPECT_EQ(run(30, 1).threads.size(), 3u);
 }
 
-// While prompts are read, more than 256 tokens together, and while tokens are drawn.
+// Holds while prompts of more than 256 tokens together are read, and while tokens are drawn.
 TEST_F(Parallel, TheNumberOfThreadsChangesNoLogProbability) {
   ModelConfig config = preset("tiny-64").value();
   const auto model = init(config, 3, torch::kCPU, torch::kBFloat16).value();

@@ -28,7 +28,8 @@ Vector rms_norm(const Vector& x, const Vector& weight, double eps) {
   return y;
 }
 
-// Radians a position by which pair i is rotated; as transformers describes Llama 3's: by wavelength, in three ranges.
+// Rotation of pair i in radians per position. Llama 3 scales it by wavelength in three ranges, as transformers
+// describes.
 double turn(const ModelConfig& c, std::size_t i, std::size_t dim) {
   const double plain = std::pow(c.rope_theta, -2.0 * double(i) / double(dim));
   if (!c.rope_scaling) return plain;
@@ -40,7 +41,7 @@ double turn(const ModelConfig& c, std::size_t i, std::size_t dim) {
   return (1 - smooth) * plain / r.factor + smooth * plain;
 }
 
-// One head: norm where the family has one, then rotation of the pairs (i, i + dim / 2).
+// One head: norm if the family has one, then rotation of the pairs (i, i + dim / 2).
 Vector head(const Vector& all, std::size_t index, std::size_t dim, const Vector* norm, const ModelConfig& c,
             std::size_t position) {
   const auto begin = all.begin() + std::ptrdiff_t(index * dim);

@@ -1,4 +1,4 @@
-// The decoder once more, of each family, from its published equations: plain loops in double, no torch, no cache, no
+// A second decoder of each family, from its published equations: plain loops in double, without torch, cache or
 // batching.
 #pragma once
 #include <map>

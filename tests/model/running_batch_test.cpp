@@ -1,4 +1,4 @@
-// Continuous batching: that company, order, shared and lost pages never change what a sequence gets.
+// Continuous batching: other rows, their order, and shared or evicted pages never change a sequence's result.
 #include "model/running_batch.hpp"
 
 #include <c10/core/CPUAllocator.h>
@@ -127,7 +127,7 @@ TEST(RunningBatch, CompanyChangesNothing) {
   }
 }
 
-// A CPU computes in fp32 with weights that are kept in bf16: the same as with fp32 weights of those values.
+// A CPU computes in fp32 with weights stored in bf16. The result equals that of fp32 weights with these values.
 TEST(RunningBatch, WeightsInBf16GiveTheSame) {
   const auto wide = test_model();
   const auto half = create(wide->config(), torch::kCPU, torch::kBFloat16).value();
@@ -240,7 +240,7 @@ TEST(RunningBatch, AGroupSharesThePagesOfItsPrompt) {
   for (std::size_t i = 1; i < 4; ++i) expect_same(got.at(i).generation.value(), alone(model, group[i]));
 }
 
-TEST(RunningBatch, SpansTellTheVersions) {
+TEST(RunningBatch, SpansNameTheVersions) {
   const auto model = test_model(), other = test_model(32);
   RunningBatch batch(model, {});
   batch.weights_are(7);
@@ -290,7 +290,7 @@ TEST(RunningBatch, AbortsAndInterruptions) {
   EXPECT_EQ(batch.cache_used().count, 0u);
 }
 
-TEST(RunningBatch, ItsOwnerSaysWhenASequenceHasEnough) {
+TEST(RunningBatch, TheOwnerMayEndASequence) {
   const auto model = test_model();
   RunningBatch batch(model, {});
   ASSERT_TRUE(batch.add({.id = 1, .prompt = {1}, .sampling = {.tokens_max = 20}, .ends = [](std::span<const Token> t) {
@@ -325,7 +325,7 @@ TEST(RunningBatch, LogitsThatAreNotFiniteEndTheirSequenceOnly) {
   EXPECT_TRUE(got.at(3).generation);
 }
 
-// libtorch's allocator for CPUs, with an end to what it gives at a time.
+// libtorch's allocator for CPUs, with a limit on one allocation.
 struct Scarce : c10::Allocator {
   explicit Scarce(std::size_t bytes) : most(bytes), real(c10::GetCPUAllocator()) { c10::SetCPUAllocator(this, 1); }
   ~Scarce() override { c10::SetCPUAllocator(real, 1); }
@@ -450,7 +450,8 @@ TEST(Sampler, DrawsFromTheKeptTokens) {
   }
 }
 
-// Larger than a block, and rows of all kinds beside each other: both ways draw the same, and as they would alone.
+// Vocabularies larger than a block, and rows of all kinds beside each other: both ways draw the same tokens as for
+// single rows.
 TEST(Sampler, RowsDoNotSeeEachOther) {
   torch::manual_seed(4);
   const Tensor logits = torch::randn({24, 3000}) * 3;

@@ -1,4 +1,4 @@
-// The tokenizer against cases worked out by hand from the published splitting rule and merge order.
+// The tokenizer against cases computed by hand from the published splitting rule and merge order.
 #include "model/tokenizer.hpp"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ using nlohmann::json;
 const char* kQwenRegex =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
-// How byte-level BPE writes bytes, from its definition: 188 bytes as themselves, the other 68 from U+0100.
+// Byte-level BPE's form of bytes, by definition: 188 bytes as themselves, the other 68 from U+0100.
 std::string written(std::string_view bytes) {
   std::string out;
   for (const char c : bytes) {
@@ -150,8 +150,8 @@ TEST(Tokenizer, CasesByHandInBothMergeSyntaxes) {
   }
 }
 
-// U+180E, the Mongolian vowel separator, is no White_Space since Unicode 6.3: it stands with punctuation, neither ends
-// a piece nor is a piece of spaces.
+// U+180E, the Mongolian vowel separator, is no White_Space since Unicode 6.3. It is split like punctuation: it neither
+// ends a piece nor is a piece of spaces.
 TEST(Tokenizer, TheMongolianVowelSeparatorIsNoSpace) {
   const std::string separator = "\u180e";
   // Each merge can happen only where both sides lie in one piece.
@@ -187,14 +187,14 @@ TEST(Tokenizer, IdsAreThoseOfTheFile) {
   EXPECT_FALSE(tokenizer.is_special(1005));
 }
 
-TEST(Tokenizer, DecodesBytesAddedTokensAndNothingElse) {
+TEST(Tokenizer, DecodesBytesAndAddedTokensOnly) {
   const Tokenizer tokenizer = qwen();
   const std::vector<Token> tokens = {1001, 261, -7, 0xe4, 999, 1 << 30, 1003, 1002};
   EXPECT_EQ(tokenizer.decode(tokens), "<|im_start|>hello\xe4<tool><|im_end|>");
   EXPECT_EQ(tokenizer.decode(tokens, true), "hello\xe4<tool>");
 }
 
-// Any code point, letters and spaces more often than chance.
+// A random code point, with letters and spaces more often than by chance.
 std::string random_text(Random& random) {
   std::string out;
   const auto length = random.below(60);
@@ -239,7 +239,7 @@ TEST(Tokenizer, RandomTextComesBack) {
     const auto tokens = exact.encode(text);
     ASSERT_TRUE(tokens) << tokens.error().message();
     EXPECT_EQ(exact.decode(*tokens), text);
-    // Composed text is composed already: encoding it again changes nothing.
+    // Encoding composed text again changes nothing.
     const std::string composed = composing.decode(composing.encode(text).value());
     EXPECT_EQ(composing.decode(composing.encode(composed).value()), composed);
   }
@@ -361,7 +361,7 @@ TEST(Tokenizer, ByteLevelAloneSplitsLikeGpt2) {
   EXPECT_EQ(tokenizer.encode("can't").value(), (std::vector<Token>{266, 263}));
 }
 
-// SmolLM's: digits one by one, then GPT-2's rule on what is between them.
+// SmolLM's rule: single digits, then GPT-2's rule between them.
 TEST(Tokenizer, DigitsBeforeByteLevel) {
   json j = qwen_json(kMerges);
   const json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", true}};
@@ -375,7 +375,7 @@ TEST(Tokenizer, DigitsBeforeByteLevel) {
   EXPECT_EQ(with_digits(true).encode("\u00b2").value(), (std::vector<Token>{0xc2, 0xb2}));  // numeric, but no digit
 }
 
-// Llama 3's: a piece that is a token is that token, and a text begins with one.
+// Llama 3's rule: a piece that is a token stays whole, and every text begins with a fixed token.
 TEST(Tokenizer, WholePiecesAndATokenBeforeEveryPrompt) {
   json j = qwen_json(kMerges);
   j["model"]["vocab"][written("hey")] = 900;  // which no merge makes

@@ -1,5 +1,5 @@
-// The kernels of a training pass on a GPU: their device code on the CPU against libtorch in fp64, and, where there is a
-// device, the functions on it against libtorch's own.
+// The kernels of a training pass on a GPU: their device code, emulated on the CPU, against libtorch in fp64, and on a
+// GPU, if the machine has one, against libtorch's own functions.
 #include "model/cuda/training_device.hpp"
 
 #include <torch/cuda.h>
@@ -74,7 +74,7 @@ TYPED_TEST(DeviceCode, NormsAndTheirGradients) {
       EXPECT_LT(error(out, y), kBound<T>) << width;
       EXPECT_LT(error(dx, adds ? x64.grad() + beside.to(torch::kDouble) : x64.grad()), kBound<T>) << width;
       EXPECT_LT(error(sums_of<T>(sums), w64.grad()), 2 * kBound<T>) << width;
-      // As libtorch rounds: but for the order of the sum of squares.
+      // Rounds like libtorch, except for the order of the sum of squares.
       const Tensor wide = sum.to(torch::kFloat);
       const Tensor as_libtorch = (wide * torch::rsqrt(wide.square().mean(-1, true) + 1e-6)).to(x.scalar_type()) * w;
       EXPECT_LT(error(out, as_libtorch), sizeof(T) == 4 ? 1e-6 : 1e-3);
@@ -117,7 +117,7 @@ TYPED_TEST(DeviceCode, RotationsOfHeadsAndTheirGradients) {
     const Tensor want = torch::cat({qk, x64.narrow(1, turned, s.kv_heads)}, 1);
     EXPECT_LT(error(out, want), kBound<T>) << s.dim;
 
-    // Keys of token 3 stand in three rows, those of token 5 in none, those of the others in one.
+    // Token 3 occurs in three rows, token 5 in none, and the others in one.
     std::vector<std::int32_t> rows;
     for (std::int32_t t = 0; t < tokens; ++t)
       if (t != 5) rows.push_back(t);
@@ -218,8 +218,8 @@ TYPED_TEST(DeviceCode, ScoresAndTheirGradients) {
     }
 }
 
-// The update on the CPU, against the same formula in fp64 and what is stored of it.
-TEST(DeviceUpdate, ChangesEveryTensorAsTheFormulaSays) {
+// The update on the CPU, against the same formula in fp64 with the stored values.
+TEST(DeviceUpdate, ChangesEveryTensorByTheFormula) {
   torch::manual_seed(3);
   for (const bool coded : {false, true}) {
     struct Of {
@@ -274,7 +274,7 @@ TEST(DeviceUpdate, ChangesEveryTensorAsTheFormulaSays) {
           EXPECT_LT(error(o.v, o.v64), 1e-6) << i;
           continue;
         }
-        // Within a step of what a code can say, in every block; masters then differ by what the codes lost.
+        // Each block stays within a step of its codes. The masters then differ by the rounding of the codes.
         EXPECT_LT(error(o.master, o.w64), 1e-2) << i;
         if (!o.gradient.defined()) continue;
         const auto spread = [&](const Tensor& s) {
@@ -438,7 +438,7 @@ TEST_F(OnGpuTraining, NormsRotationsGatesAndScoresAreThoseOfFp64) {
   }
 }
 
-// Vocabularies of which several parts are made.
+// Vocabularies of several parts.
 TEST_F(OnGpuTraining, ScoresOfManyRowsAreThoseOfFewAtATime) {
   const std::int64_t rows = 4000, vocabulary = 151936, hidden = 64;
   const Tensor weight = random_there({vocabulary, hidden}, torch::kBFloat16).requires_grad_(true);

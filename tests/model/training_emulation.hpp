@@ -54,7 +54,7 @@ class LoopBlock {
   std::vector<float> shared_;
 };
 
-// Runs f(block, index) for so many blocks, each with shared memory of its own.
+// Runs f(block, index) for the given number of blocks, each with its own shared memory.
 template <unsigned kThreads, class F>
 void run_blocks(std::int64_t count, const F& f) {
   for (std::int64_t i = 0; i < count; ++i) {

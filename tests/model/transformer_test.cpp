@@ -1,4 +1,4 @@
-// Arithmetic of the transformer against the plain reference; cache, padding and gradients against itself.
+// Arithmetic of the transformer against the reference; cache, padding and gradients against its own full pass.
 #include "helpers.hpp"
 #include "model/generate.hpp"
 #include "model/weights.hpp"
@@ -65,7 +65,7 @@ TEST_P(Shapes, ParameterCountMatchesTheConfiguration) {
   EXPECT_EQ(count, config.parameters());
 }
 
-// Only the inputs of layers are kept, and the gradients are the same.
+// With only the layers' inputs stored, the gradients are the same.
 TEST_P(Shapes, RecomputedLayersHaveTheSameGradients) {
   for (const auto type : {torch::kFloat, torch::kBFloat16}) {
     Transformer model(config(), torch::kCPU, type);
@@ -87,7 +87,7 @@ TEST_P(Shapes, RecomputedLayersHaveTheSameGradients) {
   }
 }
 
-// Pages, products of few rows and rotations of the generating pass have every family's parts too.
+// The generating pass, with its pages, products of few rows and rotations, handles every family as well.
 TEST_P(Shapes, GeneratesWithTheProbabilitiesOfAForwardPass) {
   const auto model = random_model(config(), 7);
   const auto drawn = generate(*model, {{1, 2, 3}, {4}}, {.tokens_max = 24, .seed = 5});
@@ -191,7 +191,7 @@ TEST_P(Shapes, GradientsOfTokenLogprobs) {
   }
 }
 
-// More logits than are held at a time: the parts join to what separate calls give.
+// More logits than one part holds: the parts together equal separate calls.
 TEST(Transformer, TokenLogprobsOfManyLogitsWorkInParts) {
   ModelConfig config = small_config(true);
   config.vocab_size = 1 << 21;  // 32 rows of logits at a time
@@ -215,7 +215,7 @@ TEST(Transformer, TokenLogprobsOfManyLogitsWorkInParts) {
   EXPECT_LT(distance(gradient, left_gradient + right_gradient), 1e-4);
 }
 
-// The compute type of CUDA, on the CPU: the same model within what 8 bits of mantissa allow.
+// CUDA's compute type, on the CPU: the same model within 8 bits of mantissa.
 TEST(Transformer, ComputesInBfloat16Too) {
   const ModelConfig config = small_config(false);
   const auto exact = random_model(config, 14);

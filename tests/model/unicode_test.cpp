@@ -27,7 +27,7 @@ std::string text_of(char32_t c) {
   return text;
 }
 
-// The library's own word, on all of it at once.
+// The library's normalisation of the whole text.
 std::string composed_whole(const std::string& text) {
   utf8proc_uint8_t* composed = nullptr;
   const auto size =

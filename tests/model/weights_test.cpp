@@ -89,7 +89,7 @@ TEST(Policy, RoundsToNearestEvenInCanonicalOrder) {
     EXPECT_EQ(std::to_integer<int>(bytes[2 * i]) | std::to_integer<int>(bytes[2 * i + 1]) << 8, want[i]) << i;
   }
   EXPECT_EQ(policy.total_bytes(), 2 * model->config().parameters());
-  // In place: the same bytes and digest; into a state of another shape: refused.
+  // Applied in place: the same bytes and digest. A state of another shape is refused.
   auto again = delta::OwnedState::empty_like(layout).value();
   ASSERT_TRUE(export_policy(*model, again));
   EXPECT_EQ(again.digest(), policy.digest());
@@ -261,7 +261,7 @@ TEST_F(Folder, EveryIdOfBothConfigsEndsAText) {
   }
 }
 
-// Read as the published format says, by other code than the program's.
+// Reads the published format with code of its own.
 TEST_F(Folder, AnIndependentReaderFindsTheWeights) {
   const auto model = saved(folder_, true);
   const std::string file = read_file(folder_ / "model.safetensors").value();

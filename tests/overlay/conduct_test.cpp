@@ -524,7 +524,7 @@ TEST(LearnerConduct, AWorkerThatAccusesStrangersIsExpelled) {
 }
 
 // A worker accuses a parent that it had a moment ago, before it knows of its new one. This does not count as a lie.
-TEST(LearnerConduct, AWordThatComesLateIsNoLie) {
+TEST(LearnerConduct, ALateAccusationIsNoLie) {
   Desk desk(8);
   desk.join_all(3);
   desk.tell(1, Draining{});  // 2 had everything from it
@@ -533,7 +533,7 @@ TEST(LearnerConduct, AWordThatComesLateIsNoLie) {
   EXPECT_TRUE(desk.has(id(2)));
 }
 
-TEST(LearnerConduct, AWordThatComesLateBecauseTheLearnerSleptIsNoLie) {
+TEST(LearnerConduct, AnAccusationDelayedByALearnersPauseIsNoLie) {
   Desk desk(8);
   desk.join_all(3);
   desk.tell(1, Draining{});
@@ -797,7 +797,7 @@ TEST(LearnerConduct, AWorkerThatNeverAcknowledgesHidesNoBroadcastTime) {
   }
 }
 
-TEST(LearnerConduct, OneThatIsAloneInBeingLateSaysNothingOfABroadcast) {
+TEST(LearnerConduct, ASingleLateWorkerDoesNotCountForABroadcastsTime) {
   struct Case {
     const char* what;
     std::uint64_t workers;

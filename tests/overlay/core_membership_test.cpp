@@ -322,7 +322,7 @@ TEST(Edges, ChildrenThatListNoChunksAreServed) {
 
 // ---- disks ----
 
-TEST(Disks, AWorkerWithLessRoomThanBeforeStartsAllTheSame) {
+TEST(Disks, AWorkerWithLessRoomThanBeforeStarts) {
   Hall hall;
   HallNode& worker = *hall.join_all(1)[0];
   ASSERT_TRUE(hall.publish(make(full(0), 50'000)).has_value());
@@ -355,7 +355,7 @@ TEST(Disks, ADamagedSpoolIsReplaced) {
 
 // ---- the learner's restarts ----
 
-TEST(Restart, WorkersComeBackAndGoOnWhereTheyWere) {
+TEST(Restart, WorkersReturnAndGoOnFromTheirPosition) {
   Hall hall;
   const auto workers = hall.join_all(3);
   ASSERT_TRUE(hall.publish(make(full(0), 50'000)).has_value());
@@ -399,7 +399,7 @@ TEST(Restart, ALearnerThatGoesBackTakesItsWorkersWithIt) {
   }
 }
 
-TEST(Restart, InTheMiddleOfAPublicationIsNoHarm) {
+TEST(Restart, InTheMiddleOfAPublicationLosesNothing) {
   Hall hall;
   const auto workers = hall.join_all(3);
   ASSERT_TRUE(hall.publish(make(full(0), 50'000)).has_value());

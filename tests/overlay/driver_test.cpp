@@ -278,7 +278,7 @@ class Counts final : public Idle {
 
 // While other parts of the process use up all file descriptors, the loop goes on. Afterwards it accepts the waiting
 // connections.
-TEST(Driver, NeitherSpinsNorEndsWhereNoFileIsLeft) {
+TEST(Driver, NeitherSpinsNorEndsWithoutFileDescriptors) {
   Pair pair;
   Counts listening(pair.authority, kListener, Pair::key_of(kListener));
   Idle speaking(pair.authority, kSpeaker, Pair::key_of(kSpeaker));

@@ -6,7 +6,7 @@
 namespace echoline::overlay {
 namespace {
 
-TEST(Hosts, AWorkerListensWhereOthersReachItAndSaysWhenTheyCannot) {
+TEST(Hosts, AWorkerListensAtAReachableAddressAndReportsIfItHasNone) {
   const auto at = [](const std::string& told, bool advertised, const std::string& learner) {
     const Listening l = listens_at(told, advertised, learner);
     return l.host + (l.leaf ? ", a leaf" : "");

@@ -29,7 +29,7 @@ TEST(NarrowPaths, ASmallPacketThatOvertakesALargeOneProvesIt) {
   }
 }
 
-TEST(NarrowPaths, APeerThatWasStoppedIsNoProof) {
+TEST(NarrowPaths, AStoppedPeerIsNoProof) {
   NarrowPaths paths;
   for (int i = 0; i < 4; ++i) {  // for 40 s, dialled every 5 s, and then it answers whatever comes
     EXPECT_FALSE(paths.small(kHost));

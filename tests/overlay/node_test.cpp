@@ -276,7 +276,7 @@ TEST_F(NodeTest, AMachineJoinsTheRunOfItsTokenWithOlderState) {
   after.node->stop();  // before its learner goes
 }
 
-TEST_F(NodeTest, APublicationThatIsLargerThanMemoryLiesInAFile) {
+TEST_F(NodeTest, APublicationLargerThanMemoryIsSpooled) {
   learner.start();
   WorkerOptions options = TestWorker::of(learner, "small");
   options.folder = folder / "worker";
@@ -599,7 +599,7 @@ TEST_F(NodeTest, ALearnerWithTheUsualNumberOfFilesOutlivesMoreConnections) {
   ::setrlimit(RLIMIT_NOFILE, &before);
 }
 
-TEST_F(NodeTest, StopSaysGoodbyeAndExpelSaysWhy) {
+TEST_F(NodeTest, StopSendsAGoodbyeAndExpelAReason) {
   learner.start();
   start_workers(2);
   ASSERT_TRUE(workers[0]->board.wait([&] { return workers[0]->id.has_value(); }));

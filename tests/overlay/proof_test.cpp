@@ -251,7 +251,7 @@ TEST(Sealer, SealsGrowWithThePublication) {
   EXPECT_LE(seals.size(), 16u + 8 * 4 + 3000 / kSealChunksMax);  // 8 ln(512 / 16) < 8 * 4 until they are full
 }
 
-TEST(Sealer, NothingAtAllIsAPublicationToo) {
+TEST(Sealer, AnEmptyPayloadIsAPublication) {
   const Made empty = make(delta(2, 1), 0);
   EXPECT_TRUE(empty.chunks.empty());
   EXPECT_EQ(empty.manifest.payload_bytes, 0u);

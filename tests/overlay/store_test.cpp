@@ -275,7 +275,7 @@ TEST(PublicationStore, ChunksOnDiskLeaveMemoryAndComeBack) {
   EXPECT_EQ(kept.store.fetch(entry, asked.back().chunk)->data.size(), 1024u);
 }
 
-TEST(PublicationStore, ADiskThatGivesBackOtherBytesLosesThePublication) {
+TEST(PublicationStore, ADiskThatReturnsOtherBytesLosesThePublication) {
   Kept kept(kSmallMemory);
   const Made made = make(full(3), 40'000);
   kept.spool(made, made.chunks.size());

@@ -161,7 +161,7 @@ TEST(Tls, AnEnrollingMachineKnowsOnlyTheFingerprint) {
   EXPECT_EQ(pair.server_reading.bytes, some_bytes(50));
 }
 
-TEST(Tls, AnEnrollingMachineIsNotFooled) {
+TEST(Tls, AnEnrollingMachineRefusesImpostors) {
   const trust::Authority authority = tls_authority(), other = tls_authority("another key");
   // The learner of another authority, even with the same run id, does not fool it.
   TlsPair pair =

@@ -54,7 +54,7 @@ TEST(AllocateGreedy, ReplacesTheLastByACheaperSingleWorker) {
   EXPECT_THAT(a->dropped, ElementsAre(1));
 }
 
-TEST(AllocateGreedy, KeepsToTheWorkerLimitOrSaysNo) {
+TEST(AllocateGreedy, KeepsToTheWorkerLimitOrRefuses) {
   const std::vector<Candidate> pool{{1, 0.1}, {1, 0.1}, {1, 0.1}, {6, 3}, {5, 4}};
   EXPECT_THAT(allocate_greedy(pool, 9)->chosen, ElementsAre(0, 1, 2, 3));
   const auto two = allocate_greedy(pool, 9, {.workers_max = 2});

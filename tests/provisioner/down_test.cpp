@@ -86,7 +86,7 @@ class DownTest : public testing::Test {
   std::filesystem::path folder;
 };
 
-TEST_F(DownTest, ReleasesAllOfTheRunAndNothingElse) {
+TEST_F(DownTest, ReleasesExactlyTheMachinesOfTheRun) {
   Ledger ledger = open();
   running(ledger, "1");
   const LedgerRow asked = *ledger.intend(offer("2"), clock.unix_seconds());  // rented, and the answer was lost
@@ -134,7 +134,7 @@ TEST_F(DownTest, AFailedReleaseKeepsItsRowOpen) {
   EXPECT_EQ(open_rows(ledger), 1u);
 }
 
-TEST_F(DownTest, AnAccountThatKnowsNothingAtAllMayBeTheWrongOne) {
+TEST_F(DownTest, AnAccountWithoutAnyRentalMayBeTheWrongOne) {
   Ledger ledger = open();
   running(ledger, "1");
   server.remove(1);

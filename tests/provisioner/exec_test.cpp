@@ -176,7 +176,7 @@ TEST_F(ExecTest, AFailedCommandsEffectIsLookedUp) {
   EXPECT_TRUE(exited->still_rented);
 }
 
-TEST_F(ExecTest, AFileThatCannotBeUsedSaysWhy) {
+TEST_F(ExecTest, AnUnusableFileIsRefusedWithTheReason) {
   std::ofstream(folder / "bad.yaml") << "start: []\nstopp: [a]\nlist: [b]\n";
   const auto made = make_provider("exec", {.file = folder / "bad.yaml"});
   ASSERT_FALSE(made);

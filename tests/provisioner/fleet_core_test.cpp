@@ -551,7 +551,7 @@ TEST_F(Fleet, AFastLearnerRentsNothingBeyondThePlan) {
   EXPECT_DOUBLE_EQ(core->numbers().required_rollouts_per_s, 100);
 }
 
-TEST_F(Fleet, ASlowLearnerLetsTheDearestGoAfterFiveMinutes) {
+TEST_F(Fleet, ASlowLearnerReleasesTheDearestAfterFiveMinutes) {
   make({offer("a", 60, 0.1), offer("b", 60, 0.3), offer("c", 60, 0.2)}, {"a", "b", "c"});
   pass(seconds(1));
   for (int i = 0; i < 5; ++i) tell(fleet::StepMeasured{seconds(20)});
@@ -568,7 +568,7 @@ TEST_F(Fleet, ASlowLearnerLetsTheDearestGoAfterFiveMinutes) {
   EXPECT_EQ(rented.size(), 3u);
 }
 
-TEST_F(Fleet, AHostThatLiesIsMadeUpForAndDemoted) {
+TEST_F(Fleet, ASlowerHostThanPromisedIsCompensatedAndDemoted) {
   make({offer("liar", 60, 0.1, "h1"), offer("b", 60, 0.2), offer("c", 60, 0.3), offer("liar2", 90, 0.1, "h1")},
        {"liar", "b"});
   pass(seconds(1));

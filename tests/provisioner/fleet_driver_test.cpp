@@ -99,7 +99,7 @@ TEST_F(DriverOfFleet, AStandbyOfferOfAnUnusableProviderIsLeftOut) {
   EXPECT_EQ((*fleet)->summary().started, 2u);
 }
 
-TEST_F(DriverOfFleet, RentsBooksReplacesAndGivesBack) {
+TEST_F(DriverOfFleet, RentsBooksReplacesAndReleases) {
   std::vector<Offer> offers{offer("a"), offer("b"), offer("c")};
   offers[2].gpu_usd_per_hour = 0.5;
   auto started = FleetDriver::start(options(offers));

@@ -133,7 +133,7 @@ TEST_F(LedgerTest, MachinesOfAKilledProcessCountUntilLastSeen) {
   EXPECT_DOUBLE_EQ((*rows)[2].usd(1e9), 0);
 }
 
-TEST_F(LedgerTest, AFileOfVersionOneGoesOn) {
+TEST_F(LedgerTest, AFileOfVersionOneIsUpgraded) {
   std::filesystem::create_directories(folder);
   sqlite3* db = nullptr;
   ASSERT_EQ(sqlite3_open(path.c_str(), &db), SQLITE_OK);

@@ -245,7 +245,7 @@ TEST_F(SshTest, ABrokenConnectionIsTriedAgain) {
 }
 
 // A person has to fix keys: nothing is retried, and the message names the command to use.
-TEST_F(SshTest, KeysThatAreWrongAreSaid) {
+TEST_F(SshTest, WrongKeysAreReported) {
   const auto refused = [&](Provider& provider) {
     ProviderDriver driver(provider);
     provider.start(1, spec());

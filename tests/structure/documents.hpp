@@ -13,7 +13,7 @@ struct Document {
   std::set<std::string> anchors;   // of its headings, as GitHub makes them
 };
 
-// The .md files below `root`, without hidden folders and what builds and runs leave (build, runs, sweeps).
+// The .md files below `root`, without hidden folders and the outputs of builds and runs (build, runs, sweeps).
 std::vector<Document> read_documents(const std::filesystem::path& root);
 
 // Every link to a file or heading that does not exist, one line each.

@@ -1,2 +1,2 @@
-// Links one library whole; that it links and loads is the test.
+// Links one library whole. The test is that it links and loads.
 int main() { return 0; }

@@ -31,7 +31,8 @@ SourceFile read_source(const std::filesystem::path& root, const std::filesystem:
   return file;
 }
 
-// Runs the compiler's preprocessor on a source that includes `headers`; the files it read, or nothing on failure.
+// Runs the compiler's preprocessor on a source that includes `headers`. Returns the files it read, or nothing on
+// failure.
 std::vector<std::string> preprocess(const std::filesystem::path& root, const std::vector<std::string>& headers,
                                     bool& good) {
   const auto source = std::filesystem::temp_directory_path() /

@@ -79,7 +79,7 @@ TEST(Tree, VersionsAgree) {
   EXPECT_TRUE(newest == ECHOLINE_VERSION || newest == "Unreleased") << newest;
 }
 
-// A small tree of its own, to see the rules fail.
+// A small tree in a temporary folder that breaks the rules.
 class BrokenTree : public testing::Test {
  protected:
   BrokenTree() { std::filesystem::create_directories(root_); }

@@ -138,7 +138,7 @@ TEST(SimRunTables, ReadsLengthsPreemptionsAndSlowdowns) {
   EXPECT_EQ(slow->at(1).region, 1u);
 }
 
-TEST(SimRunTables, SaysWhichLineIsWrong) {
+TEST(SimRunTables, NamesTheInvalidLine) {
   const std::vector<std::string> regions{"here", "there"};
   EXPECT_EQ(sim::parse_lengths("", "l.csv").error().message(), "l.csv:0: no rows; expected tokens,weight");
   EXPECT_EQ(sim::parse_lengths("1,1\n2\n", "l.csv").error().message(), "l.csv:2: expected tokens,weight");

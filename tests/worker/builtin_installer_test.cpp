@@ -61,7 +61,7 @@ TEST_F(InstallerTest, OnADeviceItIsTheSame) {
   EXPECT_GT(device.machine().kernels_run(), kernels);
   EXPECT_EQ(model::export_policy(*model)->digest(), second_.digest());
 
-  // One that fails leaves nothing that could be taken for a policy, until it works again and a snapshot comes.
+  // A failed installation leaves no state that could pass for a policy. The next snapshot repairs it.
   ASSERT_TRUE(installer.install(snapshot_));
   device.machine().fail_after(0, 1);
   EXPECT_EQ(installer.install(delta_).error().code, Code::kUnavailable);
@@ -153,7 +153,7 @@ TEST_F(InstallerTest, WhatHasComeOfSomethingElseDoesNotMatter) {
     EXPECT_EQ(installer_.digest(), second_.digest().bytes);
     ASSERT_TRUE(installer_.install(snapshot_));
   }
-  // Nor does what came before a snapshot.
+  // Parts that came before a snapshot do not matter either.
   for (const overlay::PublicationPart& part : parts) installer_.arriving(part);
   ASSERT_TRUE(installer_.install(snapshot_));
   ASSERT_TRUE(installer_.install(delta_));
@@ -171,7 +171,7 @@ TEST_F(InstallerTest, WhatHasComeOfASnapshotIsUsed) {
     EXPECT_EQ(fresh.digest(), first_.digest().bytes);
     EXPECT_TRUE(fresh.install(delta_));
   }
-  // The bytes that have come are not looked at again; those of another publication are not used.
+  // The installer does not read received bytes again, and does not use those of another publication.
   std::vector<std::byte> other = bytes_of(snapshot_);
   other[1500] ^= std::byte{1};
   overlay::Publication begun = publication(3, std::nullopt, other, first_.digest());
@@ -203,7 +203,7 @@ TEST_F(InstallerTest, ASnapshotArrivesBesideDeltas) {
   EXPECT_EQ(installer_.version(), Version{5});
   EXPECT_EQ(installer_.digest(), first_.digest().bytes);
 
-  // One that a delta has overtaken is forgotten.
+  // A snapshot overtaken by a delta is forgotten.
   ASSERT_TRUE(installer_.install(snapshot_));
   begun.version = later.version = delta_.version;
   for (overlay::PublicationPart part : parts) {

@@ -117,7 +117,7 @@ TEST_F(BuiltinTest, AStopStringEndsAResponse) {
   EXPECT_TRUE(all.at(1)->ended);
 }
 
-// Finite weights, and log-probabilities that are not: no sequence is to blame.
+// Finite weights with non-finite log-probabilities: no sequence is to blame.
 TEST_F(BuiltinTest, APolicyThatDivergedIsSaidToBeTheReason) {
   delta::OwnedState policy = *model::init_policy(config_, 1);
   for (std::size_t i = 0; i < policy.size(); ++i) {

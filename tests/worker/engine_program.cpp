@@ -1,5 +1,7 @@
-// An inference server as a process: loads a Hugging Face directory with echoline's own model and speaks the interface
-// of SGLang or vLLM.  engine_program sglang|vllm|vllm-completions MODEL PORT [--hash] [--die-once FILE]
+// An inference server as a process: loads a Hugging Face directory with echoline's own model and serves the interface
+// of SGLang or vLLM.
+//
+//   engine_program sglang|vllm|vllm-completions MODEL PORT [--hash] [--die-once FILE]
 #include <unistd.h>
 
 #include <cstdio>

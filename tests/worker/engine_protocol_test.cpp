@@ -18,7 +18,7 @@ overlay::Digest digest(unsigned char n) {
   return d;
 }
 
-TEST(Fingerprints, TellStaleWeightsFromNewOnes) {
+TEST(Fingerprints, DistinguishStaleWeightsFromNewOnes) {
   Fingerprints prints;
   EXPECT_EQ(prints.judge(digest(1), {-1, -2}, 0), Verdict::kNew) << "the first tells nothing";
   prints.keep(digest(1), {-1, -2});
@@ -74,7 +74,7 @@ TEST(EngineMaker, OptionsThatDoNotGoTogetherAreRefused) {
             "");
 }
 
-// As the documentation of both has them.
+// Examples from the documentation of both servers.
 constexpr const char* kSglang =
     R"({"text":"ab","output_ids":[7,8],"meta_info":{"id":"1","finish_reason":{"type":"stop","matched":8},"prompt_tokens":2,
         "weight_version":"42","output_token_logprobs":[[-0.5,7,null],[-1.25,8,null]],"input_token_logprobs":[[null,1,null],[-3.5,2,null]],
@@ -140,7 +140,7 @@ TEST(EngineAnswers, OfVllmSayUnderWhichWeightsEachTokenWasDrawn) {
   draw.context = {1};
   EXPECT_FALSE(protocol->drawn(draw, kVllmTokens)) << "of another prompt";
   EXPECT_EQ(protocol->draw(draw).path, "/inference/v1/generate");
-  // Without the interface responses come back at a pause.
+  // Without the interface, responses return at a pause.
   ASSERT_TRUE(protocol->settle_interface(403, kVllmNoScaleOut));
   EXPECT_FALSE(protocol->keeps_responses());
   EXPECT_EQ(protocol->draw(draw).path, "/v1/completions");

@@ -86,7 +86,7 @@ struct EngineServer::Impl {
     response.set_content(body.dump(), "application/json");
   }
 
-  // Faults that have nothing to do with what is asked. True: the answer is made.
+  // Applies faults that do not depend on the request. True if it made the answer.
   bool spoilt(const std::optional<Fault>& fault, Response& response, std::unique_lock<std::mutex>& lock) {
     if (!fault) return false;
     if (fault->what == "status") {
@@ -230,7 +230,7 @@ struct EngineServer::Impl {
     }
   }
 
-  // Draws, and spoils what was drawn.
+  // Draws tokens, and applies the faults of responses.
   std::pair<ServedResponse, bool> draw(ServedRequest request, std::unique_lock<std::mutex>& lock, const Fault* fault) {
     changed.wait(lock, [&] { return !paused || stopping; });
     if (stopping) throw std::runtime_error("it ends");

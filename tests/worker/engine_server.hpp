@@ -35,16 +35,16 @@ class ServedModel {
   virtual ~ServedModel() = default;
   virtual void load(const std::filesystem::path& folder) = 0;  // throws
   virtual void add(std::uint64_t id, ServedRequest request) = 0;
-  // Some work; what ended by it.
+  // Does some work, and returns the ended responses.
   virtual std::map<std::uint64_t, ServedResponse> step() = 0;
-  // All end with the tokens they have.
+  // Ends all responses with their present tokens.
   virtual std::map<std::uint64_t, ServedResponse> interrupt() = 0;
   virtual void begin_span(std::uint64_t number) = 0;  // tokens drawn from now on belong to it; until then to 0
   virtual std::vector<double> score(const std::vector<std::int32_t>& text) = 0;  // of all but the first
   virtual std::vector<double> top5(const std::vector<std::int32_t>& text, double temperature) = 0;  // descending
 };
 
-// vLLM as it is started with --enable-scale-out, and without it.
+// vLLM with and without --enable-scale-out.
 enum class Speaks { kSglang, kVllm, kVllmCompletions };
 
 // One after the other; "": none.
@@ -69,8 +69,8 @@ struct Fault {
 
 class EngineServer {
  public:
-  // Listens on `port`, 0: any; `folder`: loaded before it is healthy (as a process does that has just begun).
-  // `seen` is told of every request before it is served: its path, and how many of these there were.
+  // Listens on `port`, 0: any. `folder` is loaded before the server is healthy, as in a process that has just begun.
+  // `seen` is called for every request before it is served, with its path and the number of requests with this path.
   EngineServer(Speaks speaks, std::unique_ptr<ServedModel> model, int port = 0,
                const std::filesystem::path& folder = {},
                std::function<void(const std::string& path, int count)> seen = {});
@@ -79,7 +79,7 @@ class EngineServer {
   void fault(Fault fault);
   int count(const std::string& path) const;         // requests so far
   std::string last(const std::string& path) const;  // body of the last
-  // Another process answers at this address: it has the weights of `folder`, and no version.
+  // Imitates another process at this address: with the weights of `folder`, and no version.
   void replace(const std::filesystem::path& folder);
 
  private:
@@ -87,8 +87,8 @@ class EngineServer {
   std::unique_ptr<Impl> impl_;
 };
 
-// Draws by a hash of the weights, without a model: log-probabilities follow from digest, token and position. No
-// response goes on that has as many tokens as `held_at` says, where that is given; `drawn` counts all.
+// Draws by a hash of the weights, without a model: log-probabilities follow from digest, token and position. If
+// `held_at` is given, no response grows beyond it. `drawn` counts all tokens.
 struct Hold {
   std::atomic<std::int64_t> held_at = std::numeric_limits<std::int64_t>::max(), drawn = 0;
 };

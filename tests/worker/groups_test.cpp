@@ -1,4 +1,4 @@
-// A worker's groups without a network or an engine: what fails, fails alone, and what is whole is scored.
+// A worker's groups without a network or an engine: a failure concerns its own group, and a whole group is scored.
 #include "worker/groups.hpp"
 
 #include <gmock/gmock.h>
@@ -37,7 +37,7 @@ class Broken final : public data_plane::Adapter {
   std::unique_ptr<data_plane::Adapter> sound_;
 };
 
-// Two numbers are asked for, one after the other; thinks until it is told to answer.
+// Asks for two numbers, one after the other. Answers only when the test calls for it.
 class TwoQuestions final : public data_plane::Adapter {
  public:
   struct Thought {
@@ -330,7 +330,7 @@ TEST_F(GroupsTest, WhatIsDroppedIsForgotten) {
   EXPECT_NE(begin(lease(1, "1"))[0].id, first[0].id);
 }
 
-// The learner would refuse it, and hold it against this worker.
+// The learner would refuse it, and count it as misconduct.
 TEST(Submissions, WithMoreMetadataThanTheRunAllowsAreNotSent) {
   schema::Lease lease;
   lease.set_id(5);

@@ -1,4 +1,4 @@
-// Engines over HTTP against servers that speak as SGLang and vLLM do and misbehave as they do.
+// Engines over HTTP against servers that imitate SGLang and vLLM, and their faults.
 #include "worker/engines/remote.hpp"
 
 #include <gmock/gmock.h>
@@ -35,7 +35,7 @@ std::string server_name(const ::testing::TestParamInfo<Speaks>& info) {
   return info.param == Speaks::kSglang ? "Sglang" : info.param == Speaks::kVllm ? "Vllm" : "VllmCompletions";
 }
 
-// Policies of one tensor, and what leads from one to the next.
+// Policies of one tensor, and the deltas between them.
 class Policies {
  public:
   explicit Policies(std::size_t count) {
@@ -97,7 +97,7 @@ class RemoteTest : public ::testing::TestWithParam<Speaks> {
                if (while_waiting_) while_waiting_();
              }};
   }
-  // A server that others run, which has read the folder of the first policy, as they would let it.
+  // A server of another owner, which has read the folder of the first policy.
   void attach() {
     server_ = std::make_unique<EngineServer>(
         GetParam(), hashing_model(static_cast<std::int32_t>(task_.model.vocab_size) - 1, hold_));
@@ -105,7 +105,7 @@ class RemoteTest : public ::testing::TestWithParam<Speaks> {
     make();
     if (is_vllm()) while_waiting_ = [this] { name_folder(); };
   }
-  // vLLM is told of its folder when it starts, so the folder is there before.
+  // vLLM gets its folder when it starts, so the folder must exist before.
   void name_folder() {
     if (named_ || !fs::exists(options_.folder / "model.safetensors")) return;
     server_->replace(options_.folder);
@@ -125,7 +125,7 @@ class RemoteTest : public ::testing::TestWithParam<Speaks> {
     EXPECT_EQ(engine_->version(), p.version);
     EXPECT_EQ(engine_->digest(), p.policy_digest);
   }
-  // As a server does that begins when the folder is whole.
+  // Imitates a server that starts once the folder is complete.
   bool delta_free_first(const overlay::Publication& p) {
     overlay::Publication first = p;
     first.activate = false;
@@ -187,7 +187,7 @@ TEST_P(RemoteTest, AnswersAreTakenOverAsTheyAre) {
   const auto all = finish();
   EXPECT_EQ(all.size(), 20u);
   for (const auto& [id, response] : all) expect_whole(response, 1);
-  // The same seed, weights and place: what the server draws, token for token.
+  // The same seed, weights and position give the server's own tokens.
   submit(3);
   const auto again = finish();
   EXPECT_EQ(again.at(3)->tokens, all.at(3)->tokens);
@@ -204,7 +204,7 @@ TEST_P(RemoteTest, AnswersAreTakenOverAsTheyAre) {
   EXPECT_EQ(sampling.at("stop_token_ids"), nlohmann::json(task_.phrasing->eos()));
 }
 
-// Where the text says so, whatever the server makes of it.
+// A response ends at its stop string, even if the server goes on.
 TEST_P(RemoteTest, StopStringsEndResponses) {
   attach();
   no_end();
@@ -261,7 +261,7 @@ TEST_P(RemoteTest, WhatIsUnderWayGoesOnUnderTheNewPolicy) {
     EXPECT_EQ(response->spans[0].end, 10u);
   }
   EXPECT_EQ(mixed, 4);
-  // The directory has the new policy, bit by bit.
+  // The directory has exactly the new policy.
   const auto there = delta::Checkpoint::open(options_.folder);
   ASSERT_TRUE(there);
   EXPECT_EQ(*delta::digest_state(there->view()), policies_.digest(2));
@@ -294,7 +294,7 @@ TEST_P(RemoteTest, BadPublicationsChangeNothing) {
   install(policies_.snapshot(4));
 }
 
-// It says that it has loaded, and answers as before: seen, and asked again.
+// The server reports a load and still answers with the old weights. The engine notices, and asks again.
 TEST_P(RemoteTest, StaleWeightsAreSeen) {
   attach();
   install(policies_.snapshot(1));
@@ -323,7 +323,7 @@ TEST_P(RemoteTest, AReloadThatFailsOrHangsIsTriedAgain) {
   expect_whole(finish().at(1), 2);
 }
 
-// An engine that died while it was told to pause never answers, and its server keeps the connection open.
+// An engine that died during a pause never answers, and its server keeps the connection open.
 TEST_P(RemoteTest, APauseThatIsNeverAnsweredEndsSoon) {
   options_.control_patience = milliseconds(300);
   attach();
@@ -336,7 +336,7 @@ TEST_P(RemoteTest, APauseThatIsNeverAnsweredEndsSoon) {
   expect_whole(finish().at(1), 2);
 }
 
-// A step without a gradient publishes the policy of before: nothing has to be read, and responses go on.
+// A step without a gradient publishes the same policy again. The engine loads nothing, and responses go on.
 TEST_P(RemoteTest, TheSamePolicyIsNotLoadedAgain) {
   attach();
   install(policies_.snapshot(1));
@@ -353,7 +353,7 @@ TEST_P(RemoteTest, TheSamePolicyIsNotLoadedAgain) {
   EXPECT_EQ(server_->count(load_path()), before);
 }
 
-// A server that names a version that it was never given has other weights.
+// A server that names an unknown version has other weights.
 TEST_P(RemoteTest, AnUnknownVersionOfTheWeightsIsRefused) {
   if (GetParam() != Speaks::kVllm) GTEST_SKIP() << "completions name no version";
   attach();
@@ -365,7 +365,7 @@ TEST_P(RemoteTest, AnUnknownVersionOfTheWeightsIsRefused) {
   EXPECT_EQ(server_->count(load_path()), before + 1) << "it loads the policy again";
 }
 
-// A dead engine behind a server that lives answers 500: health is looked at before anything is asked for again.
+// A dead engine behind a living server answers 500. The engine checks the server's health before the next request.
 TEST_P(RemoteTest, AfterAnErrorOfTheServerItsHealthIsLookedAt) {
   attach();
   install(policies_.snapshot(1));
@@ -377,7 +377,7 @@ TEST_P(RemoteTest, AfterAnErrorOfTheServerItsHealthIsLookedAt) {
   EXPECT_GE(server_->count("/health"), before + 3);
 }
 
-// Its worker takes no work meanwhile.
+// The worker takes no work meanwhile.
 TEST_P(RemoteTest, AServerThatIsAwayTakesNoWork) {
   attach();
   install(policies_.snapshot(1));
@@ -389,7 +389,7 @@ TEST_P(RemoteTest, AServerThatIsAwayTakesNoWork) {
   EXPECT_TRUE(engine_->version()) << "it keeps what it was given";
 }
 
-// vLLM loads what it was started on, again and again.
+// vLLM always loads the folder of its start.
 TEST_P(RemoteTest, AServerOfAnotherFolderIsNamed) {
   if (!is_vllm()) GTEST_SKIP() << "SGLang is told which folder to read";
   attach();
@@ -416,7 +416,7 @@ TEST_P(RemoteTest, NothingIsLostWhileItIsLoadingOrConnectionsBreak) {
   for (const auto& [id, response] : all) expect_whole(response, 1);
 }
 
-// One answer that cannot be right hurts one response, and says what is wrong with it.
+// An impossible answer fails one response, with the reason.
 TEST_P(RemoteTest, AnswersThatCannotBeRightAreRefused) {
   attach();
   install(policies_.snapshot(1));
@@ -598,7 +598,7 @@ TEST(Child, EndsWithAllThatItStarted) {
   EXPECT_TRUE(ends(b));
 }
 
-// A server below the shell has time to put its things away, although the shell ends at once.
+// A server below the shell has time to clean up, although the shell ends at once.
 TEST(Child, WhatTheShellStartedEndsInItsOwnTime) {
   TemporaryFolder folder;
   const std::string server = fmt::format(
@@ -610,7 +610,7 @@ TEST(Child, WhatTheShellStartedEndsInItsOwnTime) {
   EXPECT_TRUE(fs::exists(folder.path() / "done"));
 }
 
-// The worker is killed by force: its server goes, and so does what it had in memory.
+// The worker is killed: its server ends, and its files in memory are removed.
 TEST(Child, DoesNotOutliveAProcessThatIsKilled) {
   TemporaryFolder folder;
   const fs::path policy = folder.path() / "policy";
@@ -655,7 +655,7 @@ TEST(PolicyFolder, ANewOneHasTheFirstFreeNumber) {
   EXPECT_EQ(make()->path().filename(), "echoline-engine-1");
 }
 
-// In parts, as they come over the network, and into the files at the end.
+// The parts come as over the network, and reach the files at the end.
 TEST(PolicyFolder, ADeltaIsResolvedWhileItArrives) {
   TemporaryFolder memory;
   Policies policies(4);
