@@ -513,8 +513,8 @@ TEST_P(RemoteTest, AbortedAndUnfitSequencesLeaveNothing) {
 }
 
 TEST_P(RemoteTest, StopEndsEveryWait) {
-  options_.url = "http:  // an address without a server
-      make();
+  options_.url = "http://127.0.0.1:1";  // an address without a server
+  make();
   while_waiting_ = [this] { stop_ = true; };
   EXPECT_EQ(engine_->install(policies_.snapshot(1)).error().code, Code::kCancelled);
 }
