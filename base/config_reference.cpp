@@ -22,7 +22,7 @@ std::string default_text(const ConfigKey& key) {
   return key.fallback_is_value ? code(key.fallback) : key.fallback;
 }
 
-// "whole number, 1 to 64; default: ...", which follows a meaning in brackets.
+// Type, range and default of a key, such as "whole number, 1 to 64; default: ...".
 std::string facts(const ConfigKey& key) {
   std::string text = key.type == "choice" ? "one of " + key.range : key.type;
   if (key.type != "choice" && !key.range.empty()) text += ", " + key.range;

@@ -15,8 +15,8 @@ using nlohmann::json;
 constexpr std::string_view kOperation = "ask server";
 constexpr std::size_t kAnswerMax = 16u << 20;
 constexpr std::size_t kExcerpt = 300;
-constexpr int kTriesUnheard = 3;  // for an address that has never answered
-constexpr Duration kForever = std::chrono::hours(24);
+constexpr int kTriesUnheard = 3;                       // for an address that has never answered
+constexpr Duration kForever = std::chrono::hours(24);  // the client's limit; each request has its own
 
 template <class... Args>
 Error odd(fmt::format_string<Args...> format, Args&&... args) {
@@ -87,7 +87,7 @@ Result<TextAnswer> parse_text_answer(std::string_view body, bool chat) {
   const std::string why = word(at(choice, "finish_reason"));
   // A server that aborts or loses a request gives no reason, or one of these.
   if (why.empty() || why == "abort" || why == "error")
-    return odd("half an answer: finish_reason is {}", excerpt(at(choice, "finish_reason")));
+    return odd("the answer is incomplete: finish_reason is {}", excerpt(at(choice, "finish_reason")));
   // Null: the model refuses, or has used the limit for thinking.
   if (!text.is_string() && !(chat && text.is_null() && at(choice, "message").is_object()))
     return odd("expected the text of an answer, found {}", excerpt(choice));
@@ -137,7 +137,8 @@ Result<TextServer> TextServer::make(TextServerOptions options, const Clock& cloc
     return fail(Code::kInvalid, kOperation, "expected an address like http://127.0.0.1:8000/v1, found '{}'",
                 printable(options.url));
   if (options.model.empty())
-    return fail(Code::kInvalid, kOperation, "{}: which model? {}/models lists them", options.url, options.url);
+    return fail(Code::kInvalid, kOperation, "{}: expected the name of a model; {}/models lists them", options.url,
+                options.url);
   if (options.at_once < 1 || options.tries_max < 1 || options.timeout <= Duration{} ||
       options.retry_first <= Duration{})
     return fail(Code::kInvalid, kOperation, "requests at once, tries and times must be above 0");

@@ -75,7 +75,7 @@ void fed_by_the_learner(Topology& topology, std::size_t s, WorkerId id, WorkerId
   chains.push_back({id});
 }
 
-// Returns the number of moves.
+// Separates the pairs of one stripe. Returns the number of moves.
 std::size_t part_stripe(Topology& topology, std::size_t s, const Pairs& apart) {
   const auto may_forward = [&](WorkerId id) {
     return !std::binary_search(topology.leaves_only.begin(), topology.leaves_only.end(), id);
@@ -88,7 +88,8 @@ std::size_t part_stripe(Topology& topology, std::size_t s, const Pairs& apart) {
     if (stripe.parent.at(child) != parent) std::swap(child, parent);
     if (stripe.parent.at(child) != parent) continue;
     const std::size_t children = stripe.children_of(child);
-    std::optional<std::tuple<std::size_t, std::size_t, WorkerId>> best;  // as many children as it has, at its depth
+    // The worker to exchange places with: its difference in the number of children, its depth, its id.
+    std::optional<std::tuple<std::size_t, std::size_t, WorkerId>> best;
     for (const auto& [id, depth] : stripe.depth) {
       if (id == child || id == parent || depth < stripe.depth.at(child)) continue;
       const std::size_t n = stripe.children_of(id);

@@ -13,7 +13,7 @@ namespace echoline::chains {
 namespace {
 
 constexpr std::string_view kOperation = "predict broadcast";
-constexpr double kSameBound = 1.0001;
+constexpr double kSameBound = 1.0001;  // lower_bound() stops when a round raises the bound by less than this factor
 
 double as_double(Bytes b) { return static_cast<double>(b.count); }
 

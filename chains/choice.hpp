@@ -18,7 +18,7 @@ struct Cargo {
 
 struct Candidate {
   TopologyPolicy policy;
-  Duration predicted{};  // until the quorum holds the payload
+  Duration predicted{};  // time until the quorum holds the payload
 };
 
 struct Choice {

@@ -6,7 +6,7 @@
 
 namespace echoline::model {
 
-// As in model/training_ops, for x that training::kernels_take().
+// As in model/training_ops, for tensors x for which training::kernels_take(x) holds.
 torch::Tensor rms_norm_on_device(const torch::Tensor& x, const torch::Tensor& weight, double eps);
 torch::Tensor gated_on_device(const torch::Tensor& gate, const torch::Tensor& up);
 
@@ -17,6 +17,7 @@ std::pair<torch::Tensor, torch::Tensor> norm_and_sum(const torch::Tensor& x, con
 // silu(x gate^T) * x up^T. `whole` holds the rows of both weights, which are the parameters that receive the gradient.
 torch::Tensor joint_gated(const torch::Tensor& x, const torch::Tensor& whole, const torch::Tensor& gate,
                           const torch::Tensor& up);
+// Whether joint_gated() supports these.
 bool gates_jointly(const torch::Tensor& x, const torch::Tensor& whole);
 
 // Whether rotate_on_device() supports this.
@@ -27,7 +28,7 @@ torch::Tensor rotate_on_device(const torch::Tensor& qkv, const Rotation& rotatio
 torch::Tensor chosen_rows(const torch::Tensor& x, const torch::Tensor& rows);
 
 // The keys that each segment sees, for attention over all segments in one call. A segment's keys are those of its
-// prefix followed by its own. A query sees all keys up to its own, counted from the end.
+// prefix followed by its own. Its last query sees all of them, the query before it all but the last, and so on.
 struct AttentionPlan {
   torch::Tensor queries_first, keys_first;  // int32 [segments + 1]
   std::int64_t queries_max = 0, keys_max = 0;

@@ -20,11 +20,11 @@ inline Vector load(const T* from) {
   return v;
 }
 
-// Lane i of the result is the sum of sums[i]'s lanes, for a power of two of sums.
 template <std::size_t... I>
 inline Floats pairs(Floats a, Floats b, std::index_sequence<I...>) {
   return __builtin_shufflevector(a, b, (2 * I)...) + __builtin_shufflevector(a, b, (2 * I + 1)...);
 }
+// Lane i of the result is the sum of sums[i]'s lanes. `Count` is a power of two.
 template <int Count>
 inline Floats lane_sums(Floats (&sums)[Count]) {
   constexpr auto kEach = std::make_index_sequence<kLanes>();
@@ -34,8 +34,8 @@ inline Floats lane_sums(Floats (&sums)[Count]) {
   return sums[0];
 }
 
-// R rows times C weights, with R * C at most the number of lanes. Each weight is read once for all R. Prefetches A rows
-// of weights at `ahead`.
+// Multiplies R rows of x by C rows of weights; R * C is at most the number of lanes. Each weight is read once for all R
+// rows. Prefetches A rows of weights at `ahead`.
 template <int R, int C, int A, class Weight>
 inline void tile(const float* x, std::int64_t in, const Weight* w, const Weight* ahead, float* y, std::int64_t y_stride,
                  bool add) {
@@ -118,7 +118,8 @@ void product(const float* x, std::int64_t rows, std::int64_t in, const Weight* w
   for (; o < end; ++o) columns<1>(x, rows, in, w + o * in, y + o, y_stride, add);
 }
 
-// From every two registers, first the even, then the odd elements, so that a register of bf16 pairs needs no shuffle.
+// Reorders x for products with bf16 weights: from every two registers, first the even, then the odd elements. So a
+// register of bf16 pairs needs no shuffle.
 void interleave(const float* x, std::int64_t, std::int64_t in, std::int64_t begin, std::int64_t end, float* out) {
   x += begin * in, out += begin * in;
   for (std::int64_t r = begin; r < end; ++r, x += in, out += in) {
@@ -224,7 +225,7 @@ void log_softmax(const float* x, std::int64_t count, float* out) {
 
 constexpr int kPageTokens = 16, kParts = kPageTokens / kLanes;
 
-// H heads at a time, so that each key is read once for all of them.
+// Attention of H heads at a time, so that each key is read once for all of them.
 template <int H>
 void attend_heads(const float* q, std::int64_t dim, std::int64_t seen, const std::int64_t* pages, const float* keys,
                   const float* values, std::int64_t stride, float* scratch, float* out) {

@@ -7,9 +7,10 @@
 namespace echoline::provisioner {
 namespace {
 
-// Follows lines that set learner, sum, pin and ca. It is short, because a service may accept only a few thousand
-// characters. It passes the token by stdin, environment or a file of mode 600, because all users of a machine can see
-// arguments. The lines that end the instance go between its two parts.
+// The script fetches the bundle, checks its digest, unpacks it and starts the program. Lines before it set the
+// HostScript's fields as learner, sum, pin and ca. The lines that end the instance go between its two parts. It is
+// short, because a provider may accept only a few thousand characters. It passes the token by stdin, environment or a
+// file of mode 600, because all users of a machine can see arguments.
 constexpr const char* kScript[] = {R"sh(umask 077
 url=https://$learner/bundle new=
 has() { command -v "$1" >/dev/null 2>&1; }
@@ -51,12 +52,12 @@ if [ ! -x "$home/bin/echoline" ]; then
   n=1
   until fetch "$new/bundle"; do
     [ ! -s "$new/bundle" ] || [ "$(head -c 8 "$new/bundle")" != refused: ] || die "$(cat "$new/bundle")"
-    [ $n -lt 3 ] || die "$url: the bundle did not come"
+    [ $n -lt 3 ] || die "$url: the bundle could not be fetched"
     sleep $((n * 5)); n=$((n + 1))
   done
   got=$(sha256sum <"$new/bundle"); got=${got%% *}
-  [ "$got" = "$sum" ] || die "the bundle has digest $got, expected $sum: nothing of it is run"
-  tar xf "$new/bundle" -C "$new" || die "the bundle cannot be unpacked (where zstd or xz is missing, make it as .tar.gz)"
+  [ "$got" = "$sum" ] || die "the bundle has digest $got, expected $sum: it is not used"
+  tar xf "$new/bundle" -C "$new" || die "the bundle cannot be unpacked (without zstd and xz, it must be a .tar.gz)"
   [ -d "$home" ] || mv -T "$new/echoline-worker" "$home" || [ -d "$home" ] || die "$home: not writable"
   rm -rf "$new"
 fi

@@ -81,7 +81,8 @@ void Fleet::add_intruder(Duration every) {
   intruder_host_ = world_.add_host({});
   const auto now_ms = static_cast<std::uint64_t>(learner_unix_s() * 1e3);
   Grant grant{kRunId, id, now_ms - 7'200'000, now_ms - 3'600'000, 1, {}, {}, false};
-  // Uses the ids of the initial workers, and ids that the learner gives to newcomers.
+  // The intruder has two grants: one that has expired, and a valid one (`elsewhere`) with a parent that does not exist.
+  // The first names the ids of the initial workers, and ids that the learner gives to newcomers.
   for (std::uint64_t i = 0; i < 12; ++i)
     grant.from.push_back({WorkerId{i}, 1}), grant.from.push_back({WorkerId{1'000'000 + i}, 1});
   Grant elsewhere = grant;
@@ -134,7 +135,7 @@ void Fleet::start_worker(std::size_t i) {
     if (!identity) wrong_ = fmt::format("worker {}: its state file cannot be read: {}", i, identity.error().message());
   }
   if (w.options.enrol) return enrol(i);
-  // Its identity was made with the run.
+  // A worker that does not enrol starts with an identity that the run has made for it.
   w.key = new_key();
   WorkerState state;
   state.run_id = kRunId;

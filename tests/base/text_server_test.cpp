@@ -95,7 +95,7 @@ TEST_F(TextServerTest, GivesUpAfterItsTriesAndNamesTheReason) {
   server_->fault({"html", 3});
   EXPECT_THAT(refused(), HasSubstr("502 Bad Gateway"));
   server_->fault({"null_reason", 3});
-  EXPECT_THAT(refused(), HasSubstr("half an answer"));
+  EXPECT_THAT(refused(), HasSubstr("the answer is incomplete"));
   server_->fault({.what = "hang", .times = 3, .hangs = std::chrono::seconds(60)});
   options_.timeout = milliseconds(30);
   EXPECT_THAT(refused(), HasSubstr("imeout"));

@@ -145,7 +145,7 @@ TEST_F(HostScriptTest, NothingIsRunThatIsNotTheBundle) {
     EXPECT_EQ(elsewhere.status, 1) << tool;
     EXPECT_EQ(elsewhere.out, "") << tool;
     EXPECT_THAT(elsewhere.err, Not(HasSubstr("refused"))) << tool;
-    EXPECT_THAT(elsewhere.err, HasSubstr("the bundle did not come")) << tool;
+    EXPECT_THAT(elsewhere.err, HasSubstr("the bundle could not be fetched")) << tool;
     EXPECT_THAT(elsewhere.err, AnyOf(HasSubstr("pinned"), HasSubstr("CERTIFICATE_VERIFY_FAILED"))) << tool;
     EXPECT_EQ(kept(), 0u) << tool;
     fs::remove(tools() / tool);
@@ -232,7 +232,7 @@ TEST_F(HostScriptTest, AnInterruptedDownloadIsRepeated) {
     const Outcome never = run(far, token());
     EXPECT_EQ(never.status, 1) << tool;
     EXPECT_EQ(never.out, "") << tool;
-    EXPECT_THAT(never.err, HasSubstr("the bundle did not come")) << tool;
+    EXPECT_THAT(never.err, HasSubstr("the bundle could not be fetched")) << tool;
     EXPECT_EQ(kept(), 0u) << tool;
     fs::remove(tools() / tool);
   }
