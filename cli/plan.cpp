@@ -34,7 +34,10 @@ Result<std::vector<provisioner::Variation>> variations(const learner::RunConfig&
 int run(const Arguments& a) {
   const auto refuse = [](const Error& error) { return complain("plan", error); };
   std::vector<std::string> texts = a.overrides;
-  if (!a.offers.empty()) texts.push_back("fleet.offers=" + a.offers);
+  if (!a.offers.empty()) {
+    texts.push_back("fleet.offers=" + a.offers);
+    texts.push_back("fleet.search=false");
+  }
   for (const std::string& text : a.assume) texts.push_back("fleet.assume." + text);
   const auto overrides = parse_overrides(texts);
   if (!overrides) return refuse(overrides.error());

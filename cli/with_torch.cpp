@@ -76,7 +76,7 @@ learner::BuiltIn built_in_trainer() {
   learner::PolicyProbe probe;
   if (module_file())
     probe = [](const delta::StateView& policy, const model::ModelConfig& config, double temperature,
-               int threads) -> Status {
+               int threads) -> Result<std::vector<double>> {
       ECHO_ASSIGN(const Opened& opened, torch_module());
       return opened.module->built_in().probe(policy, config, temperature, threads);
     };

@@ -22,10 +22,10 @@
 
 namespace echoline::learner {
 
-// Whether a policy can be generated with: kInvalid if log-probabilities under it are not finite, at the run's
-// temperature and with so many threads. Empty in a program without the built-in model.
-using PolicyProbe = std::function<Status(const delta::StateView& policy, const model::ModelConfig& model,
-                                         double temperature, int threads)>;
+// The log-probabilities that a policy gives model::probe_text(); kInvalid if log-probabilities under it are not finite
+// at the run's temperature. Empty in a program without the built-in model.
+using PolicyProbe = std::function<Result<std::vector<double>>(
+    const delta::StateView& policy, const model::ModelConfig& model, double temperature, int threads)>;
 
 // The run that a source serves; outlives it.
 struct SourceHost {

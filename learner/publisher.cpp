@@ -1,5 +1,6 @@
 #include "learner/publisher.hpp"
 
+#include <future>
 #include <vector>
 
 #include "base/log.hpp"
@@ -76,7 +77,7 @@ void Publisher::work() {
   }
 }
 
-Result<PublishReport> Publisher::encode(const Policy& next) {
+Result<PublishReport> Publisher::encode(Policy& next) {
   ECHO_CHECK(!newest_ || newest_->version < next.version, "version {} after version {}", next.version,
              newest_->version);
   const SystemClock clock;
@@ -93,14 +94,18 @@ Result<PublishReport> Publisher::encode(const Policy& next) {
     head.base = newest_->version;
     head.base_digest = newest_->digest.bytes;
   }
+  std::future<std::string> note;
+  if (events_.note)
+    note = std::async(std::launch::async, [this, &next] { return events_.note(next.state->view()); });
   // Chunks leave while later tensors are still being compared.
   ECHO_ASSIGN(const auto writer, node_->begin(head));
   const delta::PatchSink sink = sink_of(*writer);
   ECHO_ASSIGN(report.stats, newest_ ? delta::write_delta(newest_->state->view(), next.state->view(), sink, options)
                                     : delta::write_snapshot(next.state->view(), sink, options));
   report.digest = report.stats.result.bytes;
+  if (note.valid()) next.note = note.get();
   report.encode_seconds = seconds(clock.now() - start);
-  ECHO_TRY(writer->finish(report.digest));
+  ECHO_TRY(writer->finish(report.digest, next.note));
   return report;
 }
 
@@ -130,7 +135,7 @@ Status Publisher::fold_deltas(Version from) {
   ECHO_ASSIGN(const delta::PatchStats stats, delta::fold_deltas(patches, sink_of(*writer), nullptr, options_));
   log::info("{} deltas are folded into one of {} from version {} to {}", patches.size(),
             to_text(Bytes{stats.patch_bytes}), from, stored.to);
-  return writer->finish(stored.digest);
+  return writer->finish(stored.digest, stored.note);
 }
 
 Status Publisher::provide_snapshot() {
@@ -139,7 +144,7 @@ Status Publisher::provide_snapshot() {
   head.catch_up = true;
   ECHO_ASSIGN(const auto writer, node_->begin(head));
   ECHO_TRY(delta::write_snapshot(newest_->state->view(), sink_of(*writer), options_));
-  return writer->finish(newest_->digest.bytes);
+  return writer->finish(newest_->digest.bytes, newest_->note);
 }
 
 delta::PatchSink Publisher::sink_of(overlay::PublicationWriter& writer) const {

@@ -31,6 +31,9 @@ struct PublishReport {
 struct PublisherEvents {
   std::function<void(Version)> begins;                  // before its first byte leaves
   std::function<void(const PublishReport&)> published;  // all of it is encoded, and the overlay has it
+  // What workers are told of a policy beside its bytes, at most overlay::kNoteBytesMax. Called on a thread of its own
+  // while the policy is encoded.
+  std::function<std::string(const delta::StateView&)> note = {};
 };
 
 // publish() and wait_until_published() belong to the training thread; request_catch_up() may be called from any.
@@ -65,11 +68,12 @@ class Publisher {
   struct Policy {
     Version version;
     delta::Digest digest{};  // of `state`, once it is published
+    std::string note;
     delta::SharedState state;
   };
 
   void work();
-  Result<PublishReport> encode(const Policy& next);
+  Result<PublishReport> encode(Policy& next);
   Status provide(std::optional<Version> from);
   Status fold_deltas(Version from);
   Status provide_snapshot();

@@ -420,6 +420,21 @@ class Service {
     }
   }
 
+  // A worker whose engine is a server can see by it whether the server has the policy's weights. Called on a thread of
+  // the publisher.
+  std::string note_for_servers(const delta::StateView& policy) const {
+    if (config_.worker.engine == "builtin" || !options_.built_in.probe) return {};
+    const auto logprobs = options_.built_in.probe(policy, task_->files.config, config_.rollout.temperature,
+                                                  static_cast<int>(config_.learner.threads));
+    if (!logprobs) {
+      log::warn("workers cannot compare their servers with the policy: {}", logprobs.error().message());
+      return {};
+    }
+    schema::PolicyNote note;
+    note.mutable_probe_logprobs()->Assign(logprobs->begin(), logprobs->end());
+    return note.SerializeAsString();
+  }
+
   // Called on the publisher's thread.
   void note_published(const PublishReport& report) {
     status_->published(report.version, report.digest, report.stats.patch_bytes);
@@ -717,7 +732,8 @@ class Service {
                        {[this](Version version) {
                           desk_->publishing(version);
                         },  // its first tokens may be here before all of it has left
-                        [this](const PublishReport& report) { note_published(report); }}};
+                        [this](const PublishReport& report) { note_published(report); },
+                        [this](const delta::StateView& policy) { return note_for_servers(policy); }}};
   std::mutex node_mutex_;  // held while node_ is being started
   std::unique_ptr<overlay::LearnerNode> node_;
   std::mutex joining_mutex_;

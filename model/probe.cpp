@@ -1,7 +1,9 @@
 #include "model/probe.hpp"
 
 #include <algorithm>
+#include <cmath>
 
+#include "model/probe_text.hpp"
 #include "model/torch.hpp"
 #include "model/transformer.hpp"
 
@@ -9,11 +11,11 @@ namespace echoline::model {
 namespace {
 
 constexpr const char* kOperation = "try policy";
-constexpr std::int64_t kTokens = 16;
 
 }  // namespace
 
-Status probe_policy(const delta::StateView& policy, const ModelConfig& config, double temperature, int threads) try {
+Result<std::vector<double>> probe_policy(const delta::StateView& policy, const ModelConfig& config, double temperature,
+                                         int threads) try {
   use_threads(threads);
   const torch::NoGradGuard no_gradients;
   ECHO_ASSIGN(const std::shared_ptr<Transformer> model,
@@ -30,20 +32,24 @@ Status probe_policy(const delta::StateView& policy, const ModelConfig& config, d
     else
       parameter.value().set_data(given);
   }
-  const std::int64_t count = std::min(kTokens, config.positions_max);
+  const std::vector<Token> text = probe_text(config);
+  const auto count = static_cast<std::int64_t>(text.size());
   const torch::Tensor tokens =
-      (torch::arange(count, torch::kLong) * config.vocab_size / count).to(torch::kLong).unsqueeze(0);
+      torch::tensor(std::vector<std::int64_t>(text.begin(), text.end()), torch::kLong).unsqueeze(0);
   const torch::Tensor hidden = model->hidden_states(tokens).view({count, config.hidden_size});
+  std::vector<double> logprobs;
   for (std::int64_t i = 0; i < count; ++i) {
-    const torch::Tensor likeliest =
-        (model->logits(hidden.narrow(0, i, 1)) / (temperature > 0 ? temperature : 1.0)).log_softmax(-1).amax();
-    if (!torch::isfinite(likeliest).item<bool>())
+    const torch::Tensor logits = model->logits(hidden.narrow(0, i, 1)).flatten();
+    const auto likeliest = (logits / (temperature > 0 ? temperature : 1.0)).log_softmax(-1).amax().item<float>();
+    if (!std::isfinite(likeliest))
       return fail(Code::kInvalid, kOperation,
                   "its log-probabilities are not finite: after {} tokens of a probe the likeliest next token has {}. "
                   "Nothing can be generated with it; has training diverged?",
-                  i + 1, likeliest.item<float>());
+                  i + 1, likeliest);
+    if (i + 1 < count)
+      logprobs.push_back(logits.log_softmax(-1)[text[static_cast<std::size_t>(i) + 1]].item<double>());
   }
-  return ok();
+  return logprobs;
 } catch (const std::bad_alloc&) {
   return fail(Code::kExhausted, kOperation, "not enough memory to run it");
 } catch (const c10::Error& error) {

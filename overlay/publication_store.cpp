@@ -283,6 +283,7 @@ std::optional<act::Deliver> PublicationStore::delivery(StoredPublication& entry)
   deliver.publication.version = entry.key().version;
   deliver.publication.base = entry.key().base;
   deliver.publication.policy_digest = entry.manifest->policy_digest;
+  deliver.publication.note = entry.manifest->note;
   deliver.bytes = entry.bytes;
   std::vector<Slice> pieces;
   bool on_disk = true;

@@ -65,11 +65,13 @@ class Payload {
 };
 
 // One policy version as it travels: a full snapshot (no base), or a delta that needs `base` installed first.
+inline constexpr std::size_t kNoteBytesMax = 4096;
 struct Publication {
   PublicationId id{};
   Version version;
   std::optional<Version> base;
   Digest policy_digest{};  // digest of the policy after installation; the application's own, opaque here
+  std::string note;        // what the learner's application tells of the policy, signed with the publication
   Payload payload;
   // False for what only leads to a newer version that is delivered right behind it: install it, but let nothing
   // be generated with it.
@@ -100,6 +102,7 @@ struct MemberInfo {
 struct StoredDeltas {
   Version from, to;
   Digest base_digest{}, digest{};  // of the policies before and after them
+  std::string note;                // of the policy after them
   std::vector<Payload> deltas;
 };
 

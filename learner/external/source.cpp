@@ -296,9 +296,10 @@ class External final : public PolicySource {
 
   // Whether workers could generate with it.
   Status probe(const delta::OwnedState& policy) const {
-    return host_.probe ? host_.probe(policy.view(), host_.task.files.config, host_.config.rollout.temperature,
-                                     static_cast<int>(host_.config.learner.threads))
-                       : ok();
+    if (!host_.probe) return ok();
+    ECHO_TRY(host_.probe(policy.view(), host_.task.files.config, host_.config.rollout.temperature,
+                         static_cast<int>(host_.config.learner.threads)));
+    return ok();
   }
 
   // A trainer's policy, or why it is refused; the run stays on the version before and waits for another policy.

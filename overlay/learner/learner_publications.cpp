@@ -153,6 +153,7 @@ Result<StoredDeltas> LearnerCore::deltas_from(Version from) const {
                      deltas.front()->key().version,
                      deltas.back()->announcement.base_digest,
                      deltas.front()->manifest->policy_digest,
+                     deltas.front()->manifest->note,
                      {}};
   for (auto delta = deltas.rbegin(); delta != deltas.rend(); ++delta) {
     std::vector<Slice> pieces;

@@ -214,8 +214,10 @@ Status PublicationWriter::write(std::span<const std::byte> bytes) {
   return impl_->post(std::move(chunks));
 }
 
-Status PublicationWriter::finish(const Digest& policy_digest) {
-  auto closing = impl_->sealer.finish(policy_digest);
+Status PublicationWriter::finish(const Digest& policy_digest, const std::string& note) {
+  if (note.size() > kNoteBytesMax)
+    return fail(Code::kInvalid, "publish", "a note of {} bytes, at most {} are allowed", note.size(), kNoteBytesMax);
+  auto closing = impl_->sealer.finish(policy_digest, note);
   ECHO_TRY(impl_->post(std::move(closing.first)));
   const SignedManifest& manifest = closing.second;
   Status closed = fail(Code::kCancelled, "publish", "the node has stopped");

@@ -71,8 +71,9 @@ class PublicationWriter {
  public:
   ~PublicationWriter();
   Status write(std::span<const std::byte> bytes);
-  // Closes the publication. kInvalid: the version was published before with another digest.
-  Status finish(const Digest& policy_digest);
+  // Closes the publication. Workers get the note with it (Publication::note). kInvalid: the version was published
+  // before with another digest, or the note has more than kNoteBytesMax.
+  Status finish(const Digest& policy_digest, const std::string& note = {});
 
  private:
   friend class LearnerNode;

@@ -116,6 +116,7 @@ SignedManifest sign(const Manifest& m, const trust::SigningKey& key) {
   w.set_payload_bytes(m.payload_bytes);
   w.set_content(raw(m.content));
   w.set_policy_digest(raw(m.policy_digest));
+  w.set_note(m.note);
   return sign_body<SignedManifest>(w, kManifest, key);
 }
 
@@ -204,6 +205,9 @@ Result<Manifest> Checker::open(const SignedManifest& message) const {
   if (!copy(w.publication(), m.publication) || !copy(w.content(), m.content) ||
       !copy(w.policy_digest(), m.policy_digest))
     return bad("a manifest with digests of another length");
+  if (w.note().size() > kNoteBytesMax)
+    return bad("a manifest with a note of {} bytes, at most {} are allowed", w.note().size(), kNoteBytesMax);
+  m.note = w.note();
   m.payload_bytes = w.payload_bytes();
   if (m.payload_bytes > std::uint64_t{kChunksMax} * kChunkBytesMax)
     return bad("a payload of {} bytes has more than {} chunks", m.payload_bytes, kChunksMax);

@@ -29,6 +29,7 @@ struct Manifest {
   std::uint64_t payload_bytes = 0;
   trust::Hash content{};   // BLAKE3 over the hashes of all chunks in order
   Digest policy_digest{};  // of the policy after installation; the application's own
+  std::string note;        // what the application tells of the policy; at most kNoteBytesMax
   std::uint32_t chunk_count(std::uint32_t chunk_bytes) const {
     return static_cast<std::uint32_t>((payload_bytes + chunk_bytes - 1) / chunk_bytes);
   }

@@ -43,11 +43,12 @@ void Sealer::seal_waiting(std::vector<SealedChunk>& sealed) {
   next_ += static_cast<std::uint32_t>(count);
 }
 
-std::pair<std::vector<SealedChunk>, SignedManifest> Sealer::finish(const Digest& policy_digest) {
+std::pair<std::vector<SealedChunk>, SignedManifest> Sealer::finish(const Digest& policy_digest,
+                                                                     const std::string& note) {
   std::vector<SealedChunk> sealed;
   if (open_) waiting_.emplace_back(std::exchange(open_, {}), std::exchange(open_bytes_, 0));
   while (!waiting_.empty()) seal_waiting(sealed);
-  return {std::move(sealed), sign(Manifest{id_, bytes_, content_.finish(), policy_digest}, key_)};
+  return {std::move(sealed), sign(Manifest{id_, bytes_, content_.finish(), policy_digest, note}, key_)};
 }
 
 }  // namespace echoline::overlay

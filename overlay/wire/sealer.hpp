@@ -23,7 +23,7 @@ class Sealer {
   // chunks few signatures have to be made and verified. kExhausted: more than kChunksMax.
   Result<std::vector<SealedChunk>> write(std::span<const std::byte> bytes);
   // The last chunks, and the manifest that closes the publication. Nothing may be written after it.
-  std::pair<std::vector<SealedChunk>, SignedManifest> finish(const Digest& policy_digest);
+  std::pair<std::vector<SealedChunk>, SignedManifest> finish(const Digest& policy_digest, const std::string& note = {});
   std::uint64_t bytes() const { return bytes_; }
 
  private:

@@ -118,7 +118,7 @@ void checks_of_a_policy(const std::string& preset, int rounds) {
   row("a copy (baseline)", copied);
   row("its digest, as publishing takes it", hashed);
   row("check_finite", finite);
-  row("probe_policy, 16 tokens", probed);
+  row("probe_policy, 64 tokens", probed);
 }
 
 }  // namespace

@@ -213,6 +213,13 @@ TEST(BadInput, VerbsThatNeedLibtorchSayThatItIsMissing) {
   expect_refused({"worker", "--join", "127.0.0.1:1"}, {"ECHOLINE_TORCH=ON", "--engine"});
 }
 
+// A run file that searches the market is planned with a file of offers instead.
+TEST(Plan, OffersOfTheCommandLineReplaceASearch) {
+  const RunFile file("  offers: offers/quickstart.json", "  search: true");
+  const auto planned = run_program({"plan", file.path(), "--offers", "configs/offers/quickstart.json"});
+  EXPECT_EQ(planned.status, 0) << planned.err;
+}
+
 TEST(BadInput, UnknownVerbAndMissingFile) {
   expect_refused({"upp"}, {"unknown verb 'upp'; did you mean 'up'?"});
   expect_refused({"plan", "no-such.yaml"}, {"no-such.yaml"});

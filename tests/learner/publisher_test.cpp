@@ -8,6 +8,7 @@
 #include <future>
 
 #include "base/random.hpp"
+#include "delta/digest.hpp"
 #include "tests/overlay/board.hpp"
 
 namespace echoline::learner {
@@ -48,6 +49,19 @@ struct Published {
 };
 
 bool wait(Publisher& publisher) { return publisher.wait_until_published(kPatience).value(); }
+
+TEST(Publisher, ANoteOnThePolicyGoesWithEveryKindOfPublication) {
+  Published all;
+  PublisherEvents events = all.events();
+  events.note = [](const delta::StateView& policy) { return delta::digest_state(policy)->hex(); };
+  Publisher publisher({}, std::move(events));
+  publisher.attach(all.learner.node.get());
+  for (const std::uint64_t version : {0, 1, 2}) {
+    publisher.publish(Version{version}, delta::share(weights(version)));
+    ASSERT_TRUE(wait(publisher));
+  }
+  EXPECT_EQ(all.learner.node->deltas_from(Version{0})->note, weights(2).digest().hex());
+}
 
 TEST(Publisher, AWorkerThatMissedManyVersionsGetsTheStoredDeltasInOne) {
   const TemporaryFolder folder;

@@ -7,7 +7,11 @@
 #include <cstring>
 
 #include "model/finite.hpp"
+#include "model/generate.hpp"
 #include "model/policy.hpp"
+#include "model/probe_text.hpp"
+#include "model/transformer.hpp"
+#include "model/weights.hpp"
 
 namespace echoline::model {
 namespace {
@@ -32,12 +36,25 @@ TEST(ProbePolicy, FindsLogProbabilitiesThatAreNotFinite) {
       delta::OwnedState policy = *init_policy(config, 1);
       fill(policy, ending, kHuge);
       ASSERT_TRUE(check_finite(policy.view()));
-      const Status probed = probe_policy(policy.view(), config, 1, 1);
+      const auto probed = probe_policy(policy.view(), config, 1, 1);
       ASSERT_FALSE(probed) << preset_name << " " << ending;
       EXPECT_EQ(probed.error().code, Code::kInvalid);
       EXPECT_THAT(probed.error().message(), testing::HasSubstr("log-probabilities are not finite"));
     }
   }
+}
+
+// What the model itself says of the same text.
+TEST(ProbePolicy, GivesTheLogProbabilitiesOfTheText) {
+  const ModelConfig config = *preset("tiny-64");
+  const delta::OwnedState policy = *init_policy(config, 1);
+  const std::vector<Token> text = probe_text(config);
+  const auto model = *create(config, torch::kCPU, torch::kBFloat16);
+  ASSERT_TRUE(load_policy(*model, policy.view()));
+  const std::vector<float> expected = *score(*model, {text.front()}, {text.begin() + 1, text.end()});
+  const std::vector<double> probed = *probe_policy(policy.view(), config, 0.7, 1);
+  ASSERT_EQ(probed.size(), text.size() - 1);
+  for (std::size_t i = 0; i < probed.size(); ++i) EXPECT_NEAR(probed[i], expected[i], 1e-4) << i;
 }
 
 // The families, tied and untied.
@@ -56,7 +73,7 @@ TEST(ProbePolicy, RunsEveryFamily) {
       c.positions_max = 8;
       c.tie_embeddings = tied;
       delta::OwnedState policy = *init_policy(c, 1);
-      const Status probed = probe_policy(policy.view(), c, 1, 1);
+      const auto probed = probe_policy(policy.view(), c, 1, 1);
       EXPECT_TRUE(probed) << family_name(family) << ": " << probed.error().message();
       fill(policy, "self_attn.k_proj.weight", 0x7fc0);
       EXPECT_FALSE(probe_policy(policy.view(), c, 1, 1)) << family_name(family) << ": the probe uses the given weights";

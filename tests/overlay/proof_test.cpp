@@ -144,8 +144,12 @@ TEST(Signed, SurvivesAndNoBitMayDiffer) {
   no_bit_may_differ(opening);
   EXPECT_NE(id_of(opening), id_of(sign(made_announcement(delta(9, 8)), kKey)));
 
-  const Manifest manifest{id_of(opening), 12'345, trust::blake3(random_bytes(1, 1)), digest_of(9)};
+  const Manifest manifest{id_of(opening), 12'345, trust::blake3(random_bytes(1, 1)), digest_of(9),
+                          std::string(kNoteBytesMax, 'n')};
   EXPECT_EQ(*kChecker.open(sign(manifest, kKey)), manifest);
+  Manifest longer = manifest;
+  longer.note += 'n';
+  EXPECT_FALSE(kChecker.open(sign(longer, kKey)));
   EXPECT_EQ(manifest.chunk_count(1024), 13u);
   EXPECT_EQ(Manifest{}.chunk_count(1024), 0u);
   no_bit_may_differ(sign(manifest, kKey));
@@ -176,7 +180,7 @@ TEST(Signed, LimitsHoldEvenForTheLearner) {
   EXPECT_THAT(refusal(sign(made_announcement(full(5), {.chunk_bytes = 1023}), kKey)), HasSubstr("found 1023"));
   EXPECT_THAT(refusal(sign(made_announcement(full(5), {.chunk_bytes = kChunkBytesMax + 1}), kKey)),
               HasSubstr("1024 to 1048576 bytes, found 1048577"));
-  EXPECT_THAT(refusal(sign(Manifest{{}, std::uint64_t{kChunksMax} * kChunkBytesMax + 1, {}, {}}, kKey)),
+  EXPECT_THAT(refusal(sign(Manifest{{}, std::uint64_t{kChunksMax} * kChunkBytesMax + 1, {}, {}, {}}, kKey)),
               HasSubstr("more than 1048576 chunks"));
   Beacon other = beacon();
   other.run_id = "other";

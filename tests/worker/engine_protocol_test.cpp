@@ -6,6 +6,7 @@
 #include "worker/engines/make.hpp"
 #include "worker/engines/protocol.hpp"
 #include "worker/engines/remote_phase.hpp"
+#include "worker/engines/truth.hpp"
 
 namespace echoline::worker {
 namespace {
@@ -33,6 +34,24 @@ TEST(Fingerprints, DistinguishStaleWeightsFromNewOnes) {
   EXPECT_EQ(prints.judge(digest(3), {-1.02, -2}, 0), Verdict::kOther) << "nearer to another policy";
   EXPECT_EQ(prints.judge(digest(3), {-9, -9}, 0), Verdict::kOther);
   EXPECT_EQ(prints.judge(digest(3), {-1.5}, 0), Verdict::kOther);
+}
+
+// Distances that vLLM 0.32 had to the learner with an output head of the first policy, and without that mistake.
+TEST(Truth, SeesAPartOfTheWeightsThatStaysBehind) {
+  Truth fp32;
+  EXPECT_TRUE(fp32.check(7e-6, true));
+  EXPECT_TRUE(fp32.check(6.7e-6, false));
+  EXPECT_FALSE(fp32.check(1.4e-4, false));
+  EXPECT_TRUE(fp32.check(1.4e-4, true)) << "a process that has just read the weights";
+  Truth bf16;
+  EXPECT_TRUE(bf16.check(0.029, true));
+  EXPECT_TRUE(bf16.check(0.052, false));
+  EXPECT_FALSE(bf16.check(0.3, false));
+  Truth other;
+  EXPECT_FALSE(other.check(3.1, true)) << "another model";
+  EXPECT_FALSE(other.check(std::nan(""), true));
+  EXPECT_EQ(Truth::distance(std::vector<double>{-1, -2}, std::vector<double>{-1.5, -2.1}), 0.3);
+  EXPECT_FALSE(other.check(Truth::distance(std::vector<double>{-1}, std::vector<double>{-1, -2}), true));
 }
 
 TEST(EngineMaker, AHostOfAGpuDecodesOnAllItsProcessors) {

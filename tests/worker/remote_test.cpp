@@ -14,6 +14,7 @@
 #include "delta/digest.hpp"
 #include "delta/patch.hpp"
 #include "engine_server.hpp"
+#include "model/probe_text.hpp"
 #include "tests/delta/in_memory.hpp"
 #include "tests/worker/publication.hpp"
 #include "worker/engines/child.hpp"
@@ -351,6 +352,44 @@ TEST_P(RemoteTest, TheSamePolicyIsNotLoadedAgain) {
   hold_->held_at = 1000;
   expect_whole(finish().at(1), 2);
   EXPECT_EQ(server_->count(load_path()), before);
+}
+
+// The learner says with each policy how likely a text is under it. A server whose answers leave that behind has only a
+// part of the policy.
+TEST_P(RemoteTest, AServerIsHeldAgainstTheLearnersLogprobs) {
+  attach();
+  const std::vector<model::Token> text = model::probe_text(task_.model);
+  const auto with_note = [&](overlay::Publication p, std::size_t version, double off) {
+    TemporaryFolder folder;
+    const auto encoded = policies_.snapshot(version);
+    EXPECT_TRUE(
+        delta::write_checkpoint(folder.path(), delta::decode_snapshot(encoded.payload.bytes()->bytes())->view()));
+    const auto model = hashing_model(static_cast<std::int32_t>(task_.model.vocab_size) - 1);
+    model->load(folder.path());
+    schema::PolicyNote note;
+    for (const double logprob : model->score(text)) note.add_probe_logprobs(logprob + off);
+    p.note = note.SerializeAsString();
+    return p;
+  };
+  install(with_note(policies_.snapshot(1), 1, 1e-6));
+  install(with_note(policies_.delta(1, 2), 2, -2e-6));
+  const Status behind = engine_->install(with_note(policies_.delta(2, 3), 3, 2e-4));
+  ASSERT_FALSE(behind);
+  EXPECT_THAT(behind.error().message(), HasSubstr("a part of its weights is of an earlier policy"));
+}
+
+TEST_P(RemoteTest, AServerOfAnotherModelIsRefused) {
+  attach();
+  overlay::Publication p = policies_.snapshot(1);
+  schema::PolicyNote note;
+  for (std::size_t i = 1; i < model::probe_text(task_.model).size(); ++i) note.add_probe_logprobs(-11);
+  p.note = note.SerializeAsString();
+  if (is_vllm()) {
+    ASSERT_TRUE(delta_free_first(p));
+  }
+  const Status refused = engine_->install(p);
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().message(), HasSubstr("does it serve this model"));
 }
 
 // A server that names an unknown version has other weights.

@@ -15,11 +15,13 @@
 #include "base/random.hpp"
 #include "base/text.hpp"
 #include "model/model_files.hpp"
+#include "model/probe_text.hpp"
 #include "worker/engines/child.hpp"
 #include "worker/engines/fingerprints.hpp"
 #include "worker/engines/policy_folder.hpp"
 #include "worker/engines/protocol.hpp"
 #include "worker/engines/remote_phase.hpp"
+#include "worker/engines/truth.hpp"
 #include "worker/groups.hpp"
 
 namespace echoline::worker {
@@ -28,7 +30,6 @@ namespace {
 constexpr std::string_view kOperation = "engine";
 constexpr std::int64_t kPieceTokens =
     512;  // asked for at a time: what is lost with a connection, and how often progress is seen
-constexpr std::int64_t kProbeTokens = 64;
 constexpr int kTriesMax = 5;   // in a row, to get the engine to work
 constexpr int kLossesMax = 3;  // of one sequence, before it is taken for the cause
 constexpr Duration kSlice = std::chrono::milliseconds(50), kHealthEvery = std::chrono::milliseconds(200);
@@ -82,10 +83,7 @@ class Remote final : public Engine {
         folder_(std::move(folder)),
         http_("", kForever, {kAnswerMax, false}),
         url_(service_url(options.url)) {
-    const std::int64_t count = std::max<std::int64_t>(2, std::min(kProbeTokens, task.model.positions_max / 2));
-    for (std::int64_t i = 0; i < count; ++i)
-      proof_.text.push_back(static_cast<model::Token>(mix64(static_cast<std::uint64_t>(i)) %
-                                                      static_cast<std::uint64_t>(task.model.vocab_size)));
+    proof_.text = model::probe_text(task.model);
   }
 
   std::size_t capacity() const override { return options_.rollouts_at_once; }
@@ -123,6 +121,9 @@ class Remote final : public Engine {
     ECHO_TRY(state());
     if (phase_.looked_at() || phase_.is(kLoading)) rest();  // it may be reading the files
     ECHO_TRY(folder_->install(publication));
+    schema::PolicyNote note;
+    if (!note.ParseFromString(publication.note)) note.Clear();
+    proof_.of_learner.assign(note.probe_logprobs().begin(), note.probe_logprobs().end());
     if (!publication.activate) return ok();
     if (phase_.is(kReady) && held_.version && folder_->digest() == held_.digest)
       name_again();
@@ -180,6 +181,8 @@ class Remote final : public Engine {
   struct Proof {
     std::vector<model::Token> text;
     std::vector<double> first;
+    std::vector<double> of_learner;  // log-probabilities of the text under the policy in the folder; empty: not told
+    Truth truth;
     Fingerprints fingerprints;
     double spread = 0;
     bool temperature_checked = false;
@@ -455,6 +458,8 @@ class Remote final : public Engine {
                       "it answers as under another version after it said that it has loaded version {}", *held_.target);
         log::info("version {} answers a probe exactly as one before", *held_.target);
       }
+      if (!proof_.of_learner.empty())
+        ECHO_TRY(proof_.truth.check(Truth::distance(probed.logprobs, proof_.of_learner), look == Look::kFresh));
       proof_.fingerprints.keep(folder_->digest(), std::move(probed.logprobs));
       return ok();
     });
