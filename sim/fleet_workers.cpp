@@ -322,7 +322,7 @@ void Fleet::deliver(std::size_t i, act::Deliver delivery) {
     wrong_ = fmt::format("worker {} received version {} on {}, but has {}", i, p.version, *p.base,
                          w.given ? fmt::format("version {}", *w.given) : "nothing");
   w.given = p.version;
-  Publication installed{p.id, p.version, p.base, p.policy_digest, {}, p.activate};
+  Publication installed{p.id, p.version, p.base, p.policy_digest, {}, {}, p.activate};
   // If the payload was damaged on the worker's own disk, the result does not have the announced digest.
   bool sound = true;
   if (delivery.spooled && world_.disk(w.host).rotten()) {

@@ -50,7 +50,7 @@ TEST(Truth, SeesAPartOfTheWeightsThatStaysBehind) {
   Truth other;
   EXPECT_FALSE(other.check(3.1, true)) << "another model";
   EXPECT_FALSE(other.check(std::nan(""), true));
-  EXPECT_EQ(Truth::distance(std::vector<double>{-1, -2}, std::vector<double>{-1.5, -2.1}), 0.3);
+  EXPECT_DOUBLE_EQ(Truth::distance(std::vector<double>{-1, -2}, std::vector<double>{-1.5, -2.1}), 0.3);
   EXPECT_FALSE(other.check(Truth::distance(std::vector<double>{-1}, std::vector<double>{-1, -2}), true));
 }
 
