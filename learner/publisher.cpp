@@ -26,7 +26,7 @@ void Publisher::publish(Version version, delta::SharedState policy) {
   {
     const std::lock_guard lock(mutex_);
     ECHO_CHECK(node_ != nullptr && !next_, "version {} comes before the one before is published", version);
-    next_ = Policy{version, {}, std::move(policy)};
+    next_ = Policy{version, {}, {}, std::move(policy)};
   }
   wake_.notify_all();
 }
