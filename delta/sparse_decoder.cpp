@@ -1,3 +1,4 @@
+// SparseDecoder of sparse.hpp. segment.cpp calls it for each sparse layer.
 #include <algorithm>
 #include <array>
 #include <cstring>

@@ -1,3 +1,4 @@
+// SparseEncoder of sparse.hpp. segment.cpp calls it for each segment that changes.
 #include <algorithm>
 #include <array>
 #include <numeric>

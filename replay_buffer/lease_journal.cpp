@@ -56,7 +56,8 @@ Status LeaseJournal::load(LeaseCore& core) {
     ++found;
   }));
   if (found != 5)
-    return fail(Code::kCorrupt, "job ledger", "{}: {} of 5 totals in table meta", db_.path().string(), found);
+    return fail(Code::kCorrupt, "job ledger", "{}: expected 5 totals in table meta, found {}", db_.path().string(),
+                found);
   core.load_totals(totals);
   return ok();
 }

@@ -1,4 +1,4 @@
-// The learner's application. fleet_workers.cpp has the workers'.
+// The learner of a simulated fleet: its process, policies and publications. fleet_workers.cpp has the workers.
 #include "sim/fleet.hpp"
 
 #include <algorithm>

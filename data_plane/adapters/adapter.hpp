@@ -140,8 +140,8 @@ struct TaskOfSeveral {
   std::string prompt = "{prompt}";  // the text around each problem's prompt
   bool scored_by_workers = true;
 };
-inline constexpr std::string_view kSeveral = "several";  // accepted by make_adapter() only; run files list `tasks`
-                                                         // instead
+// Accepted by make_adapter() only; run files list `tasks` instead.
+inline constexpr std::string_view kSeveral = "several";
 inline constexpr std::size_t kTasksMax = 64, kTaskNameBytesMax = 32;
 inline constexpr std::uint64_t kTaskWeightMax = 1000;
 std::string several_options(const std::vector<TaskOfSeveral>& tasks);

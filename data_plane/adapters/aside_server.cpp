@@ -12,8 +12,8 @@
 namespace echoline::data_plane {
 namespace {
 
-constexpr Duration kTurn = std::chrono::milliseconds(5);  // pause before new questions are sent while others are in
-                                                          // flight
+// Pause before new questions are sent while others are in flight.
+constexpr Duration kTurn = std::chrono::milliseconds(5);
 
 }  // namespace
 

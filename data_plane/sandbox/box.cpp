@@ -16,11 +16,12 @@ namespace echoline::sandbox {
 namespace {
 
 constexpr std::string_view kOperation = "sandbox";
+// Time between two measurements of resource use, for a program that computes and for an idle one.
 constexpr auto kLook = std::chrono::milliseconds(10), kLookIdle = std::chrono::milliseconds(80);
 constexpr auto kSetUp = std::chrono::seconds(30);  // from starting bubblewrap to starting the program
 constexpr std::size_t kStatusMax = 4096;
 constexpr int kReadsPerTurn = 16;
-constexpr int kSignalled = 128;
+constexpr int kSignalled = 128;  // bubblewrap reports signal n as exit code 128 + n
 
 bool is_readable(const Fd& fd) {
   pollfd one{fd.get(), POLLIN, 0};
@@ -127,9 +128,8 @@ void Box::release(pid_t first, TimePoint now) {
                    std::strerror(errno));
   launched_.filter.reset();
   if (!limited) {
-    if (!is_readable(launched_.pidfd))
-      error_ = std::move(limited).error();  // otherwise bubblewrap's own error says
-                                            // more
+    // If bubblewrap has ended, its own error says more.
+    if (!is_readable(launched_.pidfd)) error_ = std::move(limited).error();
     kill(Why::kStopped);
     return;
   }
@@ -157,8 +157,8 @@ void Box::read_status(TimePoint now) {
 
 void Box::read_output(Fd& fd, std::string& text, bool keep_end) {
   char block[65536];
-  for (int turn = 0; fd && (ended_ || turn < kReadsPerTurn); ++turn) {  // limits the reads, so that other programs get
-                                                                        // their turn
+  // The number of reads is limited, so that other programs get their turn.
+  for (int turn = 0; fd && (ended_ || turn < kReadsPerTurn); ++turn) {
     const ssize_t n = ::read(fd.get(), block, sizeof block);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (n <= 0) return fd.reset();

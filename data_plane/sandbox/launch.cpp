@@ -237,8 +237,7 @@ pid_t clone_sharing(int (*what)(void*), Argument& argument, bool changes_user) {
   const pid_t pid = ::clone(what, stack.get() + kStack, CLONE_VM | CLONE_VFORK | SIGCHLD, &argument);
   const int why = errno;
   if (dumpable == 1 && changes_user)
-    ::prctl(PR_SET_DUMPABLE, 1);  // the flag belongs to the shared memory, so restore
-                                  // it
+    ::prctl(PR_SET_DUMPABLE, 1);  // restored, because the flag belongs to the shared memory
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   errno = why;
   return pid;

@@ -1,3 +1,4 @@
+// Pool: one thread that starts all sandboxed programs and watches them (box.hpp), and the public calls that feed it.
 #include <poll.h>
 #include <signal.h>
 #include <sys/eventfd.h>

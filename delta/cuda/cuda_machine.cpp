@@ -1,3 +1,4 @@
+// The Machine of machine.hpp on a CUDA device; opened by device.cpp.
 #include <cuda_runtime_api.h>
 #include <sys/mman.h>
 

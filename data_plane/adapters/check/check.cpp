@@ -177,8 +177,8 @@ class Check {
                const Problem& problem, const std::string& response) {
     ++differences_;
     if (!repeatable_ || flaky_) return;
-    flaky_ = check == std::string_view("scores");  // a score that differs between runs also differs elsewhere, so
-                                                   // report it once
+    // A score that differs between runs also differs elsewhere, so it is reported once.
+    flaky_ = check == std::string_view("scores");
     found_.wrong(check,
                  fmt::format("not repeatable although the task declares it: {}, and {} {}", text_of(first),
                              text_of(again), when),

@@ -332,8 +332,8 @@ class CodeTask final : public Adapter {
 
 Result<std::unique_ptr<Adapter>> make(std::string_view options_json, std::uint64_t seed, AdapterUse use) {
   ECHO_ASSIGN(Options options, options_from_json<Options>("code", options_json, use));
-  options.grader.remember = use == AdapterUse::kScoring;  // the learner does not remember: its second grading has to be
-                                                          // a new run
+  // The learner does not remember grades: its second grading must be a new run.
+  options.grader.remember = use == AdapterUse::kScoring;
   auto task = std::make_unique<CodeTask>(std::move(options), seed);
   if (use == AdapterUse::kProblems)
     ECHO_TRY(task->open());

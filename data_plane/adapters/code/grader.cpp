@@ -93,8 +93,8 @@ struct Grader::Impl {
 
   Result<Process> begin_candidate() {
     sandbox::Command c = command(kCandidateScript);
-    c.limits.cpu = options.time + std::chrono::seconds(10);  // this process enforces the time limits; this one applies
-                                                             // if it cannot
+    // This process enforces the time limits; the sandbox's limit applies if it cannot.
+    c.limits.cpu = options.time + std::chrono::seconds(10);
     return pool->launch(std::move(c));
   }
 

@@ -22,8 +22,8 @@ using maths::Verdict;
 constexpr std::uint64_t kHeldOutOf = 8;      // one problem in 8 is held out
 constexpr std::uint64_t kDrawsMax = 10'000;  // per problem
 constexpr std::uint64_t kTargetMax = 1'000'000;
-constexpr std::uint64_t kHeadroom = 10;  // intermediate results may exceed the target by this factor; products fit in
-                                         // 64 bits
+// Intermediate results may exceed the target by this factor; products fit in 64 bits.
+constexpr std::uint64_t kHeadroom = 10;
 constexpr std::string_view kOpen = "<answer>", kClose = "</answer>";
 constexpr std::string_view kNumbersPlace = "{numbers}", kTargetPlace = "{target}";
 
