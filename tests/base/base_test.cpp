@@ -356,7 +356,8 @@ TEST(Priority, ShortTimeSlicesKeepThePolicyAndAreInherited) {
   int major = 0, minor = 0;
   ASSERT_EQ(::uname(&system), 0);
   std::sscanf(system.release, "%d.%d", &major, &minor);
-  if (policy != SCHED_OTHER || std::pair(major, minor) < std::pair(6, 12)) GTEST_SKIP() << "this kernel knows no turns";
+  if (policy != SCHED_OTHER || std::pair(major, minor) < std::pair(6, 12))
+    GTEST_SKIP() << "this kernel does not report time slices";
   EXPECT_EQ(own, 100'000u);
   EXPECT_EQ(started, 100'000u);
 }

@@ -142,7 +142,7 @@ TEST_F(TextServerTest, AnErrorOfTheServerEndsAllQuestions) {
   server_->fault({"status", 1, 301});
   EXPECT_THAT(refused(), HasSubstr("redirects"));
   server_->fault({"status", 1, 404, 0, R"({"object": "error", "message": "The model does not exist.", "code": 404})"});
-  EXPECT_THAT(refused(), HasSubstr("The model does not exist.")) << "as vLLM has it";
+  EXPECT_THAT(refused(), HasSubstr("The model does not exist.")) << "as in vLLM";
   server_->fault({"status", 1, 404, 0, R"({"detail": "Not Found"})"});
   EXPECT_THAT(refused(), HasSubstr("Not Found"));
 }

@@ -136,7 +136,8 @@ TEST_F(AdapterVerbs, PlayTakesResponsesFromAFile) {
   ASSERT_EQ(played.status, 0) << played.err;
   EXPECT_THAT(played.out, AllOf(HasSubstr("19-34="), HasSubstr("> 500"), HasSubstr("[turn 2: reward -0.05"),
                                 HasSubstr("--- correct, reward 0.9 in 3 turns"), HasSubstr("--- reference\n25")));
-  EXPECT_THAT(played.out, AllOf(Not(HasSubstr("\x1b")), HasSubstr("x\\x1b[2J"))) << "a terminal obeys nothing of it";
+  EXPECT_THAT(played.out, AllOf(Not(HasSubstr("\x1b")), HasSubstr("x\\x1b[2J")))
+      << "no escape sequence reaches the terminal";
   const Outcome cut = with_input({"adapter", "play", "guess", "--json"}, file("few", "1"));
   ASSERT_EQ(cut.status, 0);
   const json episode = json::parse(cut.out);
@@ -170,7 +171,7 @@ TEST_F(AdapterVerbs, ANewTaskIsSoundAndIsNeverWrittenOver) {
   EXPECT_LT(std::count(text.begin(), text.end(), '\n'), 30);
   EXPECT_THAT(run_program({"adapter", "new", "../x", "--python", "--dir", folder}).err, HasSubstr("found '../x'"));
   EXPECT_EQ(run_program({"adapter", "new", "sums", "--dir", folder}).status, 2);
-  EXPECT_EQ(run_program({"plan", folder + "/sums.yaml"}).status, 0) << "it can be run";
+  EXPECT_EQ(run_program({"plan", folder + "/sums.yaml"}).status, 0) << "the file is executable";
   EXPECT_EQ(run_program({"adapter", "new", "both", "--python", "--c", "--dir", folder}).status, 2);
   if (!sandboxed()) GTEST_SKIP() << "no sandbox";
   ASSERT_EQ(run_program({"adapter", "new", "maze", "--python", "--turns", "--dir", folder}).status, 0);

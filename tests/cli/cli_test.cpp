@@ -209,7 +209,7 @@ TEST(BadInput, VerbsThatNeedLibtorchSayThatItIsMissing) {
   const TemporaryFolder folder;
   const std::string runs = (folder.path() / "runs").string();
   expect_refused({"up", "configs/quickstart.yaml", "--set", "run.folder=" + runs}, {"ECHOLINE_TORCH=ON"});
-  EXPECT_FALSE(std::filesystem::exists(runs)) << "nothing was begun";
+  EXPECT_FALSE(std::filesystem::exists(runs)) << "no run was begun";
   expect_refused({"worker", "--join", "127.0.0.1:1"}, {"ECHOLINE_TORCH=ON", "--engine"});
 }
 
@@ -249,7 +249,7 @@ TEST(Plan, JsonAlsoWhenThereIsNone) {
     EXPECT_EQ(wrong.status, 2) << wrong.err;
     EXPECT_EQ(json::parse(wrong.out).at("error").at("problems").size(), 2u) << wrong.out;
     EXPECT_FALSE(json::parse(wrong.out).contains("feasible"))
-        << "no plan was made, so none can be said to be infeasible";
+        << "no plan was made, so the error must not call it infeasible";
   }
   // `up` prints the learner's error on standard output as well.
   TemporaryFolder folder;

@@ -40,7 +40,7 @@ TEST(Evaluate, ScoresAModelBehindAServer) {
   ASSERT_EQ(chat.status, 0) << chat.err;
   const json r = json::parse(chat.out);
   EXPECT_EQ(r["problems"], 256);
-  EXPECT_EQ(all, 256) << "every problem once, whatever went wrong";
+  EXPECT_EQ(all, 256) << "every problem once, despite failures";
   EXPECT_DOUBLE_EQ(r["accuracy"], right / 256.0);
   EXPECT_GT(r["accuracy"], 0.6);
   EXPECT_LT(r["accuracy_low"], r["accuracy"]);

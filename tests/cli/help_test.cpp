@@ -155,7 +155,7 @@ TEST(Help, ExamplesThatCostNothingRun) {
     EXPECT_EQ(outcome.status, 0) << shown << "\n" << outcome.err;
     EXPECT_FALSE(outcome.out.empty()) << shown;
   }
-  EXPECT_EQ(run, kRun) << "an example has gone: take it from the list";
+  EXPECT_EQ(run, kRun) << "an example is gone: remove it from the list";
 }
 
 // Arguments that make each verb with --json fail.

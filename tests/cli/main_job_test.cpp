@@ -261,7 +261,7 @@ TEST(MainJob, LearnsThoughAnInteriorWorkerIsKilledHalfWay) {
   const Outcome exported = run_program(take);
   ASSERT_EQ(exported.status, 0) << exported.err;
   EXPECT_EQ(json::parse(exported.out).at("digest"), report.at("weights").at("digest"));
-  EXPECT_EQ(run_program(take).status, 2) << "it was written over";
+  EXPECT_EQ(run_program(take).status, 2) << "the file was overwritten";
   const Outcome said = run_program({"model", "generate", model, "--prompt", "12+34=", "--temperature", "0"});
   EXPECT_GE(said.out.size(), 2u) << said.err;
   EXPECT_EQ(said.out.find_first_not_of("0123456789\n"), std::string::npos) << said.out;

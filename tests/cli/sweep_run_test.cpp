@@ -108,7 +108,7 @@ TEST_F(Simulated, AKilledSweepResumesWithTheMissingRuns) {
   for (const std::string& folder : done) EXPECT_EQ(after.at(folder), 1) << folder << " was done already";
   std::size_t again = 0;
   for (const auto& [folder, count] : after) again += count > 1;
-  EXPECT_LE(again, 2u) << "those that were at work";
+  EXPECT_LE(again, 2u) << "the runs in progress";
   const Outcome third = run_program(words());
   EXPECT_EQ(third.status, 0);
   EXPECT_EQ(third.out, outcome.out);

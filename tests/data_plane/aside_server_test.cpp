@@ -55,11 +55,11 @@ TEST(AsideServer, AModelBehindAServerSitsOpposite) {
     const auto served = poker(at(server, api)), caller = poker({{"opponent", "caller"}});
     for (std::uint64_t index = 0; index < 10; ++index)
       EXPECT_EQ(reward(*served, *served->problem(index)), reward(*caller, *caller->problem(index)))
-          << "it plays as the caller does";
+          << "it plays like the caller";
     EXPECT_GT(asked.exchange(0), 20);
     for (const Problem& problem : served->evaluation()) reward(*served, problem);
     reward(**make_adapter("poker", at(server, api).dump(), 1), *served->problem(0));  // as the learner has it
-    EXPECT_EQ(asked, 0) << "nor is it asked where the policy is evaluated";
+    EXPECT_EQ(asked, 0) << "an evaluation does not ask the server";
   }
 }
 

@@ -129,7 +129,7 @@ TEST_F(CodeTask, FaultsOfAFileAreNamed) {
 }
 
 TEST_F(CodeTask, AResponseIsWorthItsParts) {
-  if (!grades()) GTEST_SKIP() << "programs cannot be locked up here; sandbox_test says why";
+  if (!grades()) GTEST_SKIP() << "sandboxes do not work here; sandbox_test names the reason";
   const std::string file = write("rows.jsonl", {mbpp(1), mbpp(2)});
   const auto problems = made({{"train", file}, {"held_out_fraction", 0.5}});
   const auto pulse = made(json::object(), AdapterUse::kScoring),
@@ -165,7 +165,7 @@ TEST_F(CodeTask, AResponseIsWorthItsParts) {
 }
 
 TEST_F(CodeTask, AFunctionIsCompletedOrWrittenWhole) {
-  if (!grades()) GTEST_SKIP() << "programs cannot be locked up here; sandbox_test says why";
+  if (!grades()) GTEST_SKIP() << "sandboxes do not work here; sandbox_test names the reason";
   const auto problems =
       made({{"train", write("rows.jsonl", {mbpp(1), mbpp(2)})}, {"held_out", write("test.jsonl", {kHumanEval})}});
   const auto adapter = made({{"reward", "fraction"}}, AdapterUse::kScoring);
@@ -180,7 +180,7 @@ TEST_F(CodeTask, AFunctionIsCompletedOrWrittenWhole) {
 }
 
 TEST_F(CodeTask, EpisodesAreGradedOnOtherThreads) {
-  if (!grades()) GTEST_SKIP() << "programs cannot be locked up here; sandbox_test says why";
+  if (!grades()) GTEST_SKIP() << "sandboxes do not work here; sandbox_test names the reason";
   const auto problems = made({{"train", write("rows.jsonl", {mbpp(1), mbpp(2)})}, {"held_out_fraction", 0.5}});
   const Problem problem = *problems->problem(0);
   auto adapter = made({{"parallel", 2}}, AdapterUse::kScoring);
@@ -202,7 +202,7 @@ TEST_F(CodeTask, EpisodesAreGradedOnOtherThreads) {
   lock.unlock();
   // A destroyed episode reports nothing, and a destroyed adapter waits for no program.
   auto episode = std::move(*adapter->begin(problem, 0));
-  episode->step("import time\ntime.sleep(1000)", [](Result<Step>) { FAIL() << "it has been given up"; });
+  episode->step("import time\ntime.sleep(1000)", [](Result<Step>) { FAIL() << "the episode was destroyed"; });
   episode.reset();
   adapter.reset();
 }
@@ -211,7 +211,7 @@ TEST_F(CodeTask, EpisodesAreGradedOnOtherThreads) {
 TEST_F(CodeTask, HumanEvalsSolutionsPassAndTheirMutantsFail) {
   const std::filesystem::path data = "../shared/data/humaneval/HumanEval.jsonl.gz";
   if (!std::filesystem::exists(data)) GTEST_SKIP() << "no " << data;
-  if (!grades()) GTEST_SKIP() << "programs cannot be locked up here; sandbox_test says why";
+  if (!grades()) GTEST_SKIP() << "sandboxes do not work here; sandbox_test names the reason";
   const std::string rows = (folder_ / "HumanEval.jsonl").string();
   ASSERT_EQ(std::system(fmt::format("gzip -dc {} > {}", data.string(), rows).c_str()), 0);
   const auto problems = made({{"train", write("rows.jsonl", {mbpp(1)})}, {"held_out", rows}});

@@ -109,7 +109,7 @@ TEST_F(LibraryTest, FaultsOfALibraryAreItsErrors) {
   const auto adapter = made(ECHOLINE_HOSTILE_TASK, {{"deadline", "700 ms"}});
   ASSERT_TRUE(adapter);
   EXPECT_EQ(says(*adapter, "well"), "1 correct");
-  EXPECT_EQ(says(*adapter, "print"), "1 correct") << "standard output is not the protocol's";
+  EXPECT_EQ(says(*adapter, "print"), "1 correct") << "standard output is not part of the protocol";
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"nan", "expected a finite number"},
       {"verdict", "the verdict is 9"},

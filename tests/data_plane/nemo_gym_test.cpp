@@ -176,7 +176,7 @@ TEST_F(NemoGymTest, ResponsesAreVerified) {
   server.without_sessions();
   const auto without = made(server.url(), {{"sessions", false}});
   EXPECT_THAT(says(*without, problem, answer_of(problem)), HasSubstr("1 correct"));
-  EXPECT_EQ(server.sessions(), 5) << "none was begun";
+  EXPECT_EQ(server.sessions(), 5) << "no session was begun";
 }
 
 TEST_F(NemoGymTest, ManyAtATime) {

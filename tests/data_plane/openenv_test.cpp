@@ -64,7 +64,7 @@ TEST(OpenEnv, EpisodesOfManyTurns) {
   const auto lost = *adapter->begin(problem, 1);
   for (int i = 0; i < 2; ++i) EXPECT_EQ(said(*lost, "99"), "0 lower");
   EXPECT_EQ(said(*lost, "99"), "0") << "done";
-  EXPECT_LE(server.most_sessions, 3) << "as many as it was told; one that ends counts until it has ended";
+  EXPECT_LE(server.most_sessions, 3) << "as many as configured; an ending session still counts";
 }
 
 TEST(OpenEnv, ManyEpisodesShareAFewSessions) {
@@ -92,7 +92,7 @@ TEST(OpenEnv, ManyEpisodesShareAFewSessions) {
     EXPECT_EQ(ends[next++].get(), "1");
     episodes[i].reset();
   }
-  EXPECT_LE(server.most_sessions, 4) << "3, and the one that was left in the middle";
+  EXPECT_LE(server.most_sessions, 4) << "3, and the abandoned one";
 }
 
 TEST(OpenEnv, AServerThatFailsIsAnErrorOfTheTask) {
@@ -133,7 +133,8 @@ TEST(OpenEnv, AResetIsTriedAgain) {
     EXPECT_EQ(said(**adapter->begin(problem, 1), std::to_string(server.number(0))), "1 correct") << how;
   }
   server.misbehave("close", "step", 1);
-  EXPECT_THAT(said(**adapter->begin(problem, 1), "x"), HasSubstr("cannot read")) << "what has begun cannot be repeated";
+  EXPECT_THAT(said(**adapter->begin(problem, 1), "x"), HasSubstr("cannot read"))
+      << "a begun episode cannot be repeated";
 }
 
 TEST(OpenEnv, ActionsThatAreObjects) {

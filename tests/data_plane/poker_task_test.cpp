@@ -106,7 +106,7 @@ TEST(Wording, TerseIsOneLineAndOneLetter) {
   EXPECT_FALSE(parse_letter("a", small)) << "the other one is all-in";
   Betting free(Rules{});
   ASSERT_TRUE(free.act(Action::call()));
-  EXPECT_FALSE(parse_letter("f", view_of(free, deal, 0))) << "nothing is owed";
+  EXPECT_FALSE(parse_letter("f", view_of(free, deal, 0))) << "no chips are owed";
 }
 
 std::unique_ptr<Adapter> made(std::string_view options, std::uint64_t seed = 1) {
@@ -232,7 +232,7 @@ TEST(PokerTask, ThePolicySitsOppositeItself) {
              caller = made(R"({"opponent":"caller",)" + rest);
   const auto learners = made(R"({"opponent":"policy",)" + rest);
   EXPECT_EQ(play(*learners, *learners->problem(3), kCalls), play(*caller, *caller->problem(3), kCalls))
-      << "a learner asks nobody";
+      << "a learner has no side prompts";
   for (std::uint64_t index = 0; index < 100; ++index) {
     const Problem problem = itself->problem(index).value();
     EXPECT_EQ(problem.prompt(), caller->problem(index)->prompt());

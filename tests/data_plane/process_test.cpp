@@ -161,13 +161,13 @@ TEST_F(ProcessTest, EpisodesOfManyTurns) {
   for (std::size_t i = 0; i < episodes.size(); ++i)
     EXPECT_EQ(say(i, std::to_string(i % 10)), i % 10 == 5 ? "1" : i % 10 < 5 ? "0 +" : "0 -");
   EXPECT_EQ(say(0, "4"), "0 +");
-  EXPECT_EQ(episodes[0]->cut().reward, -1) << "what is due if no room is left now";
+  EXPECT_EQ(episodes[0]->cut().reward, -1) << "the score if no room is left";
   EXPECT_EQ(episodes[7]->cut().components.at("unused"), 2);
   EXPECT_EQ(say(0, "5"), "1");
   EXPECT_EQ(say(1, "4"), "0 +");
   EXPECT_EQ(say(1, "6"), "0") << "over";
   EXPECT_THAT(say(2, "die"), HasSubstr("program"));
-  EXPECT_THAT(say(3, "4"), HasSubstr("was restarted")) << "what it knew is gone";
+  EXPECT_THAT(say(3, "4"), HasSubstr("was restarted")) << "the program's state is lost";
   episodes.push_back(*adapter->begin(problem, 1));
   EXPECT_EQ(say(50, "5"), "1") << "and new episodes begin";
 }
@@ -193,7 +193,7 @@ task.run(episode=Search, problems=[{"prompt": [{"role": "system", "content": "Se
   const auto told = step_and_wait(*episode, "search");
   ASSERT_TRUE(told) << told.error().message();
   EXPECT_EQ(told->observation.messages, (std::vector<ChatMessage>{{"tool", "3 pages"}, {"user", "Well?"}}));
-  EXPECT_EQ(step_and_wait(*episode, "Who?")->score.reward, 1) << "it is given its prompt as it gave it";
+  EXPECT_EQ(step_and_wait(*episode, "Who?")->score.reward, 1) << "the program gets its own prompt unchanged";
 }
 
 // Unchanged scoring functions of other trainers.

@@ -31,7 +31,7 @@ TEST(Told, IsATextOrMessages) {
 
   Problem problem;
   set_prompt(problem, *told);
-  EXPECT_EQ(problem.prompt(), told->text) << "what graders and people read";
+  EXPECT_EQ(problem.prompt(), told->text) << "the form for graders and readers";
   EXPECT_EQ(prompt_of(problem), *told);
   set_prompt(problem, "again");
   EXPECT_EQ(prompt_of(problem), Told("again"));

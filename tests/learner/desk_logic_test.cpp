@@ -97,7 +97,7 @@ TEST_F(DeskLogicTest, APauseEndsNoLease) {
     logic_->run_due();
     if (logic_->counts()->leases.live == 0) break;
   }
-  EXPECT_EQ(logic_->counts()->leases.expired, 1u) << "time that the desk lived through ends it";
+  EXPECT_EQ(logic_->counts()->leases.expired, 1u) << "elapsed time of the desk ends the lease";
 }
 
 TEST_F(DeskLogicTest, ARetiredWorkerFinishesItsGroupsAndGetsNoMore) {
@@ -125,7 +125,7 @@ TEST_F(DeskLogicTest, TheStepsBatchIsHandedOverOnceItIsWholeAndWanted) {
   const auto batch = hand_over_.wait({});
   ASSERT_TRUE(batch && *batch);
   logic_->check();
-  EXPECT_TRUE(logic_->batches().disown(kAda)) << "groups in training are not taken back";
+  EXPECT_TRUE(logic_->batches().disown(kAda)) << "groups in training stay";
   EXPECT_TRUE(logic_->consume(0, **batch));
   EXPECT_EQ(logic_->batches().step(), 1u);
   EXPECT_EQ(logic_->counts()->buffer.consumed, 4u);

@@ -118,7 +118,7 @@ TEST(OfferedPolicies, TheOnlyWorkerIsEnough) {
 TEST(BatchHandOver, OnlyTheStepThatIsWaitedForIsAnswered) {
   BatchHandOver hand_over;
   EXPECT_FALSE(hand_over.wanted());
-  EXPECT_FALSE(hand_over.answer(3, std::optional<replay_buffer::Batch>())) << "no step is asked for";
+  EXPECT_FALSE(hand_over.answer(3, std::optional<replay_buffer::Batch>())) << "no step was requested";
   hand_over.ask(4);
   EXPECT_EQ(hand_over.wanted(), 4u);
   EXPECT_FALSE(hand_over.answer(3, std::optional<replay_buffer::Batch>()));
@@ -264,7 +264,7 @@ TEST(Roster, LinksAreThoseOfTheOfferOrAssumedAndCapped) {
   EXPECT_EQ(links[0].down, ada.down);
   EXPECT_EQ(ada.up, BitRate::from_mbit_per_s(40)) << "stated";
   EXPECT_EQ(ada.down, BitRate::from_mbit_per_s(30)) << "assumed";
-  EXPECT_EQ(links[1].up, BitRate::from_mbit_per_s(50)) << "not known, so the cap";
+  EXPECT_EQ(links[1].up, BitRate::from_mbit_per_s(50)) << "its rate is unknown, so the cap applies";
   e.config.paths.worker_rate = BitRate::from_mbit_per_s(20);
   EXPECT_EQ(e.roster.links_of(std::vector{kAda})[0].up, BitRate::from_mbit_per_s(20));
 }
@@ -274,7 +274,7 @@ TEST(Roster, WorkersComeGoAwayComeBackAndAreLost) {
   EXPECT_FALSE(e.roster.joined(kAda, "planned", 0, TimePoint{}));
   EXPECT_FALSE(e.roster.joined(kBob, "by hand", 0, TimePoint{}));
   EXPECT_EQ(e.roster.entries()[0].price_usd_per_hour, 0.25);
-  EXPECT_FALSE(e.roster.entries()[1].price_usd_per_hour) << "no offer is known of it";
+  EXPECT_FALSE(e.roster.entries()[1].price_usd_per_hour) << "its offer is unknown";
   EXPECT_EQ(e.roster.alive(), 2u);
   EXPECT_TRUE(e.roster.away(kAda));
   EXPECT_EQ(e.roster.alive(), 2u) << "it is expected back";

@@ -63,7 +63,7 @@ TEST_F(DiskDeskTest, AFullDiskHoldsTheDeskUpAndNoWorkerIsBlamed) {
   submit(grant.leases(0));
   wait_refused(3);
   EXPECT_TRUE(desk_->held_up());
-  EXPECT_EQ(messages(), 0u) << "what is not stored is not acknowledged";
+  EXPECT_EQ(messages(), 0u) << "an unstored submission is not acknowledged";
   // A worker that asks meanwhile waits. No worker is blamed for the time that the disk is full, even beyond a lease.
   schema::WorkerMessage request;
   request.mutable_request()->set_version(0);

@@ -241,12 +241,12 @@ TEST_F(ApiTest, ACallThatIsSentAgainWithItsIdIsDoneOnce) {
   const std::string lease = taken->get_header_value("X-Echoline-Lease");
   EXPECT_EQ(again->get_header_value("X-Echoline-Lease"), lease);
   EXPECT_EQ(again->body, taken->body);
-  EXPECT_EQ(post("/v1/batch", "b")->status, 409) << "another call wants a batch of its own";
+  EXPECT_EQ(post("/v1/batch", "b")->status, 409) << "another call gets its own batch";
   const std::string consume = "/v1/batch/" + lease + "/consume";
   EXPECT_EQ(post(consume, "a")->status, 400) << "the id of another call";
   EXPECT_EQ(post(consume, "c", "[]")->status, 400);
   const auto done = post(consume, "c", R"({"figures": {"loss": 0.5}})");
-  ASSERT_EQ(done->status, 200) << "what was refused was not done: " << done->body;
+  ASSERT_EQ(done->status, 200) << "a refused call has no effect: " << done->body;
   exchange_.wait_consumed({});
   const auto done_again = post(consume, "c", R"({"figures": {"loss": 0.5}})");
   EXPECT_EQ(done_again->status, 200);
@@ -507,7 +507,7 @@ TEST(Scores, RevealTheWorkerWithForeignResponses) {
   const Scored found = scored(batch, scores);
   EXPECT_EQ(found.figures["scored_responses"], 32);
   EXPECT_NEAR(found.figures["entropy"].get<double>(), 0.5, 1e-6);
-  EXPECT_FALSE(found.scrutiny.contains(WorkerId{9})) << "nothing was said of its response";
+  EXPECT_FALSE(found.scrutiny.contains(WorkerId{9})) << "its response has no scores";
   EXPECT_EQ(found.scrutiny.at(WorkerId{1}).responses, 8u);
   EXPECT_NEAR(found.scrutiny.at(WorkerId{1}).surprise, 8 * 0.05, 1e-5);
   EXPECT_NEAR(found.scrutiny.at(WorkerId{1}).dispute, 8 * 0.05, 1e-5);

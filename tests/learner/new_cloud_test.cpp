@@ -207,7 +207,7 @@ TEST_F(NewCloud, IsSearchedPlannedRentedBilledAndReturned) {
     EXPECT_EQ(spec.ports, std::vector{kMappedPort});
     EXPECT_THAT(spec.argv, testing::IsSupersetOf(std::vector<std::string>{"--port", "7070"}));
     EXPECT_THAT(spec.argv.at(2), HasSubstr("NIMBUS_ROOM"));
-    EXPECT_THAT(spec.argv.at(2), testing::Not(HasSubstr("vast"))) << "its script is of no other cloud";
+    EXPECT_THAT(spec.argv.at(2), testing::Not(HasSubstr("vast"))) << "the script is for this cloud only";
   }
   (*fleet)->stop();
   EXPECT_THAT(service.numbers(), testing::IsEmpty());

@@ -156,7 +156,7 @@ TEST_F(PolicyToTrainTest, WordProblemsOnAPresetFromTheWarmStartToAResume) {
   EXPECT_EQ((*policy)->steps(), 3u);
   EXPECT_EQ(digest_of(run / "checkpoints/reference.safetensors"), first);
   ASSERT_TRUE((*policy)->checkpoint());
-  EXPECT_EQ(checkpoints().size(), 2u) << "a resumed run wrote the step again that it came from";
+  EXPECT_EQ(checkpoints().size(), 2u) << "a resumed run wrote its first checkpoint again";
   fs::remove(run / "checkpoints/reference.safetensors");
   const auto without = load(true);
   ASSERT_FALSE(without);

@@ -142,7 +142,7 @@ TEST(Preflight, TheMarketOfARunFollowsItsFile) {
   EXPECT_FALSE(source.look(0, stop).value());
   ASSERT_TRUE(write_file_atomic(file, "{"));
   EXPECT_THAT(source.look(0, stop).error().message(), HasSubstr("offers.json"));
-  EXPECT_FALSE(source.look(0, stop).value()) << "it is as it was when it could not be read";
+  EXPECT_FALSE(source.look(0, stop).value()) << "the file is unchanged since it could not be read";
   std::filesystem::remove(file);
   EXPECT_FALSE(source.look(0, stop).value());
   // A run that goes on by an old plan looks at once.

@@ -20,7 +20,7 @@ TEST(Regrading, LooksAtEverythingWhileThatTakesATwentiethOfAStep) {
   Regrading regrading(1);
   EXPECT_EQ(regrading.share(), 1);
   regrading.step_measured(10, 100);
-  EXPECT_EQ(regrading.share(), 1) << "nothing is known of what it takes";
+  EXPECT_EQ(regrading.share(), 1) << "its grading time is unknown";
   regrading.judge(WorkerId{1}, took(0.005));
   EXPECT_EQ(regrading.share(), 1) << "0.5 s of 10 s";
   regrading.step_measured(10, 1000);
@@ -173,12 +173,12 @@ TEST_F(RegradingDesk, AWorkerThatClaimsMoreIsExpelledAndNothingOfItIsTrainedOn) 
   until_graded(10);
   EXPECT_THAT(blamed(), HasSubstr("expected 0 (wrong)"));
   const DeskCounts counts = *desk_->counts();
-  EXPECT_EQ(counts.regrading.counts.different, 3u) << "of each group the second response is wrong";
+  EXPECT_EQ(counts.regrading.counts.different, 3u) << "the second response of each group is wrong";
   EXPECT_EQ(counts.regrading.counts.responses, 10u);
   EXPECT_EQ(counts.regrading.share, 1);
   EXPECT_EQ(counts.buffer.rejected.at("wrong score"), 6u);
-  EXPECT_EQ(counts.buffer.stored, 4u) << "what the honest one made";
-  EXPECT_EQ(task_->looks, 10 + 3 + 5 * 2) << "differences twice; what this test scored";
+  EXPECT_EQ(counts.buffer.stored, 4u) << "the honest worker's groups";
+  EXPECT_EQ(task_->looks, 10 + 3 + 5 * 2) << "two gradings of each difference, and the test's own";
   // Its groups are leased to other workers.
   const schema::WorkGrant again = ask(0, 1, honest);
   ASSERT_EQ(again.leases_size(), 1);
@@ -284,7 +284,7 @@ TEST_F(RegradingDesk, AHangingGraderDelaysNoWorker) {
   const Regrader::State state = desk_->counts()->regrading;
   EXPECT_EQ(state.counts.graded, 0u);
   EXPECT_LE(state.waiting, Regrader::kWaitingOfWorkerMax);
-  EXPECT_GE(state.counts.left_out + state.waiting + 1, 32 * submissions.size()) << "one is being looked at";
+  EXPECT_GE(state.counts.left_out + state.waiting + 1, 32 * submissions.size()) << "one is being graded";
   EXPECT_GT(state.counts.left_out, 0u);
   {
     const std::lock_guard lock(mutex);

@@ -102,7 +102,7 @@ TEST_F(Rescore, EpisodesGoTurnByTurn) {
   say("-", 0), say("1", 1);
   again = grade_again(g, t);
   ASSERT_TRUE(again);
-  EXPECT_TRUE(again->ended_early) << "it was done after two of three";
+  EXPECT_TRUE(again->ended_early) << "the episode ended after two of three";
   say("-", 0);
   EXPECT_THAT(grade_again(g, t).error().message(), HasSubstr("loss mask"));
 }

@@ -35,7 +35,7 @@ TEST_F(DeskTest, HandsOutNoMoreThanTheLookaheadAndTheRunAllow) {
   EXPECT_EQ(ask(0, 64).leases_size(), 4);  // two steps of two groups
   const schema::WorkGrant nothing = ask(0, 64);
   EXPECT_EQ(nothing.leases_size(), 0);
-  EXPECT_TRUE(turned_away_.empty()) << "it holds all there is";
+  EXPECT_TRUE(turned_away_.empty()) << "it holds all available groups";
   EXPECT_EQ(ask(0, 1, WorkerId{2}).leases_size(), 0);
   EXPECT_EQ(turned_away_, std::vector<std::uint64_t>{2});
   EXPECT_GT(nothing.retry_after_ms(), 0u);
@@ -51,7 +51,7 @@ TEST_F(DeskTest, AReleasedWorkerSubmitsItsRemainingLeases) {
   desk_->retire(WorkerId{1});
   EXPECT_EQ(ask(0, 1).leases_size(), 0);
   (void)desk_->counts();
-  EXPECT_TRUE(drained_.empty()) << "it asks although it still has something";
+  EXPECT_TRUE(drained_.empty()) << "it asks while it still holds leases";
   EXPECT_TRUE(hand_in(grant.leases(0)).accepted());
   EXPECT_TRUE(drained_.empty());
   EXPECT_EQ(ask(0, 1).leases_size(), 0);
@@ -507,16 +507,16 @@ TEST(WorkerMeterTest, AWorkersSpeedIsMeasuredFromItsSubmissions) {
   for (WorkerMeter* meter : {&honest, &liar, &mute, &slow}) EXPECT_EQ(heard(*meter, 0).rollouts, 0);
   clock.advance(seconds(20));
   honest.accepted(100, 12);
-  EXPECT_EQ(heard(honest, 0).rollouts, 0) << "its time is told by the next heartbeat";
+  EXPECT_EQ(heard(honest, 0).rollouts, 0) << "the next heartbeat reports its time";
   const auto one = heard(honest, 10);
   EXPECT_EQ(one.rollouts, 100);
   EXPECT_EQ(one.busy_s, 10);
   EXPECT_EQ(heard(honest, 10).rollouts, 0);
   liar.accepted(100, 12);
-  EXPECT_EQ(heard(liar, 1e-9, 1'000'000'000).busy_s, 6) << "half of the time in which it had work";
+  EXPECT_EQ(heard(liar, 1e-9, 1'000'000'000).busy_s, 6) << "half of its time with work";
   EXPECT_EQ(liar.total().rollouts, 100);
   slow.accepted(100, 12);
-  EXPECT_EQ(heard(slow, 1e9).busy_s, 20) << "no more than has passed";
+  EXPECT_EQ(heard(slow, 1e9).busy_s, 20) << "no more than the elapsed time";
   mute.accepted(100, 12);
   EXPECT_EQ(heard(mute, 0).rollouts, 0);
   clock.advance(seconds(10));
@@ -555,7 +555,7 @@ TEST(WorkerMeterTest, TimeAwayDoesNotCountForAWorkersSpeed) {
   EXPECT_EQ(back.busy_s, 1) << "while it had leases";
   clock.advance(seconds(3));
   meter.accepted(10, 1);
-  EXPECT_EQ(heard(95).busy_s, 2) << "its own time, as ever";
+  EXPECT_EQ(heard(95).busy_s, 2) << "its own time, as before";
 }
 
 TEST_F(DeskTest, ALostWorkersGroupsAreLeasedAgain) {

@@ -349,7 +349,7 @@ TEST_F(RunFilesTest, AnAlarmIsAnEventAndGoesOnAfterAResume) {
   }
   const auto events = read_json_lines(run / "events.jsonl");
   ASSERT_TRUE(events);
-  ASSERT_EQ(events->size(), 1u) << "an alarm that went on was told again";
+  ASSERT_EQ(events->size(), 1u) << "a continuing alarm was raised again";
   EXPECT_EQ(events->front().at("event"), "alarm");
   EXPECT_EQ(events->front().at("step"), 20);
   EXPECT_FALSE(events->front().at("advice").get<std::string>().empty());

@@ -147,7 +147,7 @@ TEST_F(ScoringDesk, AGraderThatFailsReturnsTheGroupAndGivesNoReward) {
   EXPECT_EQ(misbehaved(), "") << "through no fault of its worker";
   const schema::WorkGrant second = ask(0, 1, WorkerId{2});
   ASSERT_EQ(second.leases_size(), 1);
-  EXPECT_EQ(second.leases(0).group(), first.leases(0).group()) << "somebody else tries";
+  EXPECT_EQ(second.leases(0).group(), first.leases(0).group()) << "another worker tries";
   schema::Submission again = text_only(second.leases(0));
   for (schema::Trajectory& t : *again.mutable_trajectories()) t.set_worker(2);
   EXPECT_TRUE(hand_in(again, WorkerId{2}).accepted());

@@ -269,7 +269,7 @@ TEST_F(TrainerClients, StepsOfHalfAMinuteBesideClientsThatStall) {
   PythonClient trainer(folder_, kTrainer, {"30"});
   const TimePoint begun = clock_.now();
   for (PythonClient& one : watching) EXPECT_EQ(one.wait(), 0);
-  EXPECT_LT(clock_.now() - begun, seconds(25)) << "they wait for no stalled client";
+  EXPECT_LT(clock_.now() - begun, seconds(25)) << "calls do not wait for a stalled client";
   serve(1);
   EXPECT_EQ(trainer.wait(), 0);
   EXPECT_GT(clock_.now() - begun, seconds(30));

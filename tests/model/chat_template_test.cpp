@@ -295,8 +295,9 @@ TEST(Phrasing, ObservationsContinueThePresentTokens) {
   const Phrasing made = Phrasing::make(with, style).value();
   const Phrasing phrasing = Phrasing::from_parts(made.tokenizer(), made.eos(), made.prompt_json()).value();
   const std::string after = "\n<|im_start|>user\n(any response)<|im_end|>\n<|im_start|>assistant\n";
-  EXPECT_EQ(text(phrasing, "7<|im_end|>", "(any response)"), after) << "the token that ends it is there already";
-  EXPECT_EQ(text(phrasing, "7", "(any response)"), "<|im_end|>" + after) << "it is not: the turn was cut";
+  EXPECT_EQ(text(phrasing, "7<|im_end|>", "(any response)"), after) << "its ending token is present";
+  EXPECT_EQ(text(phrasing, "7", "(any response)"), "<|im_end|>" + after)
+      << "its ending token is missing, because the turn was cut";
   EXPECT_EQ(text(phrasing, "7<|endoftext|>", "(any response)"), "<|im_end|>" + after);
   style.turn = "nowhere";
   EXPECT_FALSE(Phrasing::make(with, style));
@@ -307,7 +308,7 @@ TEST(Phrasing, ObservationsContinueThePresentTokens) {
                                               return s;
                                             }())
                                  .value();
-  EXPECT_FALSE(forgetful.follow_up({}, "no")) << "its template does not show what was said before";
+  EXPECT_FALSE(forgetful.follow_up({}, "no")) << "its template does not show earlier messages";
 }
 
 TEST(Phrasing, MessagesKeepTheirRoles) {

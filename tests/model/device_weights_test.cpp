@@ -57,7 +57,7 @@ TEST_F(DeviceWeightsTest, MemoryOfAReleasedPolicyIsReused) {
     }
     EXPECT_EQ(places.size(), 2u);
   }
-  EXPECT_EQ(*delta::digest_state(published->view()), digest()) << "it outlives what made it";
+  EXPECT_EQ(*delta::digest_state(published->view()), digest()) << "the policy outlives its source";
 }
 
 TEST_F(DeviceWeightsTest, WhetherWeightsAreFiniteIsFoundOnTheDevice) {
@@ -97,7 +97,7 @@ TEST_F(DeviceWeightsTest, ChangesAreAppliedAndProven) {
   ASSERT_TRUE(weights.apply(written, result));
   EXPECT_EQ(digest(), result);
   EXPECT_EQ(weights.apply(written, *delta::digest_state(old.view())).error().code, Code::kCorrupt);
-  ASSERT_TRUE(weights.apply({}, result)) << "what is known of the memory is right";
+  ASSERT_TRUE(weights.apply({}, result)) << "the recorded memory use is right";
 }
 
 TEST_F(DeviceWeightsTest, WithoutPinnedMemoryAPolicyTakesOther) {

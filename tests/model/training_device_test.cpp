@@ -282,7 +282,7 @@ TEST(DeviceUpdate, ChangesEveryTensorByTheFormula) {
         };
         const Tensor root = o.m.to(torch::kDouble) / 127;
         EXPECT_LT(((root * root.abs() * spread(o.s1)) - o.m64).abs().max().item<double>(), 0.05) << i;
-        EXPECT_GT(o.v.min().item<int>(), 0) << "a second moment that is divided by became zero";
+        EXPECT_GT(o.v.min().item<int>(), 0) << "a second moment in a denominator became zero";
         EXPECT_NEAR((o.v.to(torch::kDouble) / 255).pow(4).max().item<double>(), 1, 0.02);
       }
     }
@@ -349,7 +349,7 @@ TEST(AttentionPlan, KeysOfSegmentsAreThoseOfTheirPrefixAndTheirOwn) {
   for (std::int32_t t = 0; t < tokens; ++t)
     for (int c = first[t]; c < first[t + 1]; ++c) EXPECT_EQ(row[copies[c]], t);
   EXPECT_EQ(first[tokens], plan.rows.numel());
-  EXPECT_FALSE(attention_plan(uniform_segments(3, 4), false, torch::kCPU).rows.defined()) << "nothing is shared";
+  EXPECT_FALSE(attention_plan(uniform_segments(3, 4), false, torch::kCPU).rows.defined()) << "rows share no prefix";
   EXPECT_EQ(attention_plan(uniform_segments(3, 4), true, torch::kCPU).rows.numel(), 12);
 }
 

@@ -47,7 +47,7 @@ TEST(Conduct, SeveralIndependentWordsCondemn) {
   for (const std::uint64_t child : {2, 2, 3}) EXPECT_NE(c.bad_chunk(id(child), id(1), kThen), Ruling::kParent);
   EXPECT_EQ(c.bad_chunk(id(3), id(1), kThen), Ruling::kParent);
   EXPECT_TRUE(c.is_quarantined(id(1), kThen));
-  EXPECT_FALSE(c.accuses(id(2), kThen)) << "what it said was borne out";
+  EXPECT_FALSE(c.accuses(id(2), kThen)) << "its accusation was confirmed";
   EXPECT_FALSE(c.is_quarantined(id(1), kThen + Conduct::kWordMemoryMs));
 }
 
@@ -75,9 +75,9 @@ TEST(Conduct, AWorkerThatAloneAccusesManyLies) {
   EXPECT_EQ(accuse(9, 3), Ruling::kChild);
   EXPECT_TRUE(c.is_quarantined(id(9), kThen));
   for (const std::uint64_t victim : {1, 2, 3}) EXPECT_FALSE(c.is_quarantined(id(victim), kThen));
-  EXPECT_TRUE(c.pairs_apart(kThen).empty()) << "what it says counts no more";
+  EXPECT_TRUE(c.pairs_apart(kThen).empty()) << "its accusations no longer count";
   EXPECT_EQ(accuse(9, 4), Ruling::kNothing);
-  EXPECT_EQ(accuse(8, 1), Ruling::kPart) << "nor does its word help another's";
+  EXPECT_EQ(accuse(8, 1), Ruling::kPart) << "nor do they support another worker's";
 }
 
 // Two machines return under new identities again and again, and one child accuses each of them truthfully.
@@ -122,10 +122,10 @@ TEST(Conduct, AWorkerThatServesMoreThanAccuseItIsNotQuarantined) {
   };
   for (std::uint64_t child = 2; child <= 7; ++child) c.on_delivery(id(1), id(child), kThen);
   EXPECT_EQ(accuse(2, 1, kThen), Ruling::kPart);
-  EXPECT_EQ(accuse(3, 1, kThen), Ruling::kPart) << "four others say nothing of the kind";
+  EXPECT_EQ(accuse(3, 1, kThen), Ruling::kPart) << "four other children do not accuse it";
   EXPECT_FALSE(c.is_quarantined(id(1), kThen));
   EXPECT_TRUE(c.are_apart(id(1), id(2), kThen) && c.are_apart(id(1), id(3), kThen));
-  EXPECT_EQ(accuse(4, 1, kThen), Ruling::kParent) << "three against three: it is not the accusers";
+  EXPECT_EQ(accuse(4, 1, kThen), Ruling::kParent) << "three of six accuse: the accusers are not at fault";
   // Old deliveries do not count.
   const std::uint64_t later = kThen + 2 * Conduct::kEdgeMemoryMs;
   for (std::uint64_t child = 12; child <= 17; ++child) c.on_delivery(id(11), id(child), kThen);
@@ -136,8 +136,8 @@ TEST(Conduct, AWorkerThatServesMoreThanAccuseItIsNotQuarantined) {
 TEST(Conduct, ABrokenDriverIsNoAttackUntilItGoesOn) {
   Conduct c(kBeat);
   for (int i = 1; i < Conduct::kBrokenMax; ++i) EXPECT_FALSE(c.count_malformed(id(1), kThen));
-  EXPECT_FALSE(c.count_malformed(id(2), kThen)) << "each for itself";
-  EXPECT_TRUE(Conduct(kBeat, c.kept()).count_malformed(id(1), kThen + kMinute)) << "a new learner knows, too";
+  EXPECT_FALSE(c.count_malformed(id(2), kThen)) << "each worker has its own count";
+  EXPECT_TRUE(Conduct(kBeat, c.kept()).count_malformed(id(1), kThen + kMinute)) << "the count survives a new learner";
   EXPECT_FALSE(c.count_malformed(id(1), kThen + Conduct::kWordMemoryMs)) << "the count restarts after a day";
 }
 
@@ -163,7 +163,7 @@ TEST(Conduct, AnEdgeThatFailsAgainAndAgainPartsItsEnds) {
   EXPECT_EQ(c.find(id(1))->ladder.role(), chains::Role::kSeed) << "a single accuser demotes no worker";
   EXPECT_EQ(fails(3, 1), Ruling::kNothing);
   EXPECT_EQ(fails(3, 1), Ruling::kNothing);
-  EXPECT_EQ(fails(3, 1), Ruling::kParent) << "two children say so";
+  EXPECT_EQ(fails(3, 1), Ruling::kParent) << "two children accuse it";
   EXPECT_EQ(c.find(id(1))->ladder.role(), chains::Role::kTail);
   EXPECT_TRUE(c.pairs_apart(ms + Conduct::kEdgeMemoryMs).empty());
 }
@@ -234,7 +234,7 @@ TEST(Conduct, RemembersBoundedlyMany) {
   EXPECT_LE(c.find(id(5))->kept.bad_chunks_of.size(), Conduct::kWordsMax);
   c.prune({id(10)}, kThen + 5000);
   EXPECT_LE(c.size(), Conduct::kRecordsMax);
-  EXPECT_TRUE(c.is_quarantined(id(1), kThen + 5000)) << "the clean are forgotten first";
+  EXPECT_TRUE(c.is_quarantined(id(1), kThen + 5000)) << "workers without accusations are forgotten first";
   EXPECT_NE(c.find(id(10)), nullptr) << "it is there";
 }
 
@@ -292,7 +292,7 @@ TEST(LearnerConduct, ComingBackWipesNothing) {
     desk.pass(milliseconds(100));
   }
   for (const std::uint64_t victim : quarantined(desk)) EXPECT_EQ(victim, 4u);
-  EXPECT_NE(desk.chain().at(0), 4u) << "nor has it become the seed";
+  EXPECT_NE(desk.chain().at(0), 4u) << "the accuser did not become the seed";
 }
 
 TEST(LearnerConduct, SurvivesTheLearner) {
@@ -487,7 +487,7 @@ TEST(LearnerConduct, AWorkerThatFailedClimbsByDeliveriesAndIsRetried) {
     ASSERT_TRUE(desk.publish(make(delta(version, version - 1), 10)).has_value());
     desk.tell(parent.value, Installed{Version{version}, digest_of(version), 0});
   }
-  EXPECT_FALSE(may_forward(parent)) << "what it installs itself says nothing";
+  EXPECT_FALSE(may_forward(parent)) << "its own installations do not count";
   // A worker that it helped has installed the version.
   Heartbeat beat;
   beat.holdings = {{full(30), 10}};
@@ -587,7 +587,7 @@ TEST(LearnerConduct, MalformedMessagesAreCountedBeforeTheyExpel) {
   };
   beat("good");
   beat("bad");
-  EXPECT_EQ(desk.core.stats().workers.at(0).app_bytes, "good") << "what was sound stays";
+  EXPECT_EQ(desk.core.stats().workers.at(0).app_bytes, "good") << "the valid part stays";
   garbage(desk, 1);
   desk.core.on_frame(desk.control.at(id(1)), {FrameType::kChunk, {}, {}, {}}, desk.now);
   EXPECT_TRUE(desk.has(id(1)));
@@ -620,7 +620,7 @@ TEST(LearnerConduct, AMessageWithoutEndIsNotKept) {
   part(30'000, false);
   EXPECT_THAT(desk.all<act::MessageFrom>(), IsEmpty());
   part(100'000, false);
-  EXPECT_THAT(desk.all<act::MessageFrom>(), SizeIs(1)) << "the next message is taken";
+  EXPECT_THAT(desk.all<act::MessageFrom>(), SizeIs(1)) << "the next message is accepted";
   std::size_t sent = 0;
   for (; desk.has(id(1)) && sent < 10'000'000; sent += 30'000) part(30'000, true);
   EXPECT_LE(sent, 600'000u);
@@ -661,7 +661,7 @@ TEST(Budget, LongMessagesCountByTheirLength) {
   };
   EXPECT_TRUE(heard(132'000).second);
   EXPECT_LE(heard(132'000).first, 600'000u);
-  EXPECT_LE(heard(2'000).first, 1'000'000u) << "nor does it help to make them short";
+  EXPECT_LE(heard(2'000).first, 1'000'000u) << "short messages count as well";
 }
 
 TEST(LearnerConduct, AFloodEndsInAnExpulsionWithAReason) {
@@ -760,7 +760,7 @@ TEST(LearnerConduct, ComingBackFillsNoBudget) {
   }
   EXPECT_LE(renewed, 4u);
   for (int i = 0; i < 100; ++i) desk.join(1);
-  EXPECT_LE(desk.all<act::Joined>().size(), 17u) << "it comes too often, and is not even told to leave";
+  EXPECT_LE(desk.all<act::Joined>().size(), 17u) << "it reconnects too often, and is dropped without a goodbye";
   EXPECT_EQ(desk.goodbye(desk.control.at(id(1))), "");
 }
 

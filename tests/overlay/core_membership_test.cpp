@@ -137,7 +137,7 @@ TEST(Membership, NoNodeServesARevokedWorker) {
   EXPECT_THAT(bad.keys(), ElementsAre(full(0)));
   EXPECT_TRUE(decode_learner_state(hall.learner().state)->revoked.contains(bad.id));
   hall.tamper = nullptr;
-  ASSERT_TRUE(hall.run_until([&] { return !bad.end().empty(); })) << "it comes to an end";
+  ASSERT_TRUE(hall.run_until([&] { return !bad.end().empty(); })) << "the retries end";
 }
 
 TEST(Membership, ADrainedWorkerLeavesWhenItsChildrenAreHandedOver) {
@@ -350,7 +350,7 @@ TEST(Disks, ADamagedSpoolIsReplaced) {
   hall.restart(worker);
   ASSERT_TRUE(hall.run_until([&] { return hall.all_have(0); }));
   EXPECT_EQ(worker.delivered[0].payload, made.payload);
-  EXPECT_EQ(worker.member().stats().chunk_bytes_in.count, 5u * 1024) << "only what was damaged";
+  EXPECT_EQ(worker.member().stats().chunk_bytes_in.count, 5u * 1024) << "only damaged chunks";
 }
 
 // ---- the learner's restarts ----

@@ -127,7 +127,7 @@ TEST(Overlay, AWorkerThatTwoChildrenAccuseForwardsNoMore) {
   ASSERT_TRUE(hall.run_until([&] { return hall.all_have(0); }));
   EXPECT_EQ(hall.core().stats().quarantined, bad.size() > 1);
   EXPECT_GE(bad[chain[2]], 2);
-  EXPECT_NE(&hall.parent_of(*chain[2]), chain[1]) << "one word parts the two";
+  EXPECT_NE(&hall.parent_of(*chain[2]), chain[1]) << "one complaint parts the two";
   for (std::uint64_t version = 1; hall.core().stats().quarantined == 0; ++version) {
     ASSERT_LT(version, 5u);
     ASSERT_TRUE(hall.publish(make(delta(version, version - 1), 50 * 1024)).has_value());
@@ -137,9 +137,9 @@ TEST(Overlay, AWorkerThatTwoChildrenAccuseForwardsNoMore) {
   for (const WorkerView& view : hall.core().stats().workers)
     EXPECT_EQ(view.quarantined, view.info.id == chain[1]->id) << view.info.name;
   EXPECT_THAT(hall.core().topology().children_of(chain[1]->id), testing::IsEmpty());
-  EXPECT_LE(bad.size(), 2u) << "two were enough";
+  EXPECT_LE(bad.size(), 2u) << "two complaints are enough";
   for (HallNode* node : chain)
-    EXPECT_EQ(node->member().stats().chunks_corrupt > 0, bad.contains(node)) << "nothing bad went any further";
+    EXPECT_EQ(node->member().stats().chunks_corrupt > 0, bad.contains(node)) << "no bad chunk went further";
 }
 
 TEST(Overlay, OneBadChunkIsAskedForAgain) {

@@ -74,7 +74,7 @@ TEST(DriverParts, TheOldestOfTheFullestNetworkIsWorthLeast) {
   EXPECT_FALSE(unproven.least());
   unproven.add(ConnId{2}, "a");
   unproven.add(ConnId{4}, "b");
-  EXPECT_EQ(unproven.least(), ConnId{2}) << "of equals the oldest";
+  EXPECT_EQ(unproven.least(), ConnId{2}) << "among equal deadlines, the oldest comes first";
   unproven.add(ConnId{6}, "b");
   EXPECT_EQ(unproven.least(), ConnId{4});
   unproven.remove(ConnId{4}, "b");

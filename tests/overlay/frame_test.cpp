@@ -151,7 +151,7 @@ TEST(Frame, LimitsAreCheckedBeforeABodyIsAwaited) {
   EXPECT_THAT(refusal(header(kMagic, 0, 0, 0)), HasSubstr("type 1 to 3, found 0"));
   EXPECT_THAT(refusal(header(kMagic, 4, 0, 0)), HasSubstr("type 1 to 3, found 4"));
   EXPECT_THAT(refusal(header(kMagic, 1, 1, 8)), HasSubstr("flags 0, found 0x01"));
-  EXPECT_THAT(refusal(header(kMagic, 2, 1, 0)), HasSubstr("flags 0, found 0x01")) << "more of nothing";
+  EXPECT_THAT(refusal(header(kMagic, 2, 1, 0)), HasSubstr("flags 0, found 0x01")) << "a continuation without a message";
   EXPECT_THAT(refusal(header(kMagic, 2, 3, 8)), HasSubstr("flags 0, found 0x03"));
   EXPECT_THAT(refusal(header(kMagic, 1, 0, kControlBytesMax + 1)), HasSubstr("262144 bytes, found 262145"));
   EXPECT_THAT(refusal(header(kMagic, 2, 0, kApplicationBytesMax + 1)), HasSubstr("65536 bytes, found 65537"));

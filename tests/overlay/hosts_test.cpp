@@ -16,7 +16,7 @@ TEST(Hosts, AWorkerListensAtAReachableAddressAndReportsIfItHasNone) {
   EXPECT_EQ(at("", false, "::1"), "127.0.0.1");
   EXPECT_EQ(at("", false, "192.0.2.7"), "127.0.0.1, a leaf");
   EXPECT_EQ(at("", false, "learner.example"), "127.0.0.1, a leaf");
-  EXPECT_EQ(at("", true, "192.0.2.7"), "::") << "told by which address others reach it";
+  EXPECT_EQ(at("", true, "192.0.2.7"), "::") << "its reachable address is given";
   EXPECT_EQ(at("", true, "2001:db8::7"), "::");
   EXPECT_EQ(at("::1", true, "192.0.2.7"), "::1, a leaf");
   EXPECT_EQ(at("localhost", false, "192.0.2.7"), "localhost, a leaf");

@@ -93,7 +93,7 @@ TEST(Learner, HelpsAsFastAsItSends) {
   ASSERT_TRUE(desk.publish(make(full(0), 1'000'000, {.chunk_bytes = 65536})).has_value());
   for (std::uint64_t id = 1; id <= 12; ++id) {
     desk.tell(id, NeedHelp{Version{0}, false, {}});
-    ASSERT_THAT(desk.said<Help>(id), SizeIs(1)) << "those before it were sent all";
+    ASSERT_THAT(desk.said<Help>(id), SizeIs(1)) << "earlier helped workers have received everything";
     trust::PeerIdentity identity{trust::PeerIdentity::Kind::kWorker, WorkerId{id}};
     identity.key = made_key("worker " + std::to_string(id)).public_key();
     const ConnId edge = desk.comes(identity, "10.0.0." + std::to_string(id));

@@ -205,7 +205,7 @@ TEST(Publications, VersionsGrowAndKeepTheirDigests) {
   EXPECT_TRUE(all.close({Version{5}, Version{3}}, manifest, {}).value());
   EXPECT_FALSE(all.close({Version{5}, {}}, manifest, {}).value()) << "it was published before";
   manifest.policy_digest[0] = std::byte{1};
-  EXPECT_FALSE(all.close({Version{5}, {}}, manifest, {})) << "with another digest";
+  EXPECT_FALSE(all.close({Version{5}, {}}, manifest, {})) << "it has another digest";
   all.check();
   EXPECT_EQ(all.take_closing().size(), 2u);
   EXPECT_EQ(all.newest_published(Version{3}), std::nullopt);

@@ -178,7 +178,7 @@ TEST(Learner, RevokesHoweverManyAndForgetsThemWhenTheirCertificatesHaveEnded) {
   for (std::uint64_t id = 2; id <= kLast; ++id) ASSERT_TRUE(revoked().contains(WorkerId{id})) << id;
   EXPECT_FALSE(revoked().contains(WorkerId{1}));
   desk.pass(trust::kWorkerLifetimeMax);
-  EXPECT_TRUE(revoked().contains(WorkerId{kLast})) << "a clock may be late";
+  EXPECT_TRUE(revoked().contains(WorkerId{kLast})) << "clocks may differ";
   desk.pass(trust::kClockTolerance + std::chrono::minutes(2));
   EXPECT_EQ(revoked(), WorkerSet{});
   EXPECT_TRUE(desk.core.state().revoked.empty());
@@ -337,7 +337,7 @@ TEST(Learner, WhatItIssuesIsLaterThoughTheClockGoesBack) {
   EXPECT_GT(last, before.core.issue_time(before.now));
   EXPECT_GT(after.core.issue_time(after.now), last);
   after.pass(seconds(10));
-  EXPECT_GE(after.core.issue_time(after.now), last + 9'000) << "it goes on with the clock";
+  EXPECT_GE(after.core.issue_time(after.now), last + 9'000) << "the sequence continues with the clock";
 }
 
 // The learner began an epoch, told a worker, could not save it, and after its death began the epoch before again.
@@ -567,9 +567,9 @@ TEST(Learner, ASilentWorkerLosesItsPlaceAndNothingElseUntilItIsHeardAgain) {
   EXPECT_EQ(desk.goodbye(desk.control.at(WorkerId{1})), "");
   const std::size_t assigned = desk.said<Assign>(std::uint64_t{1}).size();
   desk.pass(seconds(2));
-  EXPECT_THAT(desk.chain(), ElementsAre(2, 3, 1)) << "it is heard, and gets a place";
+  EXPECT_THAT(desk.chain(), ElementsAre(2, 3, 1)) << "a heard worker gets a place";
   EXPECT_GT(desk.said<Assign>(std::uint64_t{1}).size(), assigned);
-  EXPECT_THAT(desk.all<act::Joined>(), SizeIs(3)) << "it had not left";
+  EXPECT_THAT(desk.all<act::Joined>(), SizeIs(3)) << "the worker had not left";
 }
 
 // The operator's minimum holds for any measured heartbeat interval and any complaint of a child.
@@ -661,10 +661,10 @@ TEST(Learner, JudgesNobodyForTheTimeInWhichItDidNotRun) {
   desk.core.on_timer(desk.now);
   desk.take();
   EXPECT_EQ(desk.away(1), "");
-  EXPECT_EQ(desk.lost(3), "") << "nor could it come back meanwhile";
+  EXPECT_EQ(desk.lost(3), "") << "it could not come back meanwhile";
   EXPECT_THAT(desk.chain(), ElementsAre(1, 2)) << "not even its place is lost";
   desk.pass(seconds(6), {1});
-  EXPECT_THAT(desk.away(1), HasSubstr("no heartbeat for")) << "from then on it counts";
+  EXPECT_THAT(desk.away(1), HasSubstr("no heartbeat for")) << "time counts from then on";
   EXPECT_EQ(desk.away(2), "");
 }
 
@@ -702,7 +702,7 @@ TEST(Learner, ASilentWorkerIsNotAskedToHelp) {
     return false;
   };
   for (int i = 0; i < 30 && !silent(); ++i) desk.pass(milliseconds(250), {3});
-  ASSERT_TRUE(silent()) << "it is there, and not heard";
+  ASSERT_TRUE(silent()) << "it is a member, but silent";
   desk.tell(2, NeedHelp{Version{0}, false, {}});
   ASSERT_THAT(desk.said<Help>(std::uint64_t{2}), SizeIs(1));
   EXPECT_EQ(desk.said<Help>(std::uint64_t{2})[0].from.worker, kLearnerId);
@@ -727,7 +727,7 @@ TEST(Learner, WhoIsHelpedWasNotServedByItsParent) {
   desk.tell(2, Installed{Version{0}, digest_of(0), 0});
   ASSERT_THAT(desk.chain(), ElementsAre(1, 2, 3));
   fail();
-  EXPECT_THAT(desk.chain(), ElementsAre(1, 3, 2)) << "three times in a row, whatever others brought in between";
+  EXPECT_THAT(desk.chain(), ElementsAre(1, 3, 2)) << "three times in a row, regardless of helpers";
 }
 
 TEST(Learner, SaysWhichPathSwallowsLargePackets) {
@@ -754,11 +754,11 @@ TEST(Learner, LetsTheParentDialWhereTheChildCannotAndDemotesIfThatFailsToo) {
       desk.tell(child, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kUnreachable, "no route"});
   };
   fails(2);
-  EXPECT_THAT(desk.chain(), ElementsAre(1, 3, 2)) << "they are put apart, and the child comes no nearer";
+  EXPECT_THAT(desk.chain(), ElementsAre(1, 3, 2)) << "they are parted, and the child moves no nearer";
   desk.tell(3, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kUnreachable, "no route"});
   ASSERT_THAT(desk.said<DialChild>(std::uint64_t{1}), SizeIs(testing::Gt(1u)));
   fails(3);
-  EXPECT_THAT(desk.chain(), ElementsAre(3, 2, 1)) << "two say so: it is the parent";
+  EXPECT_THAT(desk.chain(), ElementsAre(3, 2, 1)) << "two children complain: the parent is at fault";
   desk.tell(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kLost, "settled meanwhile"});
   EXPECT_THAT(desk.chain(), ElementsAre(3, 2, 1));
 }

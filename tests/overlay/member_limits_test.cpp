@@ -32,7 +32,7 @@ TEST(Member, AFailedInstallationIsRepairedByASnapshotOfThatVersionAndNotByTheWay
   ASSERT_THAT(m.delivered(), ElementsAre(full(1), delta(2, 1)));
   m.core.install_failed(Version{2}, "digest", m.now);
   m.take();
-  EXPECT_THAT(m.delivered(), ElementsAre(full(1), delta(2, 1))) << "not the same again";
+  EXPECT_THAT(m.delivered(), ElementsAre(full(1), delta(2, 1))) << "not the same publication again";
   const auto asked = m.said<NeedHelp>(kControl);
   ASSERT_EQ(asked.size(), 1u);
   EXPECT_EQ(asked[0].target, Version{2});
@@ -155,7 +155,7 @@ TEST(Member, AsksForWhatItLostThoughAParentGoesOnBringingALittle) {
   const Made made = make(full(0), 6000);
   m.tell(m.parent, made.opening);
   for (std::size_t i = 0; i < made.chunks.size(); ++i) m.frame(m.parent, made.chunk(i));
-  EXPECT_EQ(m.core.stats().memory.count, 0u) << "it was dropped";
+  EXPECT_EQ(m.core.stats().memory.count, 0u) << "the publication was dropped";
   for (std::size_t i = 0; i < 4 && m.said<NeedHelp>(kControl).empty(); ++i) {
     m.pass(kBeat * (StallWatch::kStallHeartbeats - 1));
     m.tell(m.parent, made.opening);
@@ -206,7 +206,7 @@ TEST(Member, WaitsForASlowSnapshotThoughWhatFollowsHasNoRoom) {
   m.frame(m.parent, slow.chunk(1));
   m.tell(m.parent, later.opening);
   for (std::size_t i = 0; i < later.chunks.size(); ++i) m.frame(m.parent, later.chunk(i));
-  EXPECT_EQ(m.core.stats().memory.count, 2048u) << "it was dropped";
+  EXPECT_EQ(m.core.stats().memory.count, 2048u) << "the publication was dropped";
   for (const std::size_t i : {2, 3}) {
     m.pass(kBeat * (StallWatch::kStallHeartbeats - 1));
     m.frame(m.parent, slow.chunk(i));
@@ -371,7 +371,7 @@ TEST(Member, WhatWaitedForTheEndOfAPauseComesAtTheRateOfTheLink) {
   ASSERT_EQ(read(8000), 1u);
   for (int i = 0; i < 100; ++i) {
     resume(std::chrono::milliseconds(3));
-    EXPECT_EQ(read(60), 0u) << "that was through long ago";
+    EXPECT_EQ(read(60), 0u) << "that message had left long ago";
     now += std::chrono::microseconds(300);
     EXPECT_EQ(read(8000), 1u);
     EXPECT_NEAR(echoline::seconds(core.next_deadline() - begun), echoline::seconds(carried()), 1e-6);
@@ -393,7 +393,7 @@ TEST(Member, ABeaconOfAnOlderEpochIsNotBelieved) {
   };
   beacon(2, 10, {});
   beacon(1, 11, {kSelf});
-  EXPECT_THAT(m.all<act::Disconnected>(), IsEmpty()) << "what the older epoch says is void";
+  EXPECT_THAT(m.all<act::Disconnected>(), IsEmpty()) << "a beacon of an older epoch is ignored";
   beacon(2, 12, {kSelf});
   EXPECT_THAT(m.all<act::Disconnected>(), SizeIs(1));
 }
@@ -414,7 +414,7 @@ TEST(Member, AChildThatAsksForTooMuchIsNoChildForAWhile) {
   EXPECT_FALSE(m.closed(other));
   m.core.on_accepted(ConnId{104}, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{9}}}, m.now);
   m.take();
-  EXPECT_TRUE(m.closed(ConnId{104})) << "before it has said anything";
+  EXPECT_TRUE(m.closed(ConnId{104})) << "before its first message";
   m.pass(Askers::kBarred);
   accept(ConnId{106}, WorkerId{9});
   m.tell(ConnId{106}, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});

@@ -22,7 +22,7 @@ TEST(MemberParts, DeliversWhatHasComeOfTheFirstSnapshot) {
   const Made early = make(delta(1, 0), 3500), first = make(full(1), 3500), other = make(full(2), 3500);
   m.tell(m.parent, early.opening);
   m.frame(m.parent, early.chunk(0));
-  EXPECT_THAT(m.all<act::DeliverPart>(), IsEmpty()) << "on what is not there";
+  EXPECT_THAT(m.all<act::DeliverPart>(), IsEmpty()) << "its base is missing";
   m.tell(m.parent, first.opening);
   m.tell(m.parent, other.opening);
   for (std::size_t i = 0; i < 3; ++i) {
@@ -58,7 +58,7 @@ TEST(MemberParts, DeliversWhatHasComeOfASnapshotAhead) {
   const Made old = make(full(2), 3500), ahead = make(full(7), 3500), next = make(delta(4, 3), 3500);
   m.tell(m.parent, old.opening);
   m.frame(m.parent, old.chunk(0));
-  EXPECT_THAT(come(), IsEmpty()) << "it is past that";
+  EXPECT_THAT(come(), IsEmpty()) << "it has a later version";
   m.tell(m.parent, ahead.opening);
   m.frame(m.parent, ahead.chunk(0));
   m.tell(m.parent, next.opening);
@@ -85,7 +85,7 @@ TEST(MemberParts, DeliversNoMorePartsThanTheApplicationReads) {
   EXPECT_EQ(come(), 3u);
   m.core.parts_read(std::uint64_t{1} << 40);
   m.take();
-  EXPECT_EQ(come(), 5u) << "what has come";
+  EXPECT_EQ(come(), 5u) << "the received part";
   for (std::size_t i = 5; i < 8; ++i) m.frame(m.parent, first.chunk(i));
   m.core.parts_read(1024);
   m.take();
@@ -94,7 +94,7 @@ TEST(MemberParts, DeliversNoMorePartsThanTheApplicationReads) {
   EXPECT_THAT(m.delivered(), ElementsAre(full(1)));
   m.core.parts_read(2048);
   m.take();
-  EXPECT_EQ(come(), 6u) << "it has all of it";
+  EXPECT_EQ(come(), 6u) << "it has the whole publication";
 }
 
 // The member reads back from disk only the chunks that left memory before the application came to them.
@@ -110,7 +110,7 @@ TEST(MemberParts, DeliversWhatIsOnDiskFromThere) {
     m.core.on_spooled(first.id, static_cast<std::uint32_t>(i), ok(), m.now);
   }
   EXPECT_EQ(come(), 1u);
-  EXPECT_THAT(m.all<act::Unspool>(), IsEmpty()) << "it is not asked for yet";
+  EXPECT_THAT(m.all<act::Unspool>(), IsEmpty()) << "the application has not asked yet";
   std::vector<std::byte> all;
   const Slice payload(first.payload);
   for (int i = 0; i < 20; ++i) {
@@ -176,7 +176,7 @@ TEST(MemberParts, DeliversWhatHasComeOfTheNextDelta) {
   m.frame(m.parent, first.chunk(1));
   m.frame(m.parent, first.chunk(3));
   EXPECT_EQ(come().at(1), first.payload);
-  EXPECT_THAT(m.delivered(), ElementsAre(full(0))) << "it is not closed";
+  EXPECT_THAT(m.delivered(), ElementsAre(full(0))) << "the publication is not closed";
   m.tell(m.parent, first.closing);
   EXPECT_THAT(m.delivered(), ElementsAre(full(0), delta(1, 0)));
   EXPECT_EQ(m.all<act::Deliver>().back().publication.id, first.id);

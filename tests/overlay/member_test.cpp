@@ -306,14 +306,14 @@ TEST(Member, WhatTheLearnerSaysDoesNotComeFromItsFuture) {
   b.expires_unix_ms += later_ms;
   const double before = m.core.run_unix_s(m.now);
   m.tell(m.parent, EdgeStatus{sign(b, made_key("authority")), {}});
-  EXPECT_NEAR(m.core.run_unix_s(m.now), before, 1) << "others may pass on what they like";
+  EXPECT_NEAR(m.core.run_unix_s(m.now), before, 1) << "a beacon from another worker does not set the clock";
   b = m.beacon(11);
   b.issued_unix_ms += later_ms;
   b.expires_unix_ms += later_ms;
   m.tell(kControl, sign(b, made_key("authority")));
   EXPECT_NEAR(m.core.run_unix_s(m.now), before + 3 * 3600, 5);
   m.pass(seconds(1));
-  EXPECT_FALSE(m.said<Renew>(kControl).empty()) << "by that time its certificate has ended";
+  EXPECT_FALSE(m.said<Renew>(kControl).empty()) << "its certificate has expired by that time";
   b = m.beacon(12);  // one that took its time
   m.tell(kControl, sign(b, made_key("authority")));
   EXPECT_NEAR(m.core.run_unix_s(m.now), before + 3 * 3600, 5);
@@ -544,9 +544,11 @@ TEST(Member, ServesWhomTheLearnerHasSent) {
   EXPECT_FALSE(served({"run", 0, {}, false, {}, made_grant(9, 7, {.key = "mallory"})})) << "made up";
   EXPECT_FALSE(served({"run", 0, {}, false, {}, made_grant(9, 7, {.issued_unix_s = kMadeUnix_s - 9, .lifetime_s = 5})}))
       << "over";
-  EXPECT_FALSE(served({"run", 0, {}, false, {}, made_grant(9, 7, halves)})) << "all stripes, where one is granted";
-  EXPECT_FALSE(served({"run", 1, {}, false, {}, made_grant(9, 7, halves)})) << "likewise, as a further stream";
-  EXPECT_FALSE(served({"run", 0, Version{3}, false, {}, made_grant(9, 7)})) << "help, where a place is granted";
+  EXPECT_FALSE(served({"run", 0, {}, false, {}, made_grant(9, 7, halves)}))
+      << "it asks for all stripes with a grant for one";
+  EXPECT_FALSE(served({"run", 1, {}, false, {}, made_grant(9, 7, halves)})) << "the same in a further stream";
+  EXPECT_FALSE(served({"run", 0, Version{3}, false, {}, made_grant(9, 7)}))
+      << "it asks for help with a grant for a place";
   EXPECT_FALSE(served({"run", 0, Version{3}, true, {}, made_grant(9, 7, {.catch_up_to = Version{3}})}));
   EXPECT_FALSE(served({"run", 0, Version{3}, false, {}, made_grant(9, 6, {.catch_up_to = Version{3}})}))
       << "another's help";
@@ -598,7 +600,7 @@ TEST(Member, AGrantThatHasEndedStaysEndedWhenTheLearnersClockGoesBack) {
     m.tell(conn, PeerHello{"run", 0, {}, false, {}, grant});
     return !m.closed(conn);
   };
-  EXPECT_TRUE(served(ConnId{2}, kMadeUnix_s - 7'200)) << "its time has not come, by the clock";
+  EXPECT_TRUE(served(ConnId{2}, kMadeUnix_s - 7'200)) << "by the clock, it has not expired";
   m.tell(kControl, SignedBeacon{m.beacon_now()});
   EXPECT_FALSE(served(ConnId{4}, kMadeUnix_s - 7'200)) << "the learner has issued grants later by more than a lifetime";
   EXPECT_TRUE(served(ConnId{6}, kMadeUnix_s));
@@ -657,7 +659,7 @@ TEST(Member, ComesBackThoughItsCertificateHasEnded) {
   EXPECT_EQ(m2.last<act::Dial>()->service, act::Service::kEnrol);
   m2.core.on_connected(m2.last<act::Dial>()->conn, m2.now);
   m2.tell(m2.last<act::Dial>()->conn, Goodbye{"not known here"});
-  EXPECT_EQ(m2.end(), "") << "its certificate is good, by all it knows";
+  EXPECT_EQ(m2.end(), "") << "as far as it knows, its certificate is valid";
   m2.pass(seconds(1), false);
   EXPECT_EQ(m2.last<act::Dial>()->service, act::Service::kControl);
 }
@@ -792,7 +794,7 @@ TEST(Member, AsksTheLearnerWhenItsParentCannotServe) {
   ASSERT_EQ(m.said<NeedHelp>(kControl).size(), 1u);
   m.tell(m.parent, CannotServe{Version{5}, false});  // said again: asked once
   EXPECT_EQ(m.said<NeedHelp>(kControl).size(), 1u);
-  EXPECT_FALSE(m.said<NeedHelp>(kControl)[0].stalled) << "its parent says so";
+  EXPECT_FALSE(m.said<NeedHelp>(kControl)[0].stalled) << "its parent reports it";
   m.tell(kControl, Help{{WorkerId{6}, {"10.0.0.6", 1}, 1, false}, Version{5}, false});
   const act::Dial dial = *m.last<act::Dial>();
   EXPECT_EQ(dial.to, (Endpoint{"10.0.0.6", 1}));
@@ -899,7 +901,7 @@ TEST(Member, TriesToComeBackForAsLongAsTheLearnerKeepsItsPlace) {
       m.core.on_closed(m.last<act::Dial>()->conn, "refused", m.now);
       m.take();
     }
-    EXPECT_EQ(m.now - lost, seconds(90)) << "what the welcome said";
+    EXPECT_EQ(m.now - lost, seconds(90)) << "the value in the welcome";
     EXPECT_THAT(m.end(), HasSubstr("out of reach for 1.5 min"));
     EXPECT_FALSE(m.last<act::Disconnected>()->in_order);
     EXPECT_LT(pauses.back().front(), milliseconds(200));

@@ -403,7 +403,8 @@ TEST_F(NodeTest, AStoppedLearnerLosesNoWorker) {
   for (const auto& w : workers) ASSERT_TRUE(w->board.wait([&] { return w->welcomes == 1; }));
   ASSERT_TRUE(paused.publish());
   paused.signal(SIGSTOP);
-  for (const auto& w : workers) EXPECT_TRUE(w->board.wait([&] { return w->aways == 1; })) << "they look for it";
+  for (const auto& w : workers)
+    EXPECT_TRUE(w->board.wait([&] { return w->aways == 1; })) << "the workers look for the learner";
   std::this_thread::sleep_for(milliseconds(500));  // and dial it, in vain
   paused.signal(SIGCONT);
   EXPECT_TRUE(paused.publish());
@@ -586,7 +587,7 @@ TEST_F(NodeTest, ALearnerWithTheUsualNumberOfFilesOutlivesMoreConnections) {
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &files), 0);
   std::vector<std::unique_ptr<Descriptor>> idle;
   for (int i = 0; i < 1300; ++i) idle.push_back(connect_to(small.endpoint));
-  EXPECT_EQ(small.work(), SmallLearnerProcess::kOwnFiles) << "its own files, and what it publishes";
+  EXPECT_EQ(small.work(), SmallLearnerProcess::kOwnFiles) << "its own files and its publication";
   WorkerOptions options;
   options.learner = small.endpoint;
   options.name = "kept";

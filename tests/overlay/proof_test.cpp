@@ -248,7 +248,7 @@ TEST(Sealer, SealsGrowWithThePublication) {
   std::set<std::uint32_t> seals;
   for (const SealedChunk& chunk : trickled.chunks) {
     seals.insert(chunk.head.seal_first);
-    EXPECT_LE(chunk.head.seal_count, std::max(1u, chunk.head.seal_first / 8)) << "an eighth waits at most";
+    EXPECT_LE(chunk.head.seal_count, std::max(1u, chunk.head.seal_first / 8)) << "at most an eighth waits";
   }
   EXPECT_EQ(trickled.chunks[7].head.seal_count, 1u);
   EXPECT_EQ(trickled.chunks[2000].head.seal_count, kSealChunksMax);

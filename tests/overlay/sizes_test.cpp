@@ -35,7 +35,7 @@ TEST(Sizes, ALinkCarriesHeadsAndHeadersAsWell) {
   const Bytes payload{20'480}, chunk{2048};
   EXPECT_EQ(on_the_wire(chunk, chunk).count, 2260u);
   EXPECT_EQ(on_the_wire(payload, chunk).count, 22'596u);
-  EXPECT_EQ(on_the_wire({20'481}, chunk).count, 22'707u) << "one head more";
+  EXPECT_EQ(on_the_wire({20'481}, chunk).count, 22'707u) << "one more frame head";
   EXPECT_EQ(on_the_wire({}, chunk).count, 0u);
   const BitRate rate = BitRate::from_bytes_per_s(1e6);
   std::vector<chains::WorkerLink> links;

@@ -46,7 +46,7 @@ TEST(TopologyChoice, AnotherKindIsTakenWhenItWasSoonerThreeTimes) {
   ASSERT_THAT(desk.chosen(), SizeIs(1));
   EXPECT_THAT(desk.chosen()[0].text, HasSubstr(" instead of star: it is expected to bring 300 kB to 8 workers in "));
   desk.pass(20 * desk.pause());
-  EXPECT_THAT(desk.chosen(), SizeIs(1)) << "and they stay";
+  EXPECT_THAT(desk.chosen(), SizeIs(1)) << "the topology stays";
   for (const auto& [id, conn] : desk.control)
     EXPECT_THAT(desk.said<Assign>(conn).back().parents, ::testing::Not(IsEmpty()));
 }
@@ -192,14 +192,14 @@ TEST(LearnerRates, ChildrenReportTheirParentsDeliveries) {
     desk.tell(worker, heartbeat);
   };
   beat(1, 50);
-  EXPECT_EQ(delivered(), 0u) << "what it has itself it had from the learner";
+  EXPECT_EQ(delivered(), 0u) << "the learner sent its own chunks";
   beat(2, 20);
   beat(2, 20);
   EXPECT_EQ(delivered(), 20 * 1024u);
   beat(2, 30);
   EXPECT_EQ(delivered(), 30 * 1024u);
   desk.tell(2, Installed{Version{0}, digest_of(0), 0});
-  EXPECT_EQ(delivered(), made.chunks.size() * 1024u) << "and the rest has come since";
+  EXPECT_EQ(delivered(), made.chunks.size() * 1024u) << "the rest has arrived since";
   beat(2, static_cast<std::uint32_t>(made.chunks.size()));
   EXPECT_EQ(delivered(), made.chunks.size() * 1024u);
   beat(1, 50);

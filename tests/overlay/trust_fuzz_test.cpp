@@ -65,7 +65,7 @@ void run_target(const Bytes& input) { test::fuzz_input(input); }
 
 TEST(TrustFuzz, MutatedCorpus) {
   const std::vector<Bytes> inputs = corpus();
-  EXPECT_EQ(inputs, corpus()) << "rounds can be run again";
+  EXPECT_EQ(inputs, corpus()) << "rounds are repeatable";
   for (const Bytes& input : inputs) run_target(input);
   for (std::uint64_t round = 0; round < 12'000; ++round) {
     SCOPED_TRACE(round);
@@ -140,7 +140,7 @@ TEST(TrustFuzz, MutatedConnections) {
     tls_deliver(wire, pair.server, pair.server_reading, 1 + random.below(20'000));
     const Bytes& got = pair.server_reading.bytes;
     ASSERT_LE(got.size(), sent.size());
-    EXPECT_TRUE(std::equal(got.begin(), got.end(), sent.begin())) << "what is read was sent";
+    EXPECT_TRUE(std::equal(got.begin(), got.end(), sent.begin())) << "the received bytes were sent";
     if (HasFailure()) FAIL();
   }
 }

@@ -254,7 +254,7 @@ TEST(Uplink, AnUrgentFrameFollowsTheFrameBeingSent) {
     wire.uplink.on_timer(now);
     return wire.sizes();
   };
-  ASSERT_EQ(step().size(), 1u) << "a slice of it has left";
+  ASSERT_EQ(step().size(), 1u) << "a slice of the frame has left";
   const Slice urgent(std::vector<std::byte>(77));
   wire.uplink.send_now(ConnId{2}, urgent);
   EXPECT_EQ(wire.sizes().size(), 0u);
@@ -264,7 +264,7 @@ TEST(Uplink, AnUrgentFrameFollowsTheFrameBeingSent) {
   ASSERT_FALSE(sizes.empty());
   EXPECT_EQ(sizes.back(), 77u);
   wire.uplink.send_now(ConnId{2}, urgent);
-  EXPECT_EQ(wire.sizes().size(), 1u) << "nothing is under way";
+  EXPECT_EQ(wire.sizes().size(), 1u) << "no frame is being sent";
   // A closed connection still sends its last frame.
   queue.push(Slice(std::vector<std::byte>(30'000)));
   wire.uplink.wake(queue);

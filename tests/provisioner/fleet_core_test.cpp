@@ -604,7 +604,7 @@ TEST_F(Fleet, AWorkerThatFindsNoWorkIsNotStalled) {
   EXPECT_THAT(asked_to_stop, IsEmpty());
   EXPECT_THAT(rented, ElementsAre("a", "b"));
   pass(minutes(5) + seconds(5), [&](int) { beat("a", 60, 1); });
-  EXPECT_THAT(asked_to_stop, ElementsAre(tickets["b"])) << "there is work, and it hands in nothing";
+  EXPECT_THAT(asked_to_stop, ElementsAre(tickets["b"])) << "there is work, and it submits nothing";
 }
 
 // A policy of gigabytes over a home uplink takes longer than the patience with a stalled worker.
@@ -620,7 +620,7 @@ TEST_F(Fleet, ANewcomerIsNotStalledWhileItReceivesItsFirstPolicy) {
   pass(minutes(4), [&](int s) { receives(32 * 60 + s, 4'167); });
   EXPECT_THAT(asked_to_stop, IsEmpty()) << "it has five minutes for its first group";
   pass(minutes(2), [&](int s) { receives(36 * 60 + s, 4'167); });
-  EXPECT_THAT(asked_to_stop, ElementsAre(tickets["b"])) << "what it receives besides is no sign of work";
+  EXPECT_THAT(asked_to_stop, ElementsAre(tickets["b"])) << "received bytes are no sign of work";
 }
 
 TEST_F(Fleet, ANewcomerThatHardlyReceivesAnythingIsReplaced) {

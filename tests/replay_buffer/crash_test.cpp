@@ -66,13 +66,13 @@ TEST(Crash, AcknowledgedTrajectoriesSurviveKill9) {
     Acknowledged ack{};
     std::uint64_t received = 0;
     while (::read(pipe[0], &ack, sizeof ack) == sizeof ack) {
-      EXPECT_TRUE(acknowledged.emplace(ack.group, ack.lease).second) << "group " << ack.group << " was given out twice";
+      EXPECT_TRUE(acknowledged.emplace(ack.group, ack.lease).second) << "group " << ack.group << " was leased twice";
       if (++received == acks_before_kill) ::kill(child, SIGKILL);
     }
     ::close(pipe[0]);
     int status = 0;
     ASSERT_EQ(::waitpid(child, &status, 0), child);
-    ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << "child ended by itself: " << status;
+    ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << "the child ended by itself: " << status;
 
     auto buffer = must(ReplayBuffer::open(folder.file(), options_for(kGroup, 1)));
     auto ledger = must(JobLedger::open(*buffer, ledger_options()));

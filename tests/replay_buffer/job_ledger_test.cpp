@@ -58,7 +58,7 @@ TEST_F(Ledger, GrantsInOrderUpToThePacing) {
 TEST_F(Ledger, StepsInWhichWorkersCouldHaveTakenMoreAreCountedByTheBound) {
   const auto bound = [&](Bound which) { return must(ledger_->counts()).bound.of(which); };
   grant(kAda, 2);
-  EXPECT_EQ(bound(Bound::kBudget) + bound(Bound::kLookahead), 0u) << "it got what it asked for";
+  EXPECT_EQ(bound(Bound::kBudget) + bound(Bound::kLookahead), 0u) << "it got all requested leases";
   grant(kBob, 100);
   grant(kBob, 100);
   EXPECT_EQ(bound(Bound::kBudget), 1u) << "S and the lookahead allow the same";
@@ -97,7 +97,7 @@ TEST(LedgerOnAFullDisk, CallsThatAreMadeTogetherHappenTogetherOrNotAtAll) {
   EXPECT_TRUE(ledger->misconduct().empty());
   disk.accept();
   must(turn());
-  EXPECT_EQ(granted[1].group, GroupId{1}) << "no group was used up in vain";
+  EXPECT_EQ(granted[1].group, GroupId{1}) << "no group was lost";
   EXPECT_EQ(ledger->newly_set_aside().size(), 1u);
   ledger.reset(), buffer.reset();
   buffer = must(ReplayBuffer::open(folder.file(), options_for(kGroup, 2)));
@@ -193,7 +193,7 @@ TEST_F(Ledger, AGroupWithoutScoresIsKeptAndNotTrainedOnBeforeItHasThem) {
   const auto batch = must(buffer_->sample(0, 1));
   ASSERT_TRUE(batch);
   EXPECT_EQ(batch->groups[0].trajectories[1].reward(), 0.5);
-  EXPECT_TRUE(submit(kAda, submissions[0]).duplicate) << "the same text again is the same";
+  EXPECT_TRUE(submit(kAda, submissions[0]).duplicate) << "an identical submission counts as the same";
   // A group is discarded and generated again: scores of the first try do not count.
   must(buffer_->discard(waiting[1].id, "wrong score"));
   EXPECT_FALSE(must(buffer_->awaits_scores(waiting[1])));
@@ -220,7 +220,7 @@ TEST_F(Ledger, AGroupThatTwiceFailsScoringIsSetAside) {
   };
   const GroupId group = tried(kAda);
   EXPECT_TRUE(ledger_->newly_set_aside().empty());
-  EXPECT_EQ(tried(kBob), group) << "somebody else tries";
+  EXPECT_EQ(tried(kBob), group) << "another worker tries";
   const auto aside = ledger_->newly_set_aside();
   ASSERT_EQ(aside.size(), 1u);
   EXPECT_EQ(aside[0].group, group);
@@ -302,11 +302,11 @@ TEST_F(Ledger, RestartNeitherLosesNorDoublesAGroup) {
 TEST_F(Ledger, ReturnedLeasesGoToOthersAtOnceWithoutBlame) {
   const auto leases = grant(kAda, 3);
   const std::vector<LeaseId> ids{leases[0].id, leases[2].id, LeaseId{99}};
-  EXPECT_EQ(must(ledger_->give_back(kBob, ids)), 0u) << "they are not its own";
+  EXPECT_EQ(must(ledger_->give_back(kBob, ids)), 0u) << "the leases are another worker's";
   EXPECT_EQ(must(ledger_->give_back(kAda, ids)), 2u);
   EXPECT_EQ(must(ledger_->give_back(kAda, ids)), 0u);
   EXPECT_EQ(submit(kAda, submission_for(leases[0])).reason, "lease released");
-  EXPECT_EQ(groups_of(grant(kAda, 1)), Set{0}) << "it may try again itself";
+  EXPECT_EQ(groups_of(grant(kAda, 1)), Set{0}) << "the same worker may try again";
   EXPECT_EQ(groups_of(grant(kBob, 1)), Set{2});
   EXPECT_TRUE(ledger_->newly_set_aside().empty());
 }
@@ -483,11 +483,11 @@ TEST_F(Ledger, TurnedAwayMeansThatNoWorkerCouldGetALease) {
   EXPECT_GT(ask(kAda, 9, 9, 9, 8), 0u);
   EXPECT_FALSE(ledger_->turned_away(kAda));
   EXPECT_EQ(ask(kAda, 9, 9, 9, 8), 0u);
-  EXPECT_FALSE(ledger_->turned_away(kAda)) << "it holds all there is";
+  EXPECT_FALSE(ledger_->turned_away(kAda)) << "it holds all available groups";
   EXPECT_EQ(ask(kBob, 9, 9, 9), 0u);
   EXPECT_TRUE(ledger_->turned_away(kBob));
   EXPECT_EQ(ask(kBob, 9, 9, 9, 0), 0u);
-  EXPECT_FALSE(ledger_->turned_away(kBob)) << "it wants nothing";
+  EXPECT_FALSE(ledger_->turned_away(kBob)) << "it asks for no group";
 }
 
 // The leases that a worker may hold grow with its submissions, and shrink with every batch that lapses.

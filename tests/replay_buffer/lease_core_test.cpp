@@ -268,7 +268,7 @@ TEST(LeaseCore, DecidesTheSameWithoutAFile) {
     refused += twins.refused();
     EXPECT_EQ(twins.kinds_seen(), 12u);
   }
-  EXPECT_GT(refused, 200u) << "or it says little about disks that refuse";
+  EXPECT_GT(refused, 200u) << "otherwise the test hardly covers failing disks";
 }
 
 // Compares the ledger's state in memory with the state read from its file.

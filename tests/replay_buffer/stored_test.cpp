@@ -43,7 +43,7 @@ TEST(Stored, HasAddedGroupsAndTheirFate) {
   EXPECT_EQ(counts.trajectories, 6u);
   EXPECT_EQ(counts.pruned, 3u);
   EXPECT_EQ(counts.group_size, kGroup);
-  EXPECT_EQ(all_of(*stored).size(), 9u) << "what was opened before stays as it was";
+  EXPECT_EQ(all_of(*stored).size(), 9u) << "an open reader keeps its view";
   EXPECT_GE(std::filesystem::file_size(folder.file()), before);
 }
 

@@ -180,7 +180,7 @@ TEST(Disk, BitsRot) {
   spool.chunk = 0;
   spool.record = Slice(std::vector<std::byte>(8, std::byte{1}));
   spool.data = Slice(std::vector<std::byte>(100, std::byte{5}));
-  EXPECT_EQ(disk.rot(3), 0u) << "there is nothing yet";
+  EXPECT_EQ(disk.rot(3), 0u) << "the disk is empty";
   EXPECT_FALSE(disk.rotten());
   disk.complete(disk.submit(act::Spool(spool), TimePoint{}));
   EXPECT_EQ(disk.rot(1), 1u);
@@ -188,7 +188,7 @@ TEST(Disk, BitsRot) {
   const auto pieces = disk.pieces(spool.publication);
   ASSERT_EQ(pieces.size(), 1u);
   EXPECT_EQ(std::count(pieces[0].bytes().begin(), pieces[0].bytes().end(), std::byte{5}), 99);
-  EXPECT_EQ(spool.data.bytes()[0], std::byte{5}) << "what is in memory is not touched";
+  EXPECT_EQ(spool.data.bytes()[0], std::byte{5}) << "data in memory is unchanged";
 }
 
 }  // namespace

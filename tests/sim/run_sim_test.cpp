@@ -128,7 +128,7 @@ TEST(RunSim, ActualValuesMayDifferFromThePlan) {
   s.wire_overhead = 0.25;
   const double transfer = *plain.publications.at(10).t_b_s - 0.5;
   EXPECT_NEAR((*simulated(s).publications.at(10).t_b_s - 0.5) / transfer, 1.25, 0.05)
-      << "but for the way and the last chunk";
+      << "except for the delay and the last chunk";
   EXPECT_EQ(simulated(s).publications.at(10).bytes, plain.publications.at(10).bytes);
   s = scenario();
   s.step_seconds = {10, 30};
@@ -244,7 +244,7 @@ TEST(RunSim, ASlowdownIsMeasuredAndCompensated) {
   const RunResult r = simulated(s);
   EXPECT_EQ(r.ended, "completed");
   EXPECT_EQ(r.lost, 0u);
-  EXPECT_GT(r.decision_counts.at("demoted"), 0u) << "a machine that does less than 70 % of what it promised";
+  EXPECT_GT(r.decision_counts.at("demoted"), 0u) << "a machine below 70 % of its promised rate";
   EXPECT_GT(r.decision_counts.at("added"), 0u);
   EXPECT_GT(r.workers_most, before);
   EXPECT_FALSE(r.recoveries_s.empty());
@@ -288,7 +288,7 @@ TEST(RunSim, DollarsAreHoursTimesPriceAndBytesTimesPrice) {
   double rent = 0, traffic = 0, hours = 0;
   for (const SimMachine& m : r.machines) {
     EXPECT_GE(m.to_s, m.from_s) << m.offer;
-    EXPECT_GT(m.to_s, 0) << m.offer << " was never given back";
+    EXPECT_GT(m.to_s, 0) << m.offer << " was never released";
     hours += (m.to_s - m.from_s) / 3600;
     rent += m.usd_per_hour * (m.to_s - m.from_s) / 3600;
     traffic += (m.bytes_in * 0.005 + m.bytes_forwarded * 0.01) / 1e9;
@@ -428,9 +428,9 @@ TEST(RunSim, AnIdleMachineIsNotStalled) {
   const RunResult r = simulated(s);
   EXPECT_EQ(r.ended, "completed");
   EXPECT_EQ(r.lost, 0u);
-  ASSERT_GT(r.machines.size(), 2 * s.pacing.groups_per_step()) << "or it says nothing";
+  ASSERT_GT(r.machines.size(), 2 * s.pacing.groups_per_step()) << "otherwise the test shows nothing";
   for (const auto& machine : r.machines)
-    EXPECT_LT(machine.rollouts, s.pacing.group_size * *s.pacing.steps_total / 2) << "or it says nothing";
+    EXPECT_LT(machine.rollouts, s.pacing.group_size * *s.pacing.steps_total / 2) << "otherwise the test shows nothing";
 }
 
 TEST(RunSim, EveryPolicyForNewPoliciesFinishes) {

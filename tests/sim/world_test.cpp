@@ -73,7 +73,7 @@ TEST(World, AMovedHostLosesItsConnectionsAndHasANewAddress) {
   p.run(seconds(60));
   EXPECT_NE(p.world.endpoint_of(p.host_a), before);
   EXPECT_EQ(p.a->last(), "the network has changed");
-  EXPECT_EQ(p.b->last(), "accepted nobody") << "it hears nothing, not even an end";
+  EXPECT_EQ(p.b->last(), "accepted nobody") << "it receives nothing, not even a close";
   EXPECT_TRUE(p.b->heard.empty());
   p.tell(p.host_b, [&](Talker& t) { t.call(before); });
   p.run(seconds(10));

@@ -114,7 +114,7 @@ TEST_F(InstallerTest, WhatHasComeOfADeltaIsUsed) {
   const overlay::Digest before = first_.digest().bytes;
   const auto arrive = [&](std::size_t n) {
     for (std::size_t i = 0; i < n; ++i) installer_.arriving(parts[i]);
-    EXPECT_EQ(installer_.digest(), installer_.version() ? before : overlay::Digest{}) << "nothing is installed by it";
+    EXPECT_EQ(installer_.digest(), installer_.version() ? before : overlay::Digest{}) << "parts alone install nothing";
   };
   arrive(parts.size());  // on nothing
   EXPECT_EQ(installer_.install(delta_).error().code, Code::kStale);
@@ -166,7 +166,7 @@ TEST_F(InstallerTest, WhatHasComeOfASnapshotIsUsed) {
   for (const std::size_t n : {parts.size(), parts.size() / 2, std::size_t{1}}) {
     Installer fresh(*model::create(config_));
     for (std::size_t i = 0; i < n; ++i) fresh.arriving(parts[i]);
-    EXPECT_FALSE(fresh.version()) << "nothing is installed by it";
+    EXPECT_FALSE(fresh.version()) << "parts alone install nothing";
     ASSERT_TRUE(fresh.install(snapshot_));
     EXPECT_EQ(fresh.digest(), first_.digest().bytes);
     EXPECT_TRUE(fresh.install(delta_));

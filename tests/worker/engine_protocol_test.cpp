@@ -21,11 +21,11 @@ overlay::Digest digest(unsigned char n) {
 
 TEST(Fingerprints, DistinguishStaleWeightsFromNewOnes) {
   Fingerprints prints;
-  EXPECT_EQ(prints.judge(digest(1), {-1, -2}, 0), Verdict::kNew) << "the first tells nothing";
+  EXPECT_EQ(prints.judge(digest(1), {-1, -2}, 0), Verdict::kNew) << "the first comparison has no reference";
   prints.keep(digest(1), {-1, -2});
   EXPECT_EQ(prints.judge(digest(2), {-1, -2}, 0), Verdict::kStale);
   EXPECT_EQ(prints.judge(digest(2), {-1, -2.0001}, 0), Verdict::kNew);
-  EXPECT_EQ(prints.judge(digest(2), {-1, -2.0001}, 0.001), Verdict::kStale) << "within what the same weights differ by";
+  EXPECT_EQ(prints.judge(digest(2), {-1, -2.0001}, 0.001), Verdict::kStale) << "within the noise of equal weights";
   prints.keep(digest(2), {-1, -2.0001});
   prints.keep(digest(3), {-1.5, -2});
   EXPECT_EQ(prints.judge(digest(4), {-1, -2}, 0), Verdict::kStale) << "as two policies before";
@@ -78,7 +78,8 @@ TEST(EngineMaker, OptionsThatDoNotGoTogetherAreRefused) {
     return maker ? std::string() : maker.error().message();
   };
   EXPECT_EQ(refused([](auto&) {}), "");
-  EXPECT_NE(refused([](auto& o) { o.builtin = {}; }).find("ECHOLINE_TORCH=ON"), std::string::npos) << "it is not there";
+  EXPECT_NE(refused([](auto& o) { o.builtin = {}; }).find("ECHOLINE_TORCH=ON"), std::string::npos)
+      << "the server is unreachable";
   EXPECT_NE(refused([](auto& o) { o.url = "http://x"; }), "");
   EXPECT_NE(refused([](auto& o) { o.kind = EngineKind::kVllm; }), "");
   EXPECT_NE(refused([](auto& o) { o.kind = EngineKind::kVllm, o.url = "x"; }), "");

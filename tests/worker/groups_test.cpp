@@ -182,7 +182,7 @@ TEST_F(GroupsTest, OneBadGroupDoesNotTakeTheOthersWithIt) {
   EXPECT_EQ(std::get<schema::WorkFailed>(take({diverged[0].id, fail(Code::kCorrupt, "generate", "why"), true})->what)
                 .failure(),
             schema::WORK_FAILURE_GENERATION);
-  EXPECT_FALSE(take(answered(memory[2].id))) << "what is abandoned may still come";
+  EXPECT_FALSE(take(answered(memory[2].id))) << "an abandoned sequence may still end";
   std::optional<Groups::Ended> ended;
   for (const auto& sequences : {unscorable, begin(lease(7, "4", "ungradable"))}) {
     ended = take(answered(sequences[0].id));
@@ -204,7 +204,7 @@ TEST_F(GroupsTest, TurnsFollowEachOtherAndWhatThePolicyIsToldIsNotItsOwn) {
   EXPECT_EQ(sequences[0].tokens_max, 4);
   for (const Sequence& s : sequences) groups_->take(answered(s.id));
   EXPECT_EQ(groups_->at_task(), kGroup);
-  EXPECT_THAT(groups_->advance().next, IsEmpty()) << "tasks still think";
+  EXPECT_THAT(groups_->advance().next, IsEmpty()) << "the tasks have not answered yet";
   ASSERT_EQ(thoughts.size(), kGroup);
   for (auto& thought : std::exchange(thoughts, {})) thought.done(std::move(thought.step));
   Groups::Advance second = groups_->advance();

@@ -201,7 +201,7 @@ TEST_P(RemoteTest, AnswersAreTakenOverAsTheyAre) {
                                                                  {"temperature", 1},
                                                                  {"repetition_penalty", 1},
                                                                  {"presence_penalty", 0}})
-    EXPECT_EQ(sampling.at(name), value) << "or a default of the model's would hold: " << name;
+    EXPECT_EQ(sampling.at(name), value) << "otherwise the model's default would apply: " << name;
   EXPECT_EQ(sampling.at("stop_token_ids"), nlohmann::json(task_.phrasing->eos()));
 }
 
@@ -425,7 +425,7 @@ TEST_P(RemoteTest, AServerThatIsAwayTakesNoWork) {
   server_.reset();
   for (int i = 0; i < 1000 && engine_->takes_work(); ++i) (void)engine_->poll(milliseconds(5));
   EXPECT_FALSE(engine_->takes_work());
-  EXPECT_TRUE(engine_->version()) << "it keeps what it was given";
+  EXPECT_TRUE(engine_->version()) << "it keeps its policy";
 }
 
 // vLLM always loads the folder of its start.
@@ -713,7 +713,7 @@ TEST(PolicyFolder, ADeltaIsResolvedWhileItArrives) {
   ASSERT_TRUE(folder->install(policies.snapshot(1)));
   for (const std::size_t come : {all.size(), all.size() / 2, std::size_t{0}}) {
     arrive(come);
-    EXPECT_EQ(in_files(), policies.digest(1)) << "nothing is written before all is proven";
+    EXPECT_EQ(in_files(), policies.digest(1)) << "nothing is written before everything is verified";
     ASSERT_TRUE(folder->install(second)) << come;
     EXPECT_EQ(in_files(), policies.digest(2));
     ASSERT_TRUE(folder->install(policies.snapshot(1)));
