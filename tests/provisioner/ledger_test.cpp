@@ -235,7 +235,8 @@ TEST_F(LedgerTest, LaterRunsKnowAMachinesMeasurements) {
   }
   std::filesystem::remove_all(folder / "second");
   std::filesystem::create_directories(folder / "broken");
-  std::ofstream(folder / "broken" / "ledger.sqlite") << "this is not a database, and it is long enough to be looked at as one";
+  std::ofstream(folder / "broken" / "ledger.sqlite")
+      << "this is not a database, and it is long enough to be looked at as one";
   const auto hosts = known_hosts(folder);
   ASSERT_EQ(hosts.size(), 2u);
   EXPECT_EQ(hosts[0].host, "host-a");
