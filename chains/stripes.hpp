@@ -20,7 +20,6 @@ inline constexpr std::size_t kPlannedChildrenMax = 64;  // per worker, all strip
 // Usable fraction of the sum of all uplinks with edges of different rates; the rest is in pieces too small for an edge.
 inline constexpr double kSharedOut = 0.95;
 
-// Limits of a plan.
 struct StripeLimits {
   std::size_t children_max = 1;  // per worker and stripe
   BitRate others{};              // uplink used for workers outside this plan

@@ -23,7 +23,6 @@ struct TaskWords {
   void add_options(Verb& verb);
 };
 
-// The task found.
 struct TaskChoice {
   data_plane::TaskSettings task;
   model::PromptStyle prompts;  // an adapter named alone has an empty one

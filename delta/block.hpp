@@ -119,7 +119,6 @@ struct SmallCodes {
   alignas(64) std::uint8_t reciprocal_high[kRangesMax * kSmallSymbols];
   alignas(64) std::uint8_t shift[kRangesMax * kSmallSymbols];
 };
-// Decoding tables of small symbols.
 struct SmallTables {
   alignas(64) std::uint8_t first[kRangesMax * kSmallSymbols];  // slot
   alignas(64) std::uint8_t more[kRangesMax * kSmallSymbols];   // frequency minus one

@@ -47,7 +47,6 @@ std::vector<StepCount> merged(const std::vector<StepCount>& a, const std::vector
 // n·log2(n), the term of entropies from counts.
 double n_log_n(std::uint64_t n) { return n == 0 ? 0.0 : static_cast<double>(n) * std::log2(static_cast<double>(n)); }
 
-// The counts of one class.
 struct ClassCounts {
   std::uint64_t elements = 0;
   std::array<std::uint64_t, kPlaces> small{};

@@ -11,7 +11,6 @@ using nlohmann::ordered_json;
 // Placeholder for a response, to find the text that a template puts after one.
 constexpr std::string_view kAnyResponse = "(any response)";
 
-// Replaces every `place` in `text` by `what`.
 std::string filled(std::string_view text, std::string_view place, std::string_view what) {
   std::string all;
   std::size_t begin = 0;

@@ -12,7 +12,6 @@
 namespace echoline::provisioner {
 
 struct DownOptions {
-  // Makes a provider by its name.
   std::function<Result<std::unique_ptr<Provider>>(const std::string& name)> provider;
   std::vector<std::string> providers;  // to check besides those of the ledger's rows
   // Treat instances that the service does not know as gone, even if it knows none at all.

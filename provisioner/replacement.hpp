@@ -20,7 +20,6 @@ double usd_to_join(const PlanRequest& request, const Offer& offer);
 // For the chosen rows; unknown losses count as none.
 Replacing expected_replacing(const PlanRequest& request, std::span<const PlanRow> rows);
 
-// A machine in a ledger.
 struct SeenMachine {
   std::string provider, host;
   double hours = 0;  // rented

@@ -204,7 +204,6 @@ class LeaseCore {
   std::vector<Idler> newly_idle();                        // since the last call
   std::size_t live() const { return leases_.size(); }
   std::size_t pooled() const { return pool_.size(); }
-  // Trajectories of live leases by version.
   const std::map<Version, std::uint64_t>& live_by_version() const { return leases_.by_version(); }
   const LeaseTotals& totals() const { return totals_; }
   const BoundSteps& bound() const { return bound_; }  // reasons that kept workers from more work

@@ -18,7 +18,6 @@ namespace echoline::replay_buffer {
 
 // Whether a trajectory of version v may be trained on at step t: t - v <= S; a newer version is always fresh.
 bool admissible(std::uint64_t step, Version version, std::uint32_t staleness_budget);
-// The oldest admissible version.
 Version oldest_admissible(std::uint64_t step, std::uint32_t staleness_budget);
 
 // How much work is leased ahead of the learner.

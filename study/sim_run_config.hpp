@@ -21,7 +21,6 @@ struct SimRun {
 Result<SimRun> load_sim_run(Result<ConfigFile> file,
                             const std::vector<std::pair<std::string, std::string>>& overrides = {});
 
-// Every key of the section `simulation`.
 std::vector<ConfigKey> simulation_keys();
 
 }  // namespace echoline::study

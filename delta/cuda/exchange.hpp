@@ -17,7 +17,6 @@ Result<SortedWrites> sorted_writes(std::span<const TensorWrite> writes, const St
 
 // For each leaf of each tensor: whether to hash it.
 using LeafFlags = std::vector<std::vector<std::uint8_t>>;
-// The leaves without known digests.
 LeafFlags unknown_leaves(const StateView& tensors, const LeafDigests& known);
 std::vector<LeafRef> flagged(const LeafFlags& flags);
 

@@ -71,7 +71,6 @@ std::string exec_name(std::string_view label);
 // The part of an instance id after the provider's prefix; "" for any other id.
 std::string name_after(std::string_view prefix, const InstanceId& instance);
 
-// Quotes a word for sh.
 std::string shell_quoted(std::string_view word);
 
 // A shell script that executes `argv` with `env`. Passed by stdin, it hides both from process lists until then.

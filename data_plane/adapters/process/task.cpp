@@ -154,7 +154,6 @@ class Task final : public Adapter {
 
   static std::string name_of(const Hello& hello) { return hello.name.empty() ? "task" : hello.name; }
 
-  // Asks the program for the problems of these rows.
   static Result<std::vector<OwnProblem>> ask_for(Programs& programs, Method method, std::span<const std::uint64_t> rows,
                                                  const std::string& name) {
     std::vector<OwnProblem> problems;

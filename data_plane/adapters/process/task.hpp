@@ -11,7 +11,6 @@
 
 namespace echoline::data_plane::process {
 
-// Options common to all such tasks.
 struct TaskOptions {
   std::vector<std::string> readable;
   std::string settings_json = "{}";
