@@ -583,7 +583,7 @@ TEST_F(Fleet, ASlowerHostThanPromisedIsCompensatedAndDemoted) {
   tell(fleet::Exited{tickets["c"], "gone"});
   tell(fleet::OffersRefreshed{{offer("liar2", 90, 0.1, "h1"), offer("d", 60, 0.4)}});
   pass(seconds(2), [&](int) { beat("b", 60, 1); });
-  // The host delivers 18 of the promised 90 rollouts/s. Both offers are needed, and each counts with its real rate.
+  // The host keeps a fifth of its promises, so liar2 counts with 18 rollouts/s instead of 90, and d is rented.
   EXPECT_THAT(rented, ElementsAre("liar", "b", "c", "d"));
 }
 
