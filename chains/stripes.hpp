@@ -3,7 +3,7 @@
 // A chain is as fast as its slowest forwarder. With s stripes, each a set of chains over all workers for 1/s of the
 // chunks, a worker forwards as many shares as its uplink carries and is a tail in the other stripes. With chains it
 // sends at most one copy, however fast it is. With trees it may feed several children in the stripes where it forwards,
-// so all uplinks are used and the bound N*F/(B + sum u) is reached up to rounding (formula 4.6).
+// so all uplinks are used and the bound N*F/(B + sum u) is reached up to rounding.
 #pragma once
 #include <span>
 

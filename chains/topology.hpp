@@ -15,9 +15,9 @@ namespace echoline::chains {
 
 // echo2: m = floor(B / b) chains in score order. best_chains: the m that maximises the full-payload rate for unequal
 // uplinks. star: the learner serves all workers. stripes: several sets of chains, each for a share of the chunks, so
-// that a fast worker forwards more shares than a slow one (formula 4.6 with one child per stripe). trees: like stripes,
-// but a worker may have several children in a stripe and so send more than one copy (formula 4.6). auto: the fastest of
-// these for a payload and a fleet (choice.hpp); no topology has this policy.
+// that a fast worker forwards more shares than a slow one (stripes.hpp). trees: like stripes, but a worker may have
+// several children in a stripe and so send more than one copy. auto: the fastest of these for a payload and a fleet
+// (choice.hpp); no topology has this policy.
 enum class TopologyPolicy { kEcho2, kBestChains, kStar, kStripes, kTrees, kAuto };
 
 std::string_view to_string(TopologyPolicy policy);

@@ -46,6 +46,7 @@ struct Misconduct {
   friend bool operator==(const Misconduct&, const Misconduct&) = default;
 };
 
+// The ledger's decision on a delivery.
 struct Verdict {
   LeaseId lease;
   bool accepted = false;   // durable, counted once

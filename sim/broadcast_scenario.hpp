@@ -12,14 +12,14 @@
 namespace echoline::sim {
 
 struct WorkerKill {
-  std::size_t worker = 0;  // 0: the first to join
+  std::size_t worker = 0;  // index in the order of joining
   Duration at{};           // after the first publication
   Death death = Death::kCrash;
 };
 
 struct BroadcastScenario {
   std::size_t workers = 1;           // present from the start
-  std::vector<Duration> late_joins;  // further workers, after the first publication
+  std::vector<Duration> late_joins;  // when further workers join, after the first publication
   BitRate learner_up = BitRate::from_mbit_per_s(24);
   overlay::LinkLimits worker_link;                // for workers without an entry in worker_links
   std::vector<overlay::LinkLimits> worker_links;  // for the first workers, late ones included
@@ -29,7 +29,7 @@ struct BroadcastScenario {
   Duration delay{};  // one way, between nodes whose regions do not state it
   chains::Regions regions;
   std::vector<std::uint32_t> worker_regions;  // of the first workers; 0 for all others
-  bool regions_known = true;                  // by the learner
+  bool regions_known = true;                  // the learner knows the regions
   Duration jitter{};
   Bytes payload{1'000'000};  // of the first publication, a full snapshot
   Bytes delta{200'000};      // of each later publication, on the version before; zero: full snapshots
@@ -77,7 +77,7 @@ struct BroadcastResult {
   std::size_t replaced = 0;
   std::vector<std::uint64_t> poisoned;  // per poisoner, chunks with a flipped bit
   std::size_t poisoners_quarantined = 0, others_quarantined = 0;
-  Duration lower_bound{};     // formula 4.1, for the first publication
+  Duration lower_bound{};     // chains::lower_bound() of the first publication
   Duration predicted{};       // chains::broadcast_time() of the first publication's topology, last worker
   chains::Topology topology;  // of the first publication
   Duration virtual_time{};

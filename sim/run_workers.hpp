@@ -20,10 +20,11 @@ struct Work {
   std::uint32_t tokens = 0, longest = 0;
 };
 
-struct Arrival {  // of the newest publication at one worker
+// The transfer of the newest publication to one worker.
+struct Arrival {
   std::uint64_t version = 0;
   double since_s = 0, left = 0, takes_s = 0;  // `left`: remaining share at since_s; takes_s: duration of the whole
-  bool here = true;
+  bool here = true;                           // completely received
   double ends_s() const { return since_s + left * takes_s; }
 };
 
@@ -44,14 +45,14 @@ struct SimWorker {
   Arrival arrival;
   WorkerState state = WorkerState::kBooting;
   enum class Drain : std::uint8_t { kNo, kAsked, kDone } drain = Drain::kNo;
-  std::uint64_t version = 0, delivered = 0;  // installed; held
+  std::uint64_t version = 0, delivered = 0;  // newest version installed; newest version received
   std::uint64_t not_before = 0;              // first publication sent to it
-  bool of_the_first = false;                 // but the first one was, too
+  bool of_the_first = false;                 // the first publication was sent to it too
   bool installing = false, install_waits = false, serving = false;
   double ends_s = 0, began_s = 0;  // of the current work
   std::uint32_t turn = 0;          // of kServed events; events of other turns are ignored
   std::deque<Work> queue;          // the first is being generated
-  std::size_t tails = 0;
+  std::size_t tails = 0;           // groups that lack only their longest response
   std::map<LeaseId, Work> handing_in;
   std::uint64_t idle_since = 0;  // place in the queue for work; 0: not queued
   double joined_s = 0, busy_s = 0;

@@ -41,6 +41,7 @@ struct Heads {
   std::int64_t heads, kv_heads;
   double eps;
 };
+// Whether rotate() supports these.
 bool rotates(const torch::Tensor& qkv, const Heads& heads);
 torch::Tensor rotate(const torch::Tensor& qkv, const Heads& heads);
 // The gradients of qkv and of the norms. Slopes: [rows, heads of a kind, dim], dense in the last two dimensions. Keys

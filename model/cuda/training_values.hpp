@@ -90,7 +90,7 @@ inline float over(float a, float b) { return a / b; }
 inline float root(float a) { return std::sqrt(a); }
 inline float inverse_root(float a) { return 1.0f / std::sqrt(a); }
 #endif
-// With the precision of a T.
+// e^a with the precision of a T.
 template <class T>
 ECHO_TRAINING_DEVICE float exponential(float a) {
 #if defined(__CUDA_ARCH__)
