@@ -31,7 +31,7 @@ struct PublishReport {
 struct PublisherEvents {
   std::function<void(Version)> begins;                  // before its first byte leaves
   std::function<void(const PublishReport&)> published;  // all of it is encoded, and the overlay has it
-  // What workers are told of a policy beside its bytes, at most overlay::kNoteBytesMax. Called on a thread of its own
+  // Returns the note that workers get beside a policy's bytes, at most overlay::kNoteBytesMax. Called on its own thread
   // while the policy is encoded.
   std::function<std::string(const delta::StateView&)> note = {};
 };

@@ -436,7 +436,7 @@ TEST(MainJob, KilledAndPreemptedMachinesAreReplaced) {
   EXPECT_EQ(decided["replaced"], 2);
 }
 
-// Each worker starts a server that loads the policy from a directory in memory. Nothing of either remains.
+// Each worker starts a server that loads the policy from a directory in memory. Both are removed at the end.
 TEST(MainJob, GeneratesWithServersOverHttp) {
   TemporaryFolder folder;
   const auto left = [] {

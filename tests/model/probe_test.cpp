@@ -44,7 +44,7 @@ TEST(ProbePolicy, FindsLogProbabilitiesThatAreNotFinite) {
   }
 }
 
-// What the model itself says of the same text.
+// The probe agrees with the model's own log-probabilities.
 TEST(ProbePolicy, GivesTheLogProbabilitiesOfTheText) {
   const ModelConfig config = *preset("tiny-64");
   const delta::OwnedState policy = *init_policy(config, 1);

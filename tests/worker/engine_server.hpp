@@ -51,16 +51,15 @@ enum class Speaks { kSglang, kVllm, kVllmCompletions };
 struct Fault {
   // "draw", "load", "health", "probe", "pause"
   std::string at;
-  // About the connection:
-  //   "status": answers `status` | "hang": waits for `hangs`, then acts | "disconnect": in the middle of the body |
-  //   "html": answers a proxy's page
-  // About loading:
-  //   "stale": reports a load that did not happen | "fails": reports a failed load | "unnamed": loads, but keeps its
-  //   version | "renamed": names another version than the given one
-  // About responses:
-  //   "no_logprobs" | "few_logprobs" | "nan" | "positive" | "reordered": two choices in the wrong order |
-  //   "foreign": for another prompt | "token": beyond the vocabulary | "long": too many tokens |
-  //   "short": without an ending token | "raw": log-probabilities of temperature 1
+  // Faults of the connection: "status" answers `status`. "hang" waits for `hangs`, then acts. "disconnect" breaks off
+  // in the middle of the body. "html" answers a proxy's page.
+  //
+  // Faults of loading: "stale" reports a load that did not happen. "fails" reports a failed load. "unnamed" loads, but
+  // keeps its version. "renamed" names another version than the given one.
+  //
+  // Faults of responses: "no_logprobs", "few_logprobs", "nan" and "positive". "reordered" has two choices in the wrong
+  // order. "foreign" is for another prompt. "token" is beyond the vocabulary. "long" has too many tokens. "short" has
+  // no ending token. "raw" has log-probabilities of temperature 1.
   std::string what;
   int times = 1;
   int status = 503;
