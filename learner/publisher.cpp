@@ -95,8 +95,7 @@ Result<PublishReport> Publisher::encode(Policy& next) {
     head.base_digest = newest_->digest.bytes;
   }
   std::future<std::string> note;
-  if (events_.note)
-    note = std::async(std::launch::async, [this, &next] { return events_.note(next.state->view()); });
+  if (events_.note) note = std::async(std::launch::async, [this, &next] { return events_.note(next.state->view()); });
   // Chunks leave while later tensors are still being compared.
   ECHO_ASSIGN(const auto writer, node_->begin(head));
   const delta::PatchSink sink = sink_of(*writer);

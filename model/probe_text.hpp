@@ -14,8 +14,8 @@ inline std::vector<Token> probe_text(const ModelConfig& config) {
   const std::int64_t most = config.parameters() > 1'000'000'000 ? 16 : 64;
   std::vector<Token> text;
   for (std::int64_t i = 0; i < std::max<std::int64_t>(2, std::min(most, config.positions_max / 2)); ++i)
-    text.push_back(static_cast<Token>(mix64(static_cast<std::uint64_t>(i)) %
-                                      static_cast<std::uint64_t>(config.vocab_size)));
+    text.push_back(
+        static_cast<Token>(mix64(static_cast<std::uint64_t>(i)) % static_cast<std::uint64_t>(config.vocab_size)));
   return text;
 }
 

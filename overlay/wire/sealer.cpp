@@ -44,7 +44,7 @@ void Sealer::seal_waiting(std::vector<SealedChunk>& sealed) {
 }
 
 std::pair<std::vector<SealedChunk>, SignedManifest> Sealer::finish(const Digest& policy_digest,
-                                                                     const std::string& note) {
+                                                                   const std::string& note) {
   std::vector<SealedChunk> sealed;
   if (open_) waiting_.emplace_back(std::exchange(open_, {}), std::exchange(open_bytes_, 0));
   while (!waiting_.empty()) seal_waiting(sealed);

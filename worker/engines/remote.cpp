@@ -29,7 +29,7 @@ namespace {
 
 constexpr std::string_view kOperation = "engine";
 constexpr std::int64_t kPieceTokens =
-    512;  // asked for at a time: what is lost with a connection, and how often progress is seen
+    512;                       // asked for at a time: what is lost with a connection, and how often progress is seen
 constexpr int kTriesMax = 5;   // in a row, to get the engine to work
 constexpr int kLossesMax = 3;  // of one sequence, before it is taken for the cause
 constexpr Duration kSlice = std::chrono::milliseconds(50), kHealthEvery = std::chrono::milliseconds(200);

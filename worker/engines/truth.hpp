@@ -10,8 +10,8 @@
 namespace echoline::worker {
 
 // Kernels and number formats of an engine are its own, so its log-probabilities differ a little from the learner's: by
-// 7e-6 nats a token in fp32 and 0.03 in bf16 (vLLM 0.32 on a CPU, SmolLM2-135M). That distance stays about the same from
-// policy to policy. It grows with every policy if a part of the weights stays behind.
+// 7e-6 nats a token in fp32 and 0.03 in bf16 (vLLM 0.32 on a CPU, SmolLM2-135M). That distance stays about the same
+// from policy to policy. It grows with every policy if a part of the weights stays behind.
 class Truth {
  public:
   static constexpr double kFarthest = 0.5;  // nats a token, in the mean
@@ -28,10 +28,11 @@ class Truth {
   // `fresh`: the engine has just begun with these weights, so that none can be of an earlier policy.
   Status check(double distance, bool fresh) {
     if (!(distance <= kFarthest))
-      return fail(Code::kStale, "engine",
-                  "the log-probabilities that it gives a text are {:.2g} nats a token from the learner's in the mean, at "
-                  "most {} is allowed: does it serve this model, with all positions and without quantisation?",
-                  distance, kFarthest);
+      return fail(
+          Code::kStale, "engine",
+          "the log-probabilities that it gives a text are {:.2g} nats a token from the learner's in the mean, at "
+          "most {} is allowed: does it serve this model, with all positions and without quantisation?",
+          distance, kFarthest);
     if (fresh || !usual_) {
       usual_ = distance;
       return ok();
