@@ -97,8 +97,8 @@ Status verify(const fs::path& path, const Digest& result, const ApplyOptions& op
   ECHO_ASSIGN(const Digest found, digest_state(checkpoint.view(), options.threads));
   if (found != result)
     return fail(Code::kCorrupt, kOperation,
-                "{}: after writing, the digest is {} instead of {}: another program wrote to the files, or the disk or "
-                "memory of this machine does not keep what it is given",
+                "{}: after writing, the digest is {}, expected {}: another program wrote to the files, or the disk or "
+                "memory of this machine corrupts data",
                 path.string(), found.hex(), result.hex());
   tell(options, ApplyStage::kVerified);
   return ok();

@@ -105,9 +105,8 @@ bool read_record(const Fields& f, Reader& reader, const Journal& journal, Journa
   const std::uint64_t file_bytes = journal.files[f.file].bytes;
   if (f.byte_count == 0 || f.first_byte > file_bytes || f.byte_count > file_bytes - f.first_byte) return false;
   const std::uint64_t elements = f.byte_count / f.element_bytes;
-  if (f.count > elements || f.count > std::uint64_t{1} << 32)
-    // So that the products below do not overflow.
-    return false;
+  // The limit keeps the products below from overflowing.
+  if (f.count > elements || f.count > std::uint64_t{1} << 32) return false;
   r = {f.file, f.first_byte, f.byte_count, f.element_bytes, f.kind == kWhole, {}, {}};
   if (r.whole && f.count != elements) return false;
   if (!r.whole) r.positions = reader.bytes(f.count * sizeof(std::uint32_t));

@@ -36,8 +36,7 @@ fs::path normalized(const fs::path& path) {
 }
 
 Error already_there(const fs::path& target) {
-  return fail(Code::kInvalid, kOperation,
-              "{}: it exists already, and existing files are not overwritten; choose another name or remove it",
+  return fail(Code::kInvalid, kOperation, "{} exists and is not overwritten; choose another name or remove it",
               target.string());
 }
 
@@ -202,8 +201,7 @@ Status verify_and_publish(Pending& pending, const Digest& result, const ApplyOpt
     ECHO_ASSIGN(const Digest found, digest_state(written.view(), options.threads));
     if (found != result)
       return fail(Code::kCorrupt, kOperation,
-                  "{}: the digest of what was written is {} instead of {}: the disk or memory of this machine does not "
-                  "keep what it is given",
+                  "{}: the written data has digest {}, expected {}: the disk or memory of this machine corrupts data",
                   pending.path().string(), found.hex(), result.hex());
   }
   ECHO_TRY(stopped(options));

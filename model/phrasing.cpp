@@ -123,7 +123,7 @@ Result<std::vector<Token>> Phrasing::follow_up(std::span<const Token> response, 
   messages.insert(messages.begin(), {{"user", "?"}, {"assistant", std::string(kAnyResponse)}});
   ECHO_ASSIGN(const std::string all, template_->render(messages, /*add_generation_prompt=*/true, variables_json_));
   const std::size_t at = all.find(kAnyResponse);
-  if (at == std::string::npos) return bad("the chat template does not show what the assistant has said before");
+  if (at == std::string::npos) return bad("the chat template leaves out the assistant's earlier answers");
   std::string_view after = std::string_view(all).substr(at + kAnyResponse.size());
   if (!response.empty() && std::find(eos_.begin(), eos_.end(), response.back()) != eos_.end()) {
     const std::string end = tokenizer_.decode(response.last(1));  // already in the response

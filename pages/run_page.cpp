@@ -166,7 +166,7 @@ void add_plots(Page& page, const std::vector<json>& metrics) {
        {series_of("mean reward", steps, field("reward_mean")), series_of("accuracy", steps, field("accuracy")),
         series_of("held-out accuracy", evaluations, field("accuracy"), false)}},
       {"Loss", step, "", {}, {series_of("loss", steps, field("loss"))}},
-      {"Staleness of what was trained on, steps",
+      {"Staleness of the rollouts trained on, steps",
        step,
        "",
        {},
@@ -196,7 +196,8 @@ void add_plots(Page& page, const std::vector<json>& metrics) {
        step,
        "",
        {},
-       {series_of("entropy", steps, field("entropy")), series_of("from who generated", steps, field("behaviour_kl")),
+       {series_of("entropy", steps, field("entropy")),
+        series_of("from the generating policy", steps, field("behaviour_kl")),
         series_of("from the reference", steps, field("reference_kl"))}},
       {"Length of the gradient", step, "", {}, {series_of("before clipping", steps, field("gradient_norm"))}},
       {"Workers",
@@ -275,8 +276,7 @@ Result<std::filesystem::path> write_run_page(const RunFiles& run, const std::str
                                              const std::filesystem::path& folder) {
   const std::filesystem::path path = file.empty() ? folder / "report.html" : std::filesystem::path(file);
   if (std::filesystem::is_directory(path))
-    return fail(Code::kInvalid, "--html", "{} is a folder, expected a file; what the page shows is named before --html",
-                path.string());
+    return fail(Code::kInvalid, "--html", "{} is a folder, expected a file; name the run before --html", path.string());
   ECHO_TRY(write_file_atomic(path, run_page(run, built_in_charts())));
   return path;
 }

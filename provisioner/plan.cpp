@@ -462,7 +462,7 @@ class Planner {
                   plan.usd_per_hour.expected, *request_.fleet.usd_per_hour_max);
     if (const auto run = plan.usd_run(); request_.fleet.usd_max && run && run->expected > *request_.fleet.usd_max)
       return fail(Code::kInfeasible, kOperation,
-                  "the run comes to ${:.2f} in {} and the budget is ${:.2f}: raise it to that, or take fewer steps",
+                  "the run would cost ${:.2f} in {}, and the budget is ${:.2f}: raise the budget or run fewer steps",
                   run->expected, to_text(*request_.run_time), *request_.fleet.usd_max);
     return ok();
   }

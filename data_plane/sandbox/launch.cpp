@@ -206,7 +206,8 @@ int become(void* argument) {
   for (int i = 0; i < 3; ++i) ::dup2(standard[static_cast<std::size_t>(i)], i);
   for (std::size_t i = 0; i < child.handed_count; ++i) ::dup2(child.moved[i], kFirstFd + static_cast<int>(i));
   ::syscall(SYS_close_range, static_cast<unsigned>(above), ~0U, 0);
-  if (*child.as_user && !become_user(**child.as_user)) return give_up(child, "switch to another user, as root has to");
+  if (*child.as_user && !become_user(**child.as_user))
+    return give_up(child, "switch to another user, which root must do");
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // after become_user(), which would reset it
   if (::getppid() != child.parent) ::_exit(127);
   if (::chdir("/") != 0) return give_up(child, "enter /");

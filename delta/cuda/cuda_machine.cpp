@@ -22,16 +22,16 @@ Error cuda_error(cudaError_t error, std::string_view operation) {
     return fail(Code::kExhausted, operation, "{}; free device memory or use a smaller state",
                 cudaGetErrorString(error));
   return fail(Code::kUnavailable, operation,
-              "{} ({}); when it does not pass, restart the process, and look at the device with nvidia-smi",
+              "{} ({}); if the error persists, restart the process and check the device with nvidia-smi",
               cudaGetErrorString(error), cudaGetErrorName(error));
 }
 
-#define CUDA_TRY(operation, call)                                             \
-  do {                                                                        \
-    if (const cudaError_t error_ = (call); error_ != cudaSuccess) {           \
-      (void)cudaGetLastError(); /* or it would be reported again by others */ \
-      return cuda_error(error_, operation);                                   \
-    }                                                                         \
+#define CUDA_TRY(operation, call)                                              \
+  do {                                                                         \
+    if (const cudaError_t error_ = (call); error_ != cudaSuccess) {            \
+      (void)cudaGetLastError(); /* clears it; later calls would report it   */ \
+      return cuda_error(error_, operation);                                    \
+    }                                                                          \
   } while (false)
 
 class CudaMachine final : public Machine {
@@ -263,11 +263,11 @@ Result<std::shared_ptr<Machine>> open_machine(int ordinal) {
   if (const cudaError_t error = cudaGetDeviceCount(&devices); error != cudaSuccess) {
     (void)cudaGetLastError();
     return fail(Code::kUnavailable, "open CUDA device",
-                "no CUDA device answers: {}; a device and a driver for CUDA {}.{} are needed",
+                "no CUDA device can be used: {}; expected a device with a driver for CUDA {}.{}",
                 cudaGetErrorString(error), CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
   }
   if (ordinal < 0 || ordinal >= devices)
-    return fail(Code::kUnavailable, "open CUDA device", "device {} was asked for, there are {}, numbered from 0",
+    return fail(Code::kUnavailable, "open CUDA device", "there is no device {}; this machine has {}, numbered from 0",
                 ordinal, devices);
   auto machine = std::make_shared<CudaMachine>(ordinal);
   ECHO_TRY(machine->open());

@@ -15,8 +15,8 @@ constexpr std::uint64_t kHalfBytes = 16u << 20;    // of the pinned buffer for c
 constexpr std::uint64_t kPieceBytes = 512u << 10;  // filled by one thread at a time
 
 Error unsound(std::string_view where, const std::string& why) {
-  return fail(Code::kInvalid, "apply changes", "{}: {}; apply what resolve_delta() gives, to a state of the same model",
-              where, why);
+  return fail(Code::kInvalid, "apply changes",
+              "{}: {}; apply only results of resolve_delta(), to a state of the same model", where, why);
 }
 std::string place_of(const TensorWrite& write, const StateView& tensors) {
   return fmt::format("a write to tensor '{}' at byte {}", tensors[write.tensor].name, write.first_byte);

@@ -89,7 +89,7 @@ Status read_cards(Reader& in, std::span<Card> cards, CardSet& seen) {
   for (Card& card : cards) {
     const auto read = in.card();
     if (!read || seen.contains(*read))
-      return in.wrong(read ? "another card: this one is there twice" : "a card such as Td");
+      return in.wrong(read ? "another card: this one occurs twice" : "a card such as Td");
     seen.add(card = *read);
   }
   return ok();

@@ -29,7 +29,7 @@ struct Options {
       s.read("script", script,
              {"the program's file; the run sends it to the workers", "the command is a program that the workers have"});
     else
-      contents_json = s.json("contents", "what the files hold");
+      contents_json = s.json("contents", "contents of the files");
     s.read("files", files, {"more text files to send with it, by their names beside it", "none"});
     s.read("command", command,
            {"the command that runs it, with arguments before the script's name", "`[/usr/bin/python3]` for a script"});
@@ -37,7 +37,7 @@ struct Options {
     if (use == AdapterUse::kProblems && script.empty() && command.empty())
       s.error("script", "expected a script, or a command that every machine has");
     if (script.empty() && !files.empty() && use == AdapterUse::kProblems)
-      s.error("files", "the files belong beside a script: set script as well");
+      s.error("files", "files need a script: set script too");
     if (files.size() > kFilesMax)
       s.error("files", fmt::format("expected at most {} names, found {}", kFilesMax, files.size()));
     for (const std::string& name : files)
