@@ -248,7 +248,7 @@ TEST_F(HostScriptTest, MissingToolsAreNamed) {
   node = start();
   const Outcome packed = run(script(), token());
   EXPECT_EQ(packed.status, 1);
-  EXPECT_THAT(packed.err, HasSubstr("make it as .tar.gz"));
+  EXPECT_THAT(packed.err, HasSubstr("it must be a .tar.gz"));
 }
 
 // The whole way: a learner rents a machine through commands; the machine fetches the program, joins and works.
