@@ -1,5 +1,5 @@
-# Runs a response's program and calls its functions for the tests (examiner.py). It has its own sandbox. The program controls this
-# process from its first line on, so the examiner uses only the return values of its functions, as data.
+# Runs a response's program in its own sandbox and calls its functions for the tests (examiner.py). The program controls
+# this process from its first line on, so the examiner uses only the return values of its functions, as data.
 import io
 import operator
 import random

@@ -1,5 +1,6 @@
-# Runs a problem's tests, calls the program (candidate.py) for them and compares the results. It never shares a process or sandbox with
-# the program and receives only data from it. So the program cannot pass a test by printing, or by changing its own interpreter.
+# Runs a problem's tests, calls the program (candidate.py) for them and compares the results. It never shares a process
+# or sandbox with the program and receives only data from it. So the program cannot pass a test by printing, or by
+# changing its own interpreter.
 import ast
 import builtins
 import random
@@ -19,8 +20,8 @@ class Raised(Exception):
 
 
 class Thing:
-    """A reference to an object in the program's process. Its contents can be read. Its equality cannot be asked for, because the
-    tests have to decide it."""
+    """A reference to an object in the program's process. Its contents can be read. Comparing it for equality is refused,
+    because the program would decide the result."""
 
     def __init__(self, reference):
         object.__setattr__(self, "_reference", reference)
@@ -148,7 +149,8 @@ def run_imports(tree, namespace):
 
 
 def is_check(statement):
-    """Whether a statement tests something; a definition does when it is called, and `assert True` does not."""
+    """Whether a statement tests something. A definition does not, because calls of it are separate statements; nor does
+    `assert True`."""
     if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
         return False
     return any(isinstance(n, ast.Assert) and not isinstance(n.test, ast.Constant) for n in ast.walk(statement))
@@ -197,7 +199,7 @@ def run_listed(task, code):
     namespace = {"__name__": "test"}
     run_imports(reference, namespace)
     for name in read:
-        # The tests use names that the reference solution defines, or that nothing else defines: the program supplies them.
+        # The program supplies the names that the reference solution defines, or that nothing else defines.
         if name in defined or not (name in imported or hasattr(builtins, name) or name in own or name in own_imports):
             namespace[name] = Thing({"name": name})
     exec(compile(setup, "setup", "exec"), namespace)

@@ -1,5 +1,5 @@
-# The messages between candidate.py and examiner.py: one JSON value per line. Plain data is sent by value, any other object as a number
-# that refers to it. Decoding creates new objects of built-in types only, so no code is transferred.
+# The messages between candidate.py and examiner.py: one JSON value per line. Plain data is sent by value, any other
+# object as a number that refers to it. Decoding creates new objects of built-in types only, so no code is transferred.
 import json
 import os
 import sys
