@@ -120,7 +120,7 @@ bool LearnerCore::is_ahead_of(const Parent& parent, const Worker& child) const {
     if (!stored || stored->key().version <= child.view.installed) return false;
     if (has.second.size() != topology().stripes()) return false;
     const auto said = sender->reported.progress.find(has.first);
-    const bool whole = sender->view.installed && *sender->view.installed >= stored->key().version;
+    const bool whole = sender->view.installed >= stored->key().version;
     if (!whole && said == sender->reported.progress.end()) return false;
     const auto at_parent = whole ? chunks_by_stripe(*stored) : said->second;
     for (std::uint32_t s = 0; s < std::min(has.second.size(), at_parent.size()); ++s)

@@ -42,8 +42,7 @@ Status LearnerCore::begin(const Announcement& announcement, const SignedAnnounce
       if (!worker.presence.is_silent()) (worker.straggles || behind.contains(id) ? b.stragglers : b.active).insert(id);
     if (b.active.empty()) b.active = std::exchange(b.stragglers, {});
     for (const WorkerId id : b.active)
-      if (const auto& installed = workers_.at(id).view.installed; !installed || *installed < key.version)
-        b.waiting.insert(id);
+      if (workers_.at(id).view.installed < key.version) b.waiting.insert(id);
     b.wire_bytes_before = edges_.chunk_bytes_sent();
     b.topology = topology();
     publications_.broadcasts().begin(std::move(b));

@@ -252,23 +252,20 @@ void LearnerCore::measure_hops(TimePoint now) {
       for (const Broadcast& b : publications_.broadcasts().open()) {
         const StoredPublication* stored = store_.find(b.id);
         if (!stored) continue;
-        const auto bytes = [&](const std::map<PublicationId, std::vector<std::uint32_t>>& progress) {
-          const auto it = progress.find(b.id);
+        const std::uint64_t all = stored->have.count_of({stripes, p.stripes});
+        const auto chunks_at = [&](const Worker& w) {
+          if (w.view.installed >= b.version) return all;
+          const auto it = w.reported.progress.find(b.id);
           std::uint64_t n = 0;
-          if (it != progress.end() && it->second.size() == stripes)
+          if (it != w.reported.progress.end() && it->second.size() == stripes)
             for (std::uint32_t s = 0; s < stripes; ++s)
               if (p.stripes >> s & 1) n += it->second[s];
-          return n * stored->announcement.chunk_bytes;
+          return n;
         };
-        const bool done = worker.view.installed && *worker.view.installed >= b.version;
-        const std::uint64_t all =
-            std::uint64_t{stored->have.count_of({stripes, p.stripes})} * stored->announcement.chunk_bytes;
-        const std::uint64_t sent = p.worker == kLearnerId ? all
-                                   : sender->view.installed && *sender->view.installed >= b.version
-                                       ? all
-                                       : bytes(sender->reported.progress);
-        at_sender += sent;
-        at_receiver += done ? sent : bytes(worker.reported.progress);
+        const std::uint64_t sent = sender ? chunks_at(*sender) : all;
+        at_sender += sent * stored->announcement.chunk_bytes;
+        const bool done = worker.view.installed >= b.version;
+        at_receiver += (done ? sent : chunks_at(worker)) * stored->announcement.chunk_bytes;
       }
       const double copies = static_cast<double>(children[p.worker]) / static_cast<double>(stripes);
       slow_hops_.monitor().observe({p.worker, id}, at_sender, at_receiver, planned_rate(p, worker, copies), now);
