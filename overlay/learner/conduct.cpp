@@ -268,6 +268,13 @@ void Conduct::prune(const std::set<WorkerId>& present, std::uint64_t now_ms) {
   }
 }
 
+void Conduct::check() const {
+  for (const auto& [id, record] : records_)
+    ECHO_CHECK(
+        std::max({record.kept.bad_chunks_of.size(), record.failures_of.size(), record.served.size()}) <= kWordsMax,
+        "worker {} has words about more workers than are kept", id);
+}
+
 std::map<WorkerId, Conduct::Kept> Conduct::kept() const {
   std::map<WorkerId, Kept> all;
   for (const auto& [id, record] : records_) {

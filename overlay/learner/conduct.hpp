@@ -26,7 +26,7 @@ class Conduct {
  public:
   static constexpr int kBadChunksMax = 2;             // of one parent, before its child is separated from it
   static constexpr int kFailuresInARow = 3;           // of one edge, before its ends are separated
-  static constexpr int kStallWeighs = 2;              // failures, for an edge over which nothing came for a stall time
+  static constexpr int kStallWeighs = 2;              // failures, for an edge over which nothing came for a stall time.
   static constexpr double kWeightToCondemn = 2;       // sum of words; 1 for a worker that accuses no other one
   static constexpr std::size_t kAccusedAloneMax = 2;  // a worker that accuses more workers alone is lying
   static constexpr int kBrokenMax = 5;                // malformed messages within a day.
@@ -113,6 +113,7 @@ class Conduct {
   // Forgets old words and absent workers; workers in `present` stay.
   void prune(const std::set<WorkerId>& present, std::uint64_t now_ms);
   std::map<WorkerId, Kept> kept() const;  // of workers whose record is not clean
+  void check() const;
 
  private:
   bool believed(const Record& record, const Word& word, std::uint64_t now_ms) const;

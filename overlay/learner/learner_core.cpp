@@ -113,12 +113,17 @@ LearnerStats LearnerCore::stats() const {
 void LearnerCore::check() const {
   publications_.check();
   identities_.check();
+  conduct_.check();
   workers_.check();
   reach_.check();
   helpers_.check();
   catch_ups_.check();
   slow_hops_.check();
   plan_.check();
+  const auto placed = std::count_if(workers_.begin(), workers_.end(),
+                                    [](const auto& worker) { return worker.second.place.assigned.has_value(); });
+  ECHO_CHECK(static_cast<std::size_t>(placed) == topology().size(), "{} workers have a place in a topology of {}",
+             placed, topology().size());
 }
 
 // ---- connections ----

@@ -46,7 +46,7 @@ struct LearnerConfig : LearnerRules {
   std::size_t assembling_bytes_max = 16 * kMessageBytesMax;
   // Whether the application's bytes on a heartbeat are sound. May be empty; pure.
   std::function<Status(std::string_view)> check_heartbeat;
-  bool tells_heartbeats = false;    // act::HeardFrom follows each heartbeat
+  bool reports_heartbeats = false;  // act::HeardFrom follows each heartbeat
   bool catch_ups_on_demand = true;  // the application answers act::NeedCatchUp
   // Stored deltas that act::NeedCatchUp may ask to fold into one, if they have at most 1/kFoldShare of policy_bytes.
   std::size_t folded_max = 64;

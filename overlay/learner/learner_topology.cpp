@@ -212,7 +212,7 @@ void LearnerCore::on_heartbeat(Worker& worker, const Heartbeat& beat, TimePoint 
   worker.view.forwarding_rate = beat.forwarding_rate;
   const Status sound = config_.check_heartbeat ? config_.check_heartbeat(beat.application) : ok();
   if (sound) worker.view.app_bytes = beat.application;
-  if (sound && config_.tells_heartbeats)
+  if (sound && config_.reports_heartbeats)
     actions_.push_back(act::HeardFrom{worker.view.info.id, worker.view.bytes_in, worker.view.bytes_forwarded,
                                       worker.view.bytes_delivered, beat.application});
   Reported& reported = worker.reported;

@@ -292,7 +292,7 @@ Result<std::unique_ptr<LearnerNode>> LearnerNode::start(LearnerOptions options, 
   config.welcome = impl->events.welcome;
   config.region_of = impl->events.region_of;
   config.check_heartbeat = impl->events.check_heartbeat;
-  config.tells_heartbeats = static_cast<bool>(impl->events.heartbeat);
+  config.reports_heartbeats = static_cast<bool>(impl->events.heartbeat);
   config.message_bytes_max = std::min<std::uint64_t>(o.message_max.count, kMessageBytesMax);
   config.assembling_bytes_max =
       std::clamp<std::size_t>(64 * config.message_bytes_max, kMessageBytesMax, 16 * kMessageBytesMax);

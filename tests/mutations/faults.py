@@ -28,7 +28,8 @@ TOPOLOGY, CONDUCT = "overlay/learner/learner_topology.cpp", "overlay/learner/con
 LEARNER_CONDUCT, GRANT, BUDGET = "overlay/learner/learner_conduct.cpp", "overlay/wire/grant.cpp", "overlay/budget.cpp"
 LEARNER, LEARNER_IDENTITY = "overlay/learner/learner_core.cpp", "overlay/learner/identities.cpp"
 TREES, MODEL = "chains/trees.cpp", "chains/broadcast_model.cpp"
-EDGES, REACH, UPSTREAM = "overlay/member/member_edges.cpp", "overlay/learner/reachability.cpp", "overlay/member/upstream.hpp"
+EDGES, REACH = "overlay/member/member_edges.cpp", "overlay/learner/reachability.cpp"
+UPSTREAM = "overlay/member/upstream.hpp"
 
 FAULTS = [
     # Proofs and signatures.
@@ -145,7 +146,8 @@ FAULTS = [
     Fault("an installation of an earlier epoch counts", STANDING, "if (void_.contains(version)) {", "if (false) {",
           "overlay_core_test"),
     # The learner.
-    Fault("the learner speaks before its state is on disk", LEARNER, "if (!file_.was_saved()) return close(conn);", "", "overlay_core_test"),
+    Fault("the learner speaks before its state is on disk", LEARNER,
+          "if (!file_.was_saved()) return close(conn);", "", "overlay_core_test"),
     Fault("what is issued follows the learner's clock", LEARNER_IDENTITY, "std::max(state_.issue_reserved, now_unix_ms) - now_unix_ms",
           "0", "overlay_core_test"),
     Fault("two things are issued at once", LEARNER_IDENTITY, "std::max(issued_ + 1, now_unix_ms + ahead_)",
@@ -154,23 +156,30 @@ FAULTS = [
           "overlay_core_test"),
     Fault("a version goes backwards in the learner's eyes", LEARNER_PUB,
           "if (worker.view.installed && ack.version < *worker.view.installed) return;", "", "overlay_core_test"),
-    Fault("versions need not grow", VERSIONS, "if (announced_ && key.version <= *announced_)", "if (false)", "overlay_core_test"),
+    Fault("versions need not grow", VERSIONS,
+          "if (announced_ && key.version <= *announced_)", "if (false)", "overlay_core_test"),
     Fault("a version is published twice with different digests", VERSIONS,
           "if (!added && it->second != manifest.policy_digest)", "if (false) {", "overlay_core_test"),
     Fault("the digest is not on disk when a publication closes", LEARNER_PUB, "  if (*added)\n    save(now);\n  else if",
           "  if (*added && false)\n    save(now);\n  else if", "overlay_core_test", True),
     Fault("the quorum is everybody", TIMES, "have < chains::counted(quorum_, n)", "have < chains::counted(1.0, n)",
           "overlay_core_test"),
-    Fault("nobody asks for a snapshot", LEARNER_PUB, "if (next) actions_.push_back(act::NeedCatchUp{next->version, next->base});", "(void)next;",
+    Fault("nobody asks for a snapshot", LEARNER_PUB,
+          "if (next) actions_.push_back(act::NeedCatchUp{next->version, next->base});", "(void)next;",
           "overlay_core_test", True),
     Fault("a silent worker helps others", LEARNER_PUB, "id == self || other.presence.is_silent() ||", "id == self ||",
           "overlay_core_test"),
-    Fault("who is silent keeps its place", PRESENCE, "  remove_from_topology(id, now);\n", "", "overlay_core_test", True),
-    Fault("who is heard again gets no place", LEARNER, "      plan_soon(now);\n    }\n    if (frame.type", "    }\n    if (frame.type",
+    Fault("who is silent keeps its place", PRESENCE,
+          "  remove_from_topology(id, now);\n", "", "overlay_core_test", True),
+    Fault("who is heard again gets no place", LEARNER,
+          "      plan_soon(now);\n    }\n    if (frame.type", "    }\n    if (frame.type",
           "overlay_core_test", True),
-    Fault("who is away is gone at once", PRESENCE, "if (now >= worker.presence.away_since() + config_.away_max)", "if (now >= worker.presence.away_since())",
+    Fault("who is away is gone at once", PRESENCE,
+          "if (now >= worker.presence.away_since() + config_.away_max)",
+          "if (now >= worker.presence.away_since())",
           "overlay_core_test", True),
-    Fault("a pause of the learner's own is held against others", HEARD, "  heard_ = std::min(heard_ + late, now);  // the worker may have been heard since\n", "", "overlay_core_test"),
+    Fault("a pause of the learner's own is held against others", HEARD,
+          "  heard_ = std::min(heard_ + late, now);  // the worker may have been heard since\n", "", "overlay_core_test"),
     Fault("whatever begins is progress", STALL, "if (most_.size() >= kBegunMax &&", "if (false &&", "overlay_core_test"),
     # Over regions.
     Fault("the learner forgets where workers stand", TOPOLOGY, "  w.region = worker.region;\n", "", "overlay_core_test"),
@@ -180,7 +189,8 @@ FAULTS = [
           "chains_test"),
     Fault("the best chunk is the least", MODEL, "  while (chunk < kBestChunkMax && best", "  while (false && best", "chains_test"),
     Fault("children of who is taken out keep it", PLAN, "keep(mend(std::nullopt, fleet), now) : chains::detach(topology_, id)",
-          "keep(mend(std::nullopt, fleet), now) : chains::detach(topology_, id.value > 0 ? kLearnerId : id)", "overlay_core_test", True),
+          "keep(mend(std::nullopt, fleet), now) : chains::detach(topology_, id.value > 0 ? kLearnerId : id)",
+          "overlay_core_test", True),
     Fault("a grant's signature is not checked", GRANT, "  ECHO_TRY(checker.check(kGrant, message));\n", "", "overlay_core_test", True),
     Fault("a grant is good for any child", GRANT, "if (g.child != child)", "if (false)", "overlay_core_test", True),
     Fault("a grant is good at any parent", GRANT, "return f.parent == self_; }))", "return f.parent == self_; }) && false)",
@@ -194,7 +204,8 @@ FAULTS = [
     Fault("a worker's clock is not set by the learner's", MEMBER,
           "  clock_offset_ms_ = static_cast<std::int64_t>(welcome.unix_ms) - static_cast<std::int64_t>(unix_ms(now));\n", "",
           "sim_world_test", True),
-    Fault("others are told to dial the address that a worker names", LEARNER_IDENTITY, "  return {comes_from, named.port};", "  return named.port ? named : Endpoint{comes_from, 0};",
+    Fault("others are told to dial the address that a worker names", LEARNER_IDENTITY,
+          "  return {comes_from, named.port};", "  return named.port ? named : Endpoint{comes_from, 0};",
           "overlay_core_test"),
     # Faults that the soak test has found.
     Fault("help hides an edge that fails", LEARNER_PUB, "  else\n    for (const Parent& p", "    for (const Parent& p",

@@ -178,7 +178,7 @@ TEST(TopologyChoice, OnlyWhereItWasAskedFor) {
 // The receiver measures an uplink.
 TEST(LearnerRates, ChildrenReportTheirParentsDeliveries) {
   LearnerConfig c = Desk::config(8);
-  c.tells_heartbeats = true;
+  c.reports_heartbeats = true;
   Desk desk(std::move(c));
   desk.join_all(2);
   ASSERT_EQ(desk.chain(), (std::vector<std::uint64_t>{1, 2}));
