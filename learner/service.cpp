@@ -423,7 +423,8 @@ class Service {
   // A worker whose engine is a server can see by it whether the server has the policy's weights. Called on a thread of
   // the publisher.
   std::string note_for_servers(const delta::StateView& policy) const {
-    if (config_.worker.engine == "builtin" || !options_.built_in.probe) return {};
+    const bool may_have_servers = config_.worker.engine != "builtin" || config_.fleet.joined_by_hand();
+    if (!may_have_servers || !options_.built_in.probe) return {};
     const auto logprobs = options_.built_in.probe(policy, task_->files.config, config_.rollout.temperature,
                                                   static_cast<int>(config_.learner.threads));
     if (!logprobs) {
