@@ -286,6 +286,8 @@ TEST(SlowHops, BlamesTheSenderOnceAndThenItsReceiver) {
   EXPECT_EQ(second->hop.text.substr(0, 37), "worker 3 -> 2 limited by the sender's");
   EXPECT_FALSE(slow.judge(again, std::nullopt, std::nullopt, kStart + 2 * kSecond)) << "it is known to be slow";
   EXPECT_EQ(slow.recent().size(), 2u);
+  const HopMonitor::Finding alone{{WorkerId{7}, WorkerId{8}}, BitRate{1e6}, BitRate{4e6}, true};
+  EXPECT_EQ(slow.judge(alone, std::nullopt, BitRate{8e6}, kStart)->worker, WorkerId{8}) << "the sender serves others";
   EXPECT_FALSE(slow.is_silent_to_several(WorkerId{4}, WorkerId{5}, kStart));
   EXPECT_FALSE(slow.is_silent_to_several(WorkerId{4}, WorkerId{6}, kStart + SlowHops::kSilentTogether + kSecond));
   EXPECT_TRUE(slow.is_silent_to_several(WorkerId{4}, WorkerId{5}, kStart + SlowHops::kSilentTogether + kSecond));
