@@ -33,20 +33,6 @@ void Core::resume_reading(TimePoint now) {
 
 void Core::on_narrow_path(WorkerId, const std::string& what, TimePoint) { log::warn("{}", what); }
 
-void Core::send_control(ConnId conn, const ControlMessage& message, TimePoint now) {
-  Slice frame(encode_control(message));
-  control_bytes_ += frame.size();
-  up_.occupy({frame.size()}, now, false);
-  uplink_.send_now(conn, std::move(frame));
-}
-
-ConnId Core::dial(const Endpoint& to, act::Service service, WorkerId expected) {
-  const ConnId conn{next_conn_};
-  next_conn_ += 2;
-  actions_.push_back(act::Dial{conn, to, service, expected});
-  return conn;
-}
-
 void MessageQueue::push(Slice message) {
   ECHO_CHECK(message.size() <= kMessageBytesMax, "a message of {} bytes", message.size());
   bytes_ += message.size();

@@ -1,4 +1,4 @@
-// What every protocol core shares: the events it takes, the actions it returns, and its link.
+// The base of all protocol cores: the events they take, the actions they return, and their link.
 //
 // A core is pure: it never touches a socket, a clock, a disk, a thread or randomness. Its driver (uv/ on real machines,
 // sim/ under virtual time) calls an event function with the time, then performs take_actions() in order, and calls
@@ -12,9 +12,8 @@
 #include "overlay/action.hpp"
 #include "overlay/connection_limits.hpp"
 #include "overlay/pacer.hpp"
+#include "overlay/transport.hpp"
 #include "overlay/trust/authority.hpp"
-#include "overlay/uplink.hpp"
-#include "overlay/wire/control.hpp"
 
 namespace echoline::overlay {
 
@@ -49,6 +48,7 @@ class Core {
   explicit Core(const CoreOptions& options)
       : up_(options.limits.up, options.wire_overhead),
         uplink_(up_, actions_),
+        transport_(up_, uplink_, actions_),
         unix_origin_s_(options.unix_origin_s),
         down_(options.limits.down, options.wire_overhead),
         faults_(options.faults) {}
@@ -86,15 +86,16 @@ class Core {
 
   std::vector<Action> take_actions() { return std::exchange(actions_, {}); }
   Bytes bytes_received() const { return {bytes_received_}; }
-  Bytes bytes_sent() const { return {control_bytes_ + uplink_.bytes_sent()}; }
+  Bytes bytes_sent() const { return {transport_.bytes_sent() + uplink_.bytes_sent()}; }
 
  protected:
-  // Control messages leave at once; the uplink is occupied by them all the same, so chunks wait.
-  void send_control(ConnId conn, const ControlMessage& message, TimePoint now);
-  void close(ConnId conn) { actions_.push_back(act::Close{conn}); }
+  void send_control(ConnId conn, const ControlMessage& message, TimePoint now) { transport_.send(conn, message, now); }
+  void close(ConnId conn) { transport_.close(conn); }
   void resume_reading(TimePoint now);  // call on timer
   TimePoint reading_deadline() const { return reading_ ? kNever : down_.free_at(); }
-  ConnId dial(const Endpoint& to, act::Service service, WorkerId expected);
+  ConnId dial(const Endpoint& to, act::Service service, WorkerId expected) {
+    return transport_.dial(to, service, expected);
+  }
   double unix_s(TimePoint now) const { return unix_origin_s_ + seconds(now.time_since_epoch()); }
   std::uint64_t unix_ms(TimePoint now) const { return static_cast<std::uint64_t>(unix_s(now) * 1e3); }
   bool fault(std::string_view site) const { return faults_ && faults_->fire(site); }
@@ -102,15 +103,15 @@ class Core {
   Pacer up_;
   std::vector<Action> actions_;
   Uplink uplink_;
+  Transport transport_;
   double unix_origin_s_;
 
  private:
   Pacer down_;
   FaultPoints* faults_;
-  std::uint64_t control_bytes_ = 0, bytes_received_ = 0;
+  std::uint64_t bytes_received_ = 0;
   bool reading_ = true;
   TimePoint resumed_at_{};
-  std::uint64_t next_conn_ = 1;
 };
 
 // Messages of the application to one peer, cut into frames, in turn with chunks. Bounded by what the core lets in.
@@ -142,9 +143,9 @@ class MessageAssembler {
   std::size_t skipped_ = 0;  // of a message that is too long, since that was last told
 };
 
-// When a peer that should be heard regularly counts as silent: learned from how regularly it was heard so far (mean
-// and deviation of the gaps, as TCP learns its timeout), within [4, 12] intervals; twice as long after every time that
-// it was silent, as TCP backs off: what was on its way then may still fill the link.
+// When a peer that should be heard regularly counts as silent. The time is learned from the gaps so far (mean and
+// deviation, as TCP learns its timeout), within [4, 12] intervals. It doubles after every silence, as TCP backs off:
+// messages from before the silence may still fill the link.
 class SilenceMeter {
  public:
   static constexpr int kBackoffsMax = 5;

@@ -1,5 +1,7 @@
 #include "overlay/member/enrol_core.hpp"
 
+#include "overlay/member/identity.hpp"
+
 namespace echoline::overlay {
 namespace {
 
@@ -16,9 +18,7 @@ void EnrolCore::start(TimePoint now) {
 void EnrolCore::on_connected(ConnId conn, TimePoint now) {
   actions_.push_back(act::Admit{conn});
   const auto known = returning_ ? trust::read_authority(config_.authority) : Result<trust::AuthorityInfo>(Error{});
-  if (known)
-    return send_control(
-        conn, Return{config_.key.public_key(), config_.key.sign("return 4", trust::fingerprint(known->key))}, now);
+  if (known) return send_control(conn, prove_key(config_.key, known->key), now);
   Enrol enrol;
   enrol.token = std::string(config_.token.reveal());
   enrol.instance = config_.instance;
@@ -28,7 +28,7 @@ void EnrolCore::on_connected(ConnId conn, TimePoint now) {
   trust::wipe(enrol.token);
 }
 
-// The learner may not be up yet; who was refused has been told.
+// The learner may not be up yet. A refusal has come as a message before.
 void EnrolCore::on_closed(ConnId, const std::string& reason, TimePoint now) {
   if (deadline_ == kNever) return;
   result_ = fail(Code::kUnavailable, kOperation, "the learner at {}: {}", to_text(config_.learner), reason);

@@ -1,34 +1,43 @@
-// Whether a worker still hears its learner. It is silent after the patience that the learner has named and after what
-// was learned of its beacons, whichever is later. Pure.
+// The heartbeats between a worker and its learner: when the worker's next one leaves, and when the learner counts as
+// silent: after its patience and after the time learned from its beacons, whichever is later. Pure.
 #pragma once
-#include <algorithm>
-
 #include "overlay/core.hpp"
 
 namespace echoline::overlay {
 
 class LearnerPulse {
  public:
-  // The learner's welcome: beacons come once a heartbeat.
+  // The learner's welcome: one beacon and one heartbeat in every interval.
   void begin(Duration heartbeat, Duration patience, TimePoint now) {
-    heartbeat_ = heartbeat, patience_ = patience, silence_ = {};
+    heartbeat_ = heartbeat, patience_ = patience, beat_at_ = now + heartbeat, silence_ = {};
     silence_.begin(heartbeat, now);
   }
-  void heard(TimePoint now) { heard_ = now; }  // anything
-  void beacon(TimePoint now) { silence_.heard(now); }
-  // This node stood still for so long, until now.
-  void excuse(Duration late, TimePoint now) {
-    heard_ = std::min(heard_ + late, now);
-    silence_.excuse(late, now);
+  void on_frame(TimePoint now) { last_frame_ = now; }
+  void on_beacon(TimePoint now) { silence_.heard(now); }
+  // Returns whether a heartbeat is due, once.
+  bool take_beat(TimePoint now) {
+    if (now < beat_at_) return false;
+    beat_at_ = now + heartbeat_;
+    return true;
   }
-  TimePoint deadline() const { return std::max(silence_.deadline(), heard_ + patience_); }
-  Duration silent_for(TimePoint now) const { return now - heard_; }
+  // Returns how long this node stood still until now, once, if longer than a heartbeat. Moves the deadlines.
+  std::optional<Duration> take_pause(TimePoint now) {
+    if (beat_at_ == kNever || now - beat_at_ <= heartbeat_) return std::nullopt;
+    const Duration late = now - std::exchange(beat_at_, now);
+    last_frame_ = std::min(last_frame_ + late, now);
+    silence_.excuse(late, now);
+    return late;
+  }
+  TimePoint beat_at() const { return beat_at_; }  // kNever before the first welcome
+  TimePoint deadline() const { return std::max(silence_.deadline(), last_frame_ + patience_); }
+  Duration silent_for(TimePoint now) const { return now - last_frame_; }
   Duration heartbeat() const { return heartbeat_; }  // zero before the first welcome
+  void check() const { ECHO_CHECK((beat_at_ == kNever) == (heartbeat_ == Duration{}), "a heartbeat without interval"); }
 
  private:
   Duration heartbeat_{}, patience_{};
-  SilenceMeter silence_;
-  TimePoint heard_{};
+  SilenceMeter silence_;  // of beacons
+  TimePoint last_frame_{}, beat_at_ = kNever;
 };
 
 }  // namespace echoline::overlay

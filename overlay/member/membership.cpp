@@ -8,64 +8,29 @@ namespace {
 constexpr Duration kRedialFirst = std::chrono::milliseconds(100);
 constexpr Duration kRedialMax = std::chrono::seconds(10);
 
-template <class E>
-constexpr unsigned bit(E state) {
-  return 1u << static_cast<unsigned>(state);
-}
-
-// Bit n: the n-th state may follow.
-unsigned after(Membership::State state) {
-  using enum Membership::State;
-  switch (state) {
-    case kIdle:
-      return bit(kJoining) | bit(kEnded);
-    case kJoining:
-    case kAway:
-      return bit(kJoined) | bit(kEnded);
-    case kJoined:
-      return bit(kAway) | bit(kEnded);
-    case kEnded:
-      break;
-  }
-  return 0;
-}
-
-unsigned after(Membership::Line line) {
-  using enum Membership::Line;
-  switch (line) {
-    case kNone:
-      return bit(kDialling) | bit(kDiallingToAsk);
-    case kDialling:
-      return bit(kGreeted) | bit(kNone);
-    case kDiallingToAsk:
-      return bit(kAsking) | bit(kNone);
-    case kAsking:
-    case kGreeted:
-      return bit(kNone);
-  }
-  return 0;
-}
-
 }  // namespace
 
-const char* to_string(Membership::State state) {
-  static constexpr const char* kNames[] = {"idle", "joining", "joined", "away", "ended"};
-  return kNames[static_cast<std::size_t>(state)];
-}
-
-const char* to_string(Membership::Line line) {
-  static constexpr const char* kNames[] = {"none", "dialling", "dialling to ask", "asking", "greeted"};
-  return kNames[static_cast<std::size_t>(line)];
-}
-
 void Membership::move_to(State next) {
-  ECHO_CHECK(after(state_) & bit(next), "a worker that is {} cannot become {}", to_string(state_), to_string(next));
-  state_ = next;
+  using enum State;
+  static constexpr StateRow kTable[] = {
+      {"idle", states(kJoining, kEnded)},
+      {"joining", states(kJoined, kEnded)},
+      {"joined", states(kAssigned, kAway, kEnded)},
+      {"assigned", states(kAway, kEnded)},
+      {"away", states(kJoined, kEnded)},
+      {"ended", states()},
+  };
+  change_state(state_, next, kTable, "a worker");
 }
 
 void Membership::move_to(Line next) {
-  ECHO_CHECK(after(line_) & bit(next), "a connection that is {} cannot become {}", to_string(line_), to_string(next));
-  line_ = next;
+  using enum Line;
+  static constexpr StateRow kTable[] = {
+      {"none", states(kDialling, kDiallingToAsk)}, {"dialling", states(kGreeted, kNone)},
+      {"dialling to ask", states(kAsking, kNone)}, {"asking", states(kNone)},
+      {"greeted", states(kAnswered, kNone)},       {"answered", states(kNone)},
+  };
+  change_state(line_, next, kTable, "a connection");
 }
 
 void Membership::start(TimePoint now, Duration join_timeout) {
@@ -73,20 +38,27 @@ void Membership::start(TimePoint now, Duration join_timeout) {
   join_deadline_ = now + join_timeout;
 }
 
-bool Membership::asks_next(bool certificate_ended) {
-  const bool refused = std::exchange(refused_, false);
-  return std::exchange(asks_, false) || (certificate_ended && !refused);
+bool Membership::asks_next(bool certificate_expired) {
+  const NextLine next = std::exchange(next_, NextLine::kByExpiry);
+  return next == NextLine::kAsks || (next == NextLine::kByExpiry && certificate_expired);
 }
 
 void Membership::dialled(ConnId conn, bool asks) {
   move_to(asks ? Line::kDiallingToAsk : Line::kDialling);
   conn_ = conn;
-  answered_ = false;
 }
 
 void Membership::connected(TimePoint now) {
   move_to(line_ == Line::kDiallingToAsk ? Line::kAsking : Line::kGreeted);
   answer_by_ = now + Core::kHandshakeTimeout;
+}
+
+void Membership::answered() {
+  if (line_ == Line::kGreeted) move_to(Line::kAnswered);
+}
+
+void Membership::broken() {
+  if (line_ == Line::kGreeted) next_ = NextLine::kAsks;
 }
 
 void Membership::certified() {
@@ -96,7 +68,7 @@ void Membership::certified() {
 
 bool Membership::refused() {
   if (++refusals_ >= kReturnsRefusedMax) return true;
-  refused_ = true;
+  next_ = NextLine::kJoins;
   return false;
 }
 
@@ -105,6 +77,10 @@ void Membership::welcomed(Duration away_max) {
   away_max_ = away_max;
   join_deadline_ = away_until_ = answer_by_ = kNever;
   refusals_ = 0;
+}
+
+void Membership::assigned() {
+  if (!is_assigned()) move_to(State::kAssigned);
 }
 
 bool Membership::lost(TimePoint now) {
@@ -127,7 +103,7 @@ void Membership::end() {
   join_deadline_ = away_until_ = redial_at_ = answer_by_ = drain_until_ = kNever;
 }
 
-void Membership::excuse(Duration late) {
+void Membership::postpone(Duration late) {
   for (TimePoint* at : {&away_until_, &answer_by_})
     if (*at != kNever) *at += late;
 }
@@ -145,15 +121,13 @@ bool Membership::drained(bool has_children, Duration heartbeat, TimePoint now) c
 }
 
 void Membership::check() const {
-  const bool open = line_ == Line::kAsking || line_ == Line::kGreeted;
-  const bool trying = state_ == State::kJoining || state_ == State::kAway;
-  ECHO_CHECK(joined() || trying || line_ == Line::kNone, "{} with a connection", to_string(state_));
-  ECHO_CHECK(!joined() || greeted(), "joined with a connection that is {}", to_string(line_));
-  ECHO_CHECK((join_deadline_ != kNever) == (state_ == State::kJoining), "{}: join deadline", to_string(state_));
-  ECHO_CHECK((away_until_ != kNever) == away(), "{}: away_until", to_string(state_));
-  ECHO_CHECK((redial_at_ != kNever) == (trying && line_ == Line::kNone), "{}, {}: redial", to_string(state_),
-             to_string(line_));
-  ECHO_CHECK((answer_by_ != kNever) == (open && !joined()), "{}, {}: answer", to_string(state_), to_string(line_));
+  const bool open = line_ == Line::kAsking || greeted();
+  const bool trying = state_ == State::kJoining || away();
+  ECHO_CHECK(joined() ? greeted() : trying || line_ == Line::kNone);
+  ECHO_CHECK((join_deadline_ != kNever) == (state_ == State::kJoining));
+  ECHO_CHECK((away_until_ != kNever) == away());
+  ECHO_CHECK((redial_at_ != kNever) == (trying && line_ == Line::kNone));
+  ECHO_CHECK((answer_by_ != kNever) == (open && !joined()));
 }
 
 }  // namespace echoline::overlay

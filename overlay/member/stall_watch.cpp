@@ -4,7 +4,7 @@
 
 namespace echoline::overlay {
 
-// Of the first few publications that began.
+// Counts the first kBegunMax publications.
 bool StallWatch::farther(const PublicationKey& key, std::uint32_t chunks) {
   if (most_.size() >= kBegunMax && !most_.contains(key)) return false;
   std::uint32_t& most = most_[key];
@@ -44,7 +44,7 @@ bool StallWatch::may_ask(Duration pause, TimePoint now) {
   return true;
 }
 
-void StallWatch::excuse(Duration late) {
+void StallWatch::postpone(Duration late) {
   for (TimePoint* at : {&since_, &asked_at_})
     if (*at != kNever) *at += late;
 }

@@ -35,7 +35,7 @@ std::optional<Installed> Standing::installed(Version version, const Digest& poli
   given_.erase(given_.begin(), given_.upper_bound(version));
   if (!has(version)) return std::nullopt;  // of what was taken back
   failures_ = 0;
-  if (installed_ && version < installed_->version) return std::nullopt;  // nobody sees a version go backwards
+  if (installed_ && version < installed_->version) return std::nullopt;  // a version never goes backwards
   installed_ = Installed{version, policy_digest, epoch_};
   return Installed{version, policy_digest, epoch_, from.verify, now - from.at};
 }

@@ -1,5 +1,5 @@
-// Where a worker stands: the version it was given last, the one it has installed, what can be installed next, and what
-// has to be repaired. It never goes back within an epoch. Knows neither the network nor the disk. Pure.
+// Where a worker stands: the version it was given last, the one it has installed, the next ones to install, and a
+// repair that it needs. It never goes back within an epoch. Knows neither the network nor the disk. Pure.
 #pragma once
 #include <map>
 #include <optional>
@@ -14,7 +14,7 @@ class Standing {
  public:
   static constexpr int kInstallFailuresMax = 3;  // in a row, before the worker gives up
 
-  // What goes to the application once its last version is the floor, on disk.
+  // Goes to the application once its last version is the floor, on disk.
   struct Staged {
     std::vector<act::Deliver> deliveries;
     Installed last;
@@ -49,7 +49,7 @@ class Standing {
     kOtherThanFloor,  // the version of the floor, with another digest
   };
   Stage stage(PublicationStore& store, const std::optional<Installed>& floor, TimePoint now, PublicationKey& foreign);
-  // What was staged can not be activated after all.
+  // The staged publications cannot be activated after all.
   void unstage();
   // It is activated.
   std::vector<act::Deliver> take_staged(TimePoint now);

@@ -2,36 +2,99 @@
 
 #include <algorithm>
 
+#include "base/state_table.hpp"
+
 namespace echoline::overlay {
 
 std::uint32_t StreamProbe::observe(std::uint64_t bytes, bool busy, TimePoint now) {
-  if (settled_) return streams_;
-  if (!busy || !since_) {  // only unbroken windows count
-    since_ = now;
-    bytes_ = bytes;
-    return streams_;
-  }
-  if (now - *since_ < kWindow) return streams_;
-  const double rate = static_cast<double>(bytes - bytes_) / seconds(now - *since_);
+  if (phase_ == Phase::kSettled) return streams_;
+  const bool unbroken = busy && since_;
+  if (unbroken && now - *since_ < kWindow) return streams_;
+  const double rate = unbroken ? static_cast<double>(bytes - bytes_) / seconds(now - *since_) : 0;
   since_ = now;
   bytes_ = bytes;
-  if (std::exchange(settling_, false)) return streams_;  // new connections have found their speed by now
+  if (!unbroken) return streams_;
+  if (phase_ == Phase::kWarmingUp) {
+    phase_ = Phase::kMeasuring;
+    return streams_;
+  }
   if (rate < rate_before_ * kWorthIt || streams_ >= kStreamsMax) {
-    settled_ = true;
+    phase_ = Phase::kSettled;
     return streams_;
   }
   rate_before_ = rate;
-  settling_ = true;
+  phase_ = Phase::kWarmingUp;
   return streams_ *= 2;
 }
 
-bool Upstream::up() const {
-  return std::any_of(streams.begin(), streams.end(), [](const Stream& s) { return s.up; });
+void Upstream::move_to(State next, TimePoint due) {
+  using enum State;
+  static constexpr StateRow kTable[] = {
+      {"closed", states(kPausing, kDialling, kAwaited)},
+      {"pausing", states(kDialling, kAwaited, kOpen, kClosed)},  // the parent may dial early
+      {"dialling", states(kOpen, kClosed)},
+      {"awaited", states(kOpen, kClosed)},
+      {"open", states(kClosed)},
+  };
+  change_state(state_, next, kTable, "an edge");
+  due_ = due;
 }
 
-Upstream::Stream* Upstream::stream_of(ConnId conn) {
-  const auto it = std::find_if(streams.begin(), streams.end(), [&](const Stream& s) { return s.conn == conn; });
-  return it == streams.end() ? nullptr : &*it;
+std::optional<ConnId> Upstream::open_conn() const {
+  for (const Stream& stream : streams_)
+    if (stream.open) return stream.conn;
+  return std::nullopt;
+}
+
+std::vector<Upstream::Stream>::iterator Upstream::find(ConnId conn) {
+  return std::find_if(streams_.begin(), streams_.end(), [&](const Stream& s) { return s.conn == conn; });
+}
+
+void Upstream::add_dialled(ConnId conn) {
+  if (state_ != State::kOpen) move_to(State::kDialling);
+  streams_.push_back({conn, next_stream_++});
+}
+
+std::uint32_t Upstream::open_stream(ConnId conn, Duration heartbeat, TimePoint now) {
+  const auto stream = find(conn);
+  stream->open = true;
+  if (state_ == State::kOpen) return std::max(1u, stream->number);
+  move_to(State::kOpen);
+  silence_.begin(heartbeat, now, silences_);
+  heard_ = false;
+  return 0;
+}
+
+bool Upstream::remove_stream(ConnId conn) {
+  const auto stream = find(conn);
+  const bool was_open = stream->open;
+  streams_.erase(stream);
+  return was_open;
+}
+
+void Upstream::close() {
+  if (state_ != State::kClosed) move_to(State::kClosed);
+  streams_.clear();
+  next_stream_ = 0;
+  progress_.clear();
+}
+
+void Upstream::postpone(Duration late, TimePoint now) {
+  silence_.excuse(late, now);
+  if (state_ == State::kAwaited) due_ += late;
+}
+
+void Upstream::on_status(const std::vector<Progress>& progress, TimePoint now) {
+  silence_.heard(now);
+  progress_.clear();
+  for (const Progress& p : progress) progress_[p.publication] = p.chunks;
+}
+
+void Upstream::check() const {
+  ECHO_CHECK((state_ == State::kOpen) == is_open(), "state {}", static_cast<int>(state_));
+  ECHO_CHECK((state_ == State::kOpen || state_ == State::kDialling) == !streams_.empty());
+  ECHO_CHECK((state_ == State::kPausing || state_ == State::kAwaited) == (due_ != kNever));
+  ECHO_CHECK(progress_.empty() || is_open(), "a status without a connection");
 }
 
 }  // namespace echoline::overlay

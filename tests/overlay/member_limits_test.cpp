@@ -415,7 +415,7 @@ TEST(Member, AChildThatAsksForTooMuchIsNoChildForAWhile) {
   m.core.on_accepted(ConnId{104}, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{9}}}, m.now);
   m.take();
   EXPECT_TRUE(m.closed(ConnId{104})) << "before its first message";
-  m.pass(Askers::kBarred);
+  m.pass(ChildBudgets::kBarred);
   accept(ConnId{106}, WorkerId{9});
   m.tell(ConnId{106}, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});
   EXPECT_FALSE(m.closed(ConnId{106}));

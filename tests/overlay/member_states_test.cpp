@@ -1,7 +1,7 @@
 // The parts of a worker's protocol, each alone: membership, stalls, and the installed position.
 #include <gtest/gtest.h>
 
-#include "overlay/member/askers.hpp"
+#include "overlay/member/child_budgets.hpp"
 #include "overlay/member/membership.hpp"
 #include "overlay/member/stall_watch.hpp"
 #include "overlay/member/standing.hpp"
@@ -11,7 +11,6 @@ namespace echoline::overlay {
 namespace {
 
 using State = Membership::State;
-using Line = Membership::Line;
 constexpr Duration kBeat = std::chrono::milliseconds(500);
 constexpr Duration kSecond = std::chrono::seconds(1);
 constexpr TimePoint kStart{std::chrono::seconds(1)};
@@ -71,7 +70,7 @@ TEST(Membership, AsksForACertificateWhereItsOwnHasEndedOrIsNotAnswered) {
   ASSERT_TRUE(m.asks_next(true));
   m.dialled(ConnId{1}, true);
   m.connected(kStart);
-  EXPECT_EQ(m.line(), Line::kAsking);
+  EXPECT_TRUE(m.asking());
   m.check();
   EXPECT_FALSE(m.refused());
   m.lost(kStart);
@@ -110,7 +109,7 @@ TEST(Membership, NothingFollowsItsEnd) {
 TEST(Membership, IsWelcomedOnlyOnce) {
   Membership m = joined();
   EXPECT_DEATH(m.welcomed(kSecond), "a worker that is joined cannot become joined");
-  EXPECT_DEATH(m.dialled(ConnId{3}, false), "a connection that is greeted cannot become dialling");
+  EXPECT_DEATH(m.dialled(ConnId{3}, false), "a connection that is answered cannot become dialling");
 }
 
 TEST(StallWatch, CallsAfterTooLittleProgress) {
@@ -190,16 +189,16 @@ TEST(Standing, KnowsTheNewestVersionOfItsEpoch) {
   EXPECT_EQ(s.install_failed(Version{2}), Standing::Failure::kVoid);
 }
 
-TEST(Askers, BarsAChildThatAsksForTooMuch) {
-  Askers askers;
+TEST(ChildBudgets, BarsAChildThatAsksForTooMuch) {
+  ChildBudgets budgets;
   const auto nobody = [](WorkerId) { return false; };
   auto verdict = MessageBudget::Verdict::kTake;
   for (int i = 0; i < 100'000 && verdict != MessageBudget::Verdict::kTooMuch; ++i)
-    verdict = askers.take(WorkerId{3}, MessageBudget::Kind::kHave, 0, kBeat, nobody, kStart);
+    verdict = budgets.take(WorkerId{3}, MessageBudget::Kind::kHave, 0, kBeat, nobody, kStart);
   EXPECT_EQ(verdict, MessageBudget::Verdict::kTooMuch);
-  EXPECT_TRUE(askers.is_barred(WorkerId{3}, kStart));
-  EXPECT_FALSE(askers.is_barred(WorkerId{4}, kStart));
-  EXPECT_FALSE(askers.is_barred(WorkerId{3}, kStart + Askers::kBarred));
+  EXPECT_TRUE(budgets.is_barred(WorkerId{3}, kStart));
+  EXPECT_FALSE(budgets.is_barred(WorkerId{4}, kStart));
+  EXPECT_FALSE(budgets.is_barred(WorkerId{3}, kStart + ChildBudgets::kBarred));
 }
 
 TEST(Saver, WritesOnceMoreWhatHasChangedMeanwhile) {

@@ -1,0 +1,28 @@
+// State machines as tables: the name of every state, and the states that may follow it.
+#pragma once
+#include <cstddef>
+
+#include "base/result.hpp"
+
+namespace echoline {
+
+struct StateRow {
+  const char* name;
+  unsigned next;  // bit n: the n-th state may follow
+};
+
+template <class... State>
+constexpr unsigned states(State... all) {
+  return (0u | ... | (1u << static_cast<unsigned>(all)));
+}
+
+// Changes the state; aborts at a change that the table, a row for every state, does not have. `what`: "a worker".
+template <class State, std::size_t N>
+void change_state(State& state, State to, const StateRow (&table)[N], const char* what) {
+  const StateRow& from = table[static_cast<std::size_t>(state)];
+  ECHO_CHECK(from.next >> static_cast<unsigned>(to) & 1, "{} that is {} cannot become {}", what, from.name,
+             table[static_cast<std::size_t>(to)].name);
+  state = to;
+}
+
+}  // namespace echoline

@@ -1,0 +1,44 @@
+// A limit on the messages of each child of a worker, by identity: a new connection does not refill it. A child that
+// goes far beyond it is barred for a while. Pure.
+#pragma once
+#include <functional>
+#include <map>
+
+#include "overlay/budget.hpp"
+
+namespace echoline::overlay {
+
+class ChildBudgets {
+ public:
+  static constexpr Duration kBarred = std::chrono::minutes(1);
+  static constexpr std::size_t kChildrenMax = 1024;
+
+  // Counts a message of this child. kTooMuch: the child is barred from now on. `connected`: whether a child has
+  // connections; the others are forgotten at kChildrenMax. `heartbeat`: of the run.
+  MessageBudget::Verdict take(WorkerId child, MessageBudget::Kind kind, std::size_t bytes, Duration heartbeat,
+                              const std::function<bool(WorkerId)>& connected, TimePoint now) {
+    if (children_.size() >= kChildrenMax && !children_.contains(child))
+      std::erase_if(children_,
+                    [&](const auto& other) { return other.second.barred_until < now && !connected(other.first); });
+    Child& from = children_.try_emplace(child, Child{MessageBudget(heartbeat), {}}).first->second;
+    const auto verdict = from.budget.take(kind, now, bytes);
+    if (verdict == MessageBudget::Verdict::kTooMuch) from.barred_until = now + kBarred;
+    return verdict;
+  }
+  bool is_barred(WorkerId child, TimePoint now) const {
+    const auto known = children_.find(child);
+    return known != children_.end() && now < known->second.barred_until;
+  }
+  std::string limit_text(WorkerId child, MessageBudget::Kind kind) const {
+    return children_.at(child).budget.told(kind);
+  }
+
+ private:
+  struct Child {
+    MessageBudget budget;
+    TimePoint barred_until{};
+  };
+  std::map<WorkerId, Child> children_;
+};
+
+}  // namespace echoline::overlay

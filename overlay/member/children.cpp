@@ -1,0 +1,205 @@
+#include "overlay/member/children.hpp"
+
+#include <algorithm>
+
+#include "base/log.hpp"
+
+namespace echoline::overlay {
+
+Children::Children(const MemberConfig& config, const Identity& identity, const LearnerLink& learner, Parents& parents,
+                   PublicationStore& store, Transport& transport, Uplink& uplink)
+    : config_(config),
+      identity_(identity),
+      learner_(learner),
+      parents_(parents),
+      transport_(transport),
+      edges_(store, uplink, false),
+      strangers_(config.core.connections),
+      grants_(*config.checker, config.state.worker) {}
+
+// ---- from the learner ----
+
+void Children::dial(const DialChild& child) {
+  if (child.worker == config_.state.worker || edges_.connections() >= config_.core.connections.members) return;
+  dialled_.insert_or_assign(transport_.dial(child.endpoint, act::Service::kData, child.worker), child);
+}
+
+void Children::release(const Release& release, TimePoint now) {
+  grants_.release(release.child, release.issued,
+                  identity_.learner_unix_ms(now) + grant_lifetime_ms(learner_.membership().away_max()));
+  close_ungranted(now);
+}
+
+void Children::on_beacon(const Beacon& beacon) {
+  grants_.heard(beacon.sequence, grant_lifetime_ms(learner_.membership().away_max()));
+}
+
+void Children::revoke(const WorkerSet& revoked) {
+  revoked_ = revoked;
+  for (const ConnId conn : edges_.all_connections())
+    if (revoked_.contains(*edges_.child_of(conn))) close(conn);
+}
+
+void Children::close_ungranted(TimePoint now) {
+  for (const auto& [child, helped] : grants_.take_ended(identity_.learner_unix_ms(now)))
+    for (const ConnId conn : edges_.connections_of(child, helped)) {
+      log::info("worker {}: worker {} is not to be served here any more", config_.state.worker, child);
+      close(conn);
+    }
+}
+
+void Children::close_all() {
+  for (const ConnId conn : edges_.all_connections()) close(conn);
+  for (const ConnId conn : strangers_.take_all()) close(conn);
+}
+
+// ---- connections ----
+
+void Children::close(ConnId conn) {
+  on_closed(conn);
+  transport_.close(conn);
+}
+
+void Children::on_closed(ConnId conn) {
+  strangers_.erase(conn);
+  dialled_.erase(conn);
+  edges_.close(conn);
+}
+
+void Children::refuse(ConnId conn, WorkerId worker, const std::string& why) {
+  log::warn("worker {}: closing a connection of worker {}: {}", config_.state.worker, worker, why);
+  close(conn);
+}
+
+void Children::on_accepted(ConnId conn, const PeerInfo& peer, TimePoint now) {
+  const WorkerId worker = peer.identity.worker;
+  if (peer.identity.kind == trust::PeerIdentity::Kind::kNobody || revoked_.contains(worker) ||
+      budgets_.is_barred(worker, now))
+    return transport_.close(conn);
+  add_stranger(conn, peer, now);
+}
+
+bool Children::on_connected(ConnId conn, TimePoint now) {
+  const auto child = dialled_.find(conn);
+  if (child == dialled_.end()) return false;
+  add_stranger(conn, {child->second.endpoint.host, {trust::PeerIdentity::Kind::kWorker, child->second.worker}}, now);
+  transport_.send(conn, EdgeStatus{{}, parents_.progress()}, now);  // no more than a stranger may say
+  return true;
+}
+
+void Children::add_stranger(ConnId conn, PeerInfo peer, TimePoint now) {
+  for (const ConnId other : strangers_.add(conn, std::move(peer), now + Core::kHandshakeTimeout)) close(other);
+}
+
+void Children::on_timer(TimePoint now) {
+  for (const ConnId conn : strangers_.take_late(now)) close(conn);
+}
+
+void Children::on_frame(ConnId conn, const Frame& frame, TimePoint now) {
+  if (const Stranger* stranger = strangers_.find(conn)) return on_stranger(conn, *stranger, frame, now);
+  if (const auto child = edges_.child_of(conn)) return on_child(conn, *child, frame, now);
+  transport_.close(conn);
+}
+
+void Children::on_stranger(ConnId conn, Stranger stranger, const Frame& frame, TimePoint now) {
+  const WorkerId worker = stranger.peer.identity.worker;
+  if (revoked_.contains(worker)) return refuse(conn, worker, "its certificate is revoked");
+  auto message = decode_control(frame.body.bytes());
+  if (!message) return refuse(conn, worker, message.error().message());
+  if (auto* hello = std::get_if<PeerHello>(&*message)) {
+    if (hello->run_id != config_.state.run_id)
+      return refuse(conn, worker, fmt::format("it belongs to run '{}'", hello->run_id));
+    if (stranger.hello || worker == kLearnerId || worker == config_.state.worker)
+      return refuse(conn, worker, "it cannot be a child");
+    if (budgets_.is_barred(worker, now) || !within_budget(worker, MessageBudget::Kind::kHave, frame.body.size(), now))
+      return refuse(conn, worker, "it says too much");
+    if (const Status granted = grants_.show(worker, *hello, identity_.learner_unix_ms(now)); !granted)
+      return refuse(conn, worker, granted.error().message());
+    transport_.admit(conn);  // the list of its chunks may be long
+    if (hello->have_follows) return strangers_.await_have(conn, std::move(*hello), now + Core::kHandshakeTimeout);
+    return open(conn, worker, std::move(*hello), now);
+  }
+  if (auto* have = std::get_if<Have>(&*message); have && stranger.hello) {
+    if (!within_budget(worker, MessageBudget::Kind::kHave, frame.body.size(), now))
+      return refuse(conn, worker, "it says too much");
+    stranger.hello->have = std::move(*have);
+    return open(conn, worker, std::move(*stranger.hello), now);
+  }
+  // A parent that was asked to dial introduces itself by its status.
+  if (!std::holds_alternative<EdgeStatus>(*message) || !parents_.on_dialled_by(worker, conn, now))
+    return refuse(conn, worker, "it did not introduce itself");
+  strangers_.erase(conn);
+}
+
+void Children::open(ConnId conn, WorkerId child, PeerHello hello, TimePoint now) {
+  strangers_.erase(conn);
+  const bool helped = hello.catch_up_to.has_value();
+  const bool further = helped || (hello.stream != 0 && !edges_.connections_of(child, false).empty());
+  if (const Status granted = further ? ok() : grants_.check_wanted(child, hello.have.wanted); !granted)
+    return refuse(conn, child, granted.error().message());
+  if (hello.stream == 0)  // the edge begins again: older connections are dead
+    for (const ConnId old : edges_.connections_of(child, helped)) close(old);
+  const bool faster = hello.stream != 0 && !edges_.connections_of(child, helped).empty();
+  if ((faster && !parents_.has_room_for_streams(connections())) || !edges_.open(conn, child, std::move(hello), now))
+    close(conn);
+}
+
+void Children::on_child(ConnId conn, WorkerId child, const Frame& frame, TimePoint now) {
+  if (frame.type != FrameType::kControl)
+    return refuse(conn, child, "a child sent something other than control messages");
+  auto message = decode_control(frame.body.bytes());
+  if (!message) return refuse(conn, child, message.error().message());
+  const auto kind = MessageBudget::kind_of(*message);
+  if (kind && !within_budget(child, *kind, frame.body.size(), now)) return;
+  if (auto* have = std::get_if<Have>(&*message)) {
+    const Status granted = edges_.helps(conn) ? ok() : grants_.check_wanted(child, have->wanted);
+    if (!granted) return refuse(conn, child, granted.error().message());
+    return edges_.update(conn, std::move(*have), now);
+  }
+  if (const auto* grant = std::get_if<SignedGrant>(&*message)) {
+    const Status granted = grants_.show_anew(child, *grant, identity_.learner_unix_ms(now));
+    if (!granted) refuse(conn, child, granted.error().message());
+    return;
+  }
+  if (const auto* request = std::get_if<ChunkRequest>(&*message)) return edges_.send_again(conn, *request, now);
+  if (const auto* more = std::get_if<MoreStreams>(&*message)) return dial_more(child, more->streams);
+  refuse(conn, child, "a child sent a message that is not for a parent");
+}
+
+void Children::dial_more(WorkerId child, std::size_t streams) {
+  const auto known = std::find_if(dialled_.begin(), dialled_.end(),
+                                  [&](const auto& dialled) { return dialled.second.worker == child; });
+  if (known == dialled_.end()) return;
+  const DialChild again = known->second;
+  for (std::size_t n = edges_.connections_of(child).size();
+       n < std::min<std::size_t>(streams, StreamProbe::kStreamsMax); ++n)
+    dialled_.insert_or_assign(transport_.dial(again.endpoint, act::Service::kData, again.worker), again);
+}
+
+// Whether the message counts. Messages share the downlink with publications, so long ones count for more. A child that
+// goes far beyond its budget is closed and barred for a while.
+bool Children::within_budget(WorkerId child, MessageBudget::Kind kind, std::size_t bytes, TimePoint now) {
+  const auto connected = [this](WorkerId id) { return !edges_.connections_of(id).empty(); };
+  const auto verdict = budgets_.take(child, kind, bytes, learner_.heartbeat(), connected, now);
+  if (verdict != MessageBudget::Verdict::kTooMuch) return verdict == MessageBudget::Verdict::kTake;
+  log::warn("worker {}: worker {} is no child for {}: it says too much: of {}", config_.state.worker, child,
+            echoline::to_text(ChildBudgets::kBarred), budgets_.limit_text(child, kind));
+  for (const ConnId conn : edges_.connections_of(child)) close(conn);
+  return false;
+}
+
+void Children::on_store_changed(TimePoint now) {
+  edges_.on_store_changed(now);
+  for (const EdgeTrouble& trouble : edges_.take_troubles())
+    log::info("worker {}: worker {} has to ask for help to reach version {}", config_.state.worker, trouble.child,
+              trouble.what.target);
+}
+
+void Children::check() const {
+  for (const ConnId conn : edges_.all_connections()) {
+    ECHO_CHECK(!strangers_.find(conn), "connection {} is of a child and of a stranger", conn);
+    ECHO_CHECK(!revoked_.contains(*edges_.child_of(conn)), "a revoked worker is a child");
+  }
+}
+
+}  // namespace echoline::overlay

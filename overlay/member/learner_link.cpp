@@ -1,0 +1,218 @@
+#include "overlay/member/learner_link.hpp"
+
+#include <cstring>
+
+#include "base/log.hpp"
+
+namespace echoline::overlay {
+namespace {
+
+std::uint64_t seed_of(const trust::PublicKey& key) {
+  std::uint64_t seed = 0;
+  std::memcpy(&seed, key.bytes.data(), sizeof seed);
+  return seed;
+}
+
+}  // namespace
+
+LearnerLink::LearnerLink(const MemberConfig& config, Identity& identity, Transport& transport, Uplink& uplink,
+                         std::vector<Action>& actions)
+    : config_(config),
+      identity_(identity),
+      transport_(transport),
+      uplink_(uplink),
+      actions_(actions),
+      membership_(seed_of(config.key.public_key())) {}
+
+void LearnerLink::start(TimePoint now) {
+  membership_.start(now, config_.join_timeout);
+  dial(now);
+}
+
+void LearnerLink::dial(TimePoint now) {
+  const bool asks = membership_.asks_next(identity_.has_expired(now));
+  const auto service = asks ? act::Service::kEnrol : act::Service::kControl;
+  membership_.dialled(transport_.dial(config_.learner, service, kLearnerId), asks);
+}
+
+void LearnerLink::drain(TimePoint now) {
+  membership_.drain(now);
+  send(Draining{}, now);
+}
+
+void LearnerLink::end() {
+  membership_.end();
+  uplink_.close(membership_.conn());
+  transport_.close(membership_.conn());
+  unsent_.clear();
+}
+
+void LearnerLink::send(const ControlMessage& message, TimePoint now) {
+  if (membership_.greeted()) transport_.send(membership_.conn(), message, now);
+}
+
+void LearnerLink::send_application(Slice bytes, TimePoint now) {
+  if (!membership_.joined()) return;
+  unsent_.push(std::move(bytes));
+  if (unsent_.bytes() > kUnsentBytesMax)
+    return break_off(fmt::format("it does not take its messages: {} bytes are waiting", unsent_.bytes()), now);
+  uplink_.wake(unsent_);
+  uplink_.pump(now);
+}
+
+void LearnerLink::report_trouble(const std::string& what, TimePoint now) {
+  const auto reported = troubles_.find(what);
+  if (reported != troubles_.end() && now < reported->second + kTroublePause) return;
+  if (reported == troubles_.end() && troubles_.size() >= kTroublesMax) troubles_.clear();
+  troubles_[what] = now;
+  log::error("worker {}: {}", config_.state.worker, what);
+  send(Trouble{what}, now);
+}
+
+void LearnerLink::break_off(const std::string& reason, TimePoint now) {
+  transport_.close(membership_.conn());
+  lost(reason, now);
+}
+
+void LearnerLink::lost(const std::string& reason, TimePoint now) {
+  uplink_.close(membership_.conn());
+  unsent_.clear();
+  incoming_ = {};
+  if (membership_.lost(now)) actions_.push_back(act::Away{reason});
+  if (!membership_.away()) return;
+  log::warn("worker {}: the learner is out of reach: {}; attempt {} to come back in {}, {} left", config_.state.worker,
+            reason, membership_.redials(), echoline::to_text(membership_.redial_at() - now),
+            echoline::to_text(membership_.away_until() - now));
+}
+
+bool LearnerLink::on_connected(TimePoint now) {
+  membership_.connected(now);
+  if (membership_.asking()) {
+    transport_.send(membership_.conn(), prove_key(config_.key, config_.checker->run_key()), now);
+    return false;
+  }
+  pulse_.on_frame(now);
+  return true;
+}
+
+void LearnerLink::on_closed(const std::string& reason, TimePoint now) {
+  if (membership_.state() == Membership::State::kJoining && now < membership_.join_deadline())
+    log::debug("joining {}: {}", to_text(config_.learner), reason);
+  membership_.broken();
+  lost(reason, now);
+}
+
+LearnerLink::Event LearnerLink::on_frame(const Frame& frame, TimePoint now) {
+  membership_.answered();
+  pulse_.on_frame(now);
+  const bool asking = membership_.asking();
+  if (!asking && frame.type == FrameType::kApplication && membership_.joined()) {
+    auto message = incoming_.add(frame);
+    if (!message) return Ended{"of the learner: " + message.error().message()};
+    if (*message) actions_.push_back(act::Message{std::move(**message)});
+    return {};
+  }
+  if (!asking && frame.type == FrameType::kChunk) return Ended{"the learner sent a chunk on the control connection"};
+  auto message = decode_control(frame.body.bytes());
+  if (!message) return Ended{"the learner sent an unreadable message: " + message.error().message()};
+  return asking ? on_answer(*message, now) : on_message(std::move(*message), now);
+}
+
+// The learner gives this machine another certificate, or refuses to.
+LearnerLink::Event LearnerLink::on_answer(const ControlMessage& message, TimePoint now) {
+  if (const auto* goodbye = std::get_if<Goodbye>(&message)) {
+    if (membership_.refused())
+      return Ended{"this machine's certificate has ended and the learner gives it no other: " + goodbye->reason};
+    break_off(goodbye->reason, now);
+    return {};
+  }
+  const auto* enrolled = std::get_if<Enrolled>(&message);
+  if (!enrolled || enrolled->worker != config_.state.worker) return Ended{"the learner takes this machine for another"};
+  transport_.close(membership_.conn());
+  identity_.set_clock(enrolled->unix_ms, now);
+  identity_.accept(enrolled->certificate, now);
+  log::info("worker {}: its certificate had ended, the learner has given it another", config_.state.worker);
+  membership_.certified();
+  dial(now);
+  return {};
+}
+
+LearnerLink::Event LearnerLink::on_message(ControlMessage message, TimePoint now) {
+  if (const auto* goodbye = std::get_if<Goodbye>(&message)) return Ended{goodbye->reason, goodbye->run_ended};
+  if (const auto* welcome = std::get_if<Welcome>(&message)) {
+    if (auto ended = on_welcome(*welcome, now)) return *ended;
+  } else if (!membership_.joined()) {
+    return Ended{"the learner sent something before its welcome"};
+  }
+  if (const auto* renewed = std::get_if<Renewed>(&message)) {
+    identity_.accept(renewed->certificate, now);
+    return {};
+  }
+  if (const auto* notice = std::get_if<Notice>(&message)) {
+    log::warn("worker {}: the learner says: {}", config_.state.worker, notice->text);
+    return {};
+  }
+  if (std::holds_alternative<SignedBeacon>(message)) pulse_.on_beacon(now);
+  if (std::holds_alternative<Assign>(message)) membership_.assigned();
+  return message;
+}
+
+std::optional<LearnerLink::Ended> LearnerLink::on_welcome(const Welcome& welcome, TimePoint now) {
+  if (membership_.joined()) return Ended{"the learner sent a second welcome"};
+  if (welcome.worker != config_.state.worker)
+    return Ended{fmt::format("the learner takes this worker for worker {}", welcome.worker)};
+  membership_.welcomed(config_.away_max.value_or(welcome.away_max));
+  pulse_.begin(welcome.heartbeat, welcome.patience, now);
+  identity_.set_clock(welcome.unix_ms, now);
+  identity_.save_clock();
+  uplink_.open(membership_.conn(), unsent_);
+  actions_.push_back(act::Welcomed{config_.state.worker, welcome.application});
+  const Duration behind = identity_.clock_offset();
+  if (behind > kClockTolerance || behind < -kClockTolerance)
+    report_trouble(
+        fmt::format("the clock of this machine is {} {} the learner's, by which certificates are judged: it works, "
+                    "but set it",
+                    echoline::to_text(std::max(behind, -behind)), behind > Duration{} ? "behind" : "ahead of"),
+        now);
+  return std::nullopt;
+}
+
+std::optional<std::string> LearnerLink::check_deadlines(TimePoint now) {
+  if (now >= membership_.join_deadline())
+    return fmt::format("the learner at {} did not answer within {}", to_text(config_.learner),
+                       echoline::to_text(config_.join_timeout));
+  if (now >= membership_.away_until())
+    return fmt::format("the learner at {} was out of reach for {}", to_text(config_.learner),
+                       echoline::to_text(membership_.away_max()));
+  if (membership_.take_redial(now)) dial(now);
+  if (membership_.unanswered(now)) break_off("it does not answer", now);
+  return std::nullopt;
+}
+
+void LearnerLink::check_pulse(TimePoint now) {
+  if (!membership_.joined()) return;
+  if (now >= pulse_.deadline())
+    break_off(fmt::format("nothing heard for {}", echoline::to_text(pulse_.silent_for(now))), now);
+  else if (identity_.take_renewal(now))
+    send(Renew{config_.key.public_key()}, now);
+}
+
+std::optional<Duration> LearnerLink::take_pause(TimePoint now) {
+  const auto late = pulse_.take_pause(now);
+  if (late) membership_.postpone(*late);
+  return late;
+}
+
+TimePoint LearnerLink::next_deadline() const {
+  const TimePoint at = std::min(membership_.next_deadline(), pulse_.beat_at());
+  return membership_.joined() ? std::min({at, pulse_.deadline(), identity_.renew_at()}) : at;
+}
+
+void LearnerLink::check() const {
+  membership_.check();
+  pulse_.check();
+  ECHO_CHECK(membership_.joined() || unsent_.bytes() == 0, "{} bytes unsent by no member", unsent_.bytes());
+  ECHO_CHECK(unsent_.bytes() <= kUnsentBytesMax && troubles_.size() <= kTroublesMax);
+}
+
+}  // namespace echoline::overlay

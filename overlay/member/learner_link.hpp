@@ -1,0 +1,79 @@
+// A worker's connection to its learner: joins, comes back after a loss, and knows when to give up. It renews the
+// certificate and carries the messages of the application. Pure.
+#pragma once
+#include <map>
+#include <variant>
+
+#include "overlay/member/identity.hpp"
+#include "overlay/member/learner_pulse.hpp"
+#include "overlay/member/membership.hpp"
+
+namespace echoline::overlay {
+
+class LearnerLink {
+ public:
+  static constexpr std::size_t kUnsentBytesMax = 4 * kMessageBytesMax;  // messages the learner has not taken yet
+  static constexpr Duration kTroublePause = std::chrono::minutes(1);    // before the same trouble is reported again
+  static constexpr std::size_t kTroublesMax = 16;                       // remembered for that
+  static constexpr Duration kClockTolerance = std::chrono::minutes(1);  // a larger clock offset is reported
+
+  struct Ended {  // the worker has to end
+    std::string reason;
+    bool in_order = false;
+  };
+  using Event = std::variant<std::monostate, ControlMessage, Ended>;
+
+  // All references must outlive the link.
+  LearnerLink(const MemberConfig& config, Identity& identity, Transport& transport, Uplink& uplink,
+              std::vector<Action>& actions);
+
+  void start(TimePoint now);
+  void drain(TimePoint now);
+  void end();  // closes it for good
+
+  // Dropped while the worker has not said hello on this connection.
+  void send(const ControlMessage& message, TimePoint now);
+  // At most kMessageBytesMax (checked); dropped while the learner is away.
+  void send_application(Slice bytes, TimePoint now);
+  // Logs it and reports it to the learner, once in kTroublePause.
+  void report_trouble(const std::string& what, TimePoint now);
+
+  // Returns whether the worker has to say hello.
+  bool on_connected(TimePoint now);
+  void on_closed(const std::string& reason, TimePoint now);
+  // Returns a message that concerns other parts, or that the worker has to end.
+  Event on_frame(const Frame& frame, TimePoint now);
+  // Dials again. Returns a reason when the worker has to give up.
+  std::optional<std::string> check_deadlines(TimePoint now);
+  // While joined: breaks off when the learner is silent, and renews the certificate.
+  void check_pulse(TimePoint now);
+  // LearnerPulse::take_pause(), also for the membership.
+  std::optional<Duration> take_pause(TimePoint now);
+  bool take_beat(TimePoint now) { return pulse_.take_beat(now); }
+  TimePoint next_deadline() const;
+
+  const Membership& membership() const { return membership_; }
+  Duration heartbeat() const { return pulse_.heartbeat(); }
+  void check() const;
+
+ private:
+  void dial(TimePoint now);
+  void break_off(const std::string& reason, TimePoint now);
+  void lost(const std::string& reason, TimePoint now);
+  Event on_answer(const ControlMessage& message, TimePoint now);
+  Event on_message(ControlMessage message, TimePoint now);
+  std::optional<Ended> on_welcome(const Welcome& welcome, TimePoint now);
+
+  const MemberConfig& config_;
+  Identity& identity_;
+  Transport& transport_;
+  Uplink& uplink_;
+  std::vector<Action>& actions_;
+  Membership membership_;
+  LearnerPulse pulse_;
+  MessageQueue unsent_;
+  MessageAssembler incoming_;
+  std::map<std::string, TimePoint> troubles_;  // when each was reported
+};
+
+}  // namespace echoline::overlay
