@@ -1,4 +1,4 @@
-// What a protocol core asks of its driver, and what it tells its application.
+// Actions: the requests of a protocol core to its driver, and its reports to the application.
 #pragma once
 #include <string>
 #include <variant>
@@ -10,53 +10,53 @@
 
 namespace echoline::overlay {
 
-// A connection of one node. The core numbers the ones it dials (odd), the driver those it accepts (even).
+// A connection of one node. The core numbers dialled connections (odd), the driver accepted ones (even).
 using ConnId = Id<struct ConnTag>;
 
 namespace act {
 
 // ---- the network ----
 
-// What a connection is for: enrolment is anonymous, everything else shows the node's certificate; data connections get
-// the congestion control and socket settings of bulk traffic.
+// The purpose of a connection. Enrolment is anonymous; every other connection shows the node's certificate. Data
+// connections use the congestion control and socket settings of bulk traffic.
 enum class Service : std::uint8_t { kEnrol, kControl, kData };
 struct Dial {
   ConnId conn;
   Endpoint to;
   Service service = Service::kControl;
-  // Who must answer: kLearnerId, or a worker; with anybody else the dial fails.
+  // The peer that must answer: kLearnerId or a worker. If another node answers, the dial fails.
   WorkerId expected;
 };
-// `head`, then `tail`, in order after everything sent before on this connection; on_sent() reports progress.
+// Sends `head`, then `tail`, after everything sent before on this connection. on_sent() reports progress.
 struct Send {
   ConnId conn;
   Slice head, tail;
 };
-// After what was sent has left (the driver bounds the wait). No further event comes for this connection.
+// Closes the connection once all sent bytes have left; the driver bounds the wait. No further event follows for it.
 struct Close {
   ConnId conn;
 };
-// The peer is known: its decoder may take every type of frame.
+// The peer is known: its decoder may accept every type of frame.
 struct Admit {
   ConnId conn;
 };
-// Stop or resume reading on this connection, or on all.
+// Stops or resumes reading on this connection; if `conn` is absent, on all.
 struct SetReading {
   std::optional<ConnId> conn;
   bool on = true;
 };
-// Use this certificate for connections from now on. [DER]
+// Connections made from now on use this certificate. [DER]
 struct UseCertificate {
   std::vector<std::byte> certificate, authority;
 };
 
-// ---- the disk; nothing is asked for when the core was told that there is none ----
+// ---- the disk; a core that was told that it has none never uses these ----
 
-// Replace the node's state file atomically and durably; on_saved() follows, in order.
+// Replaces the node's state file atomically and durably. on_saved() follows, in order.
 struct SaveState {
   std::string bytes;
 };
-// Keep the announcement, a chunk or the manifest of a publication: `record` (frame bytes) goes to the end of its log,
+// Keeps the announcement, a chunk or the manifest of a publication: `record` (frame bytes) goes to the end of its log,
 // `data` to its place in the payload. on_spooled() follows for a chunk.
 struct Spool {
   PublicationId publication{};
@@ -65,7 +65,7 @@ struct Spool {
   std::uint64_t offset = 0;            // of `data` in the payload
   Slice data;
 };
-// Read a chunk back; on_unspooled() follows.
+// Reads a chunk back; on_unspooled() follows.
 struct Unspool {
   PublicationId publication{};
   std::uint32_t chunk = 0;
@@ -78,14 +78,14 @@ struct DropSpool {
 
 // ---- the application of the learner ----
 
-struct Joined {  // again when it came back after WorkerAway
+struct Joined {  // also after WorkerAway, when the worker has come back
   MemberInfo member;
 };
-struct WorkerAway {  // out of reach: what it was doing is void, its place is kept for LearnerConfig::away_max
+struct WorkerAway {  // unreachable: its work is void, its place is kept for LearnerConfig::away_max
   WorkerId worker;
   std::string reason;
 };
-struct Lost {  // gone for good, or told to leave
+struct Lost {  // gone for good, or expelled
   WorkerId worker;
   std::string reason;
 };
@@ -102,22 +102,22 @@ struct MessageFrom {
   WorkerId worker;
   std::string bytes;
 };
-using overlay::HeardFrom;  // where the application wants to hear of heartbeats
+using overlay::HeardFrom;  // only if the application asked for heartbeats
 struct BroadcastDone {
   BroadcastReport report;
 };
 struct TopologyChanged {
   chains::Topology topology;
 };
-// A late worker needs a publication that is not stored: of `current`, as the stored deltas from `from` folded into one,
-// or as a full snapshot. One at a time.
+// A late worker needs a publication of `current` that is not stored: the stored deltas from `from` folded into one, or
+// a full snapshot. At most one request at a time is open.
 struct NeedCatchUp {
   Version current;
   std::optional<Version> from;  // absent: a full snapshot
 };
-// The fleet is moved to another kind of topology.
+// The learner moves the fleet to another kind of topology.
 struct ChoseTopology {
-  std::string text;  // which, and why
+  std::string text;  // the new kind, and the reason
 };
 struct FoundSlowHop {
   SlowHop hop;
@@ -135,19 +135,19 @@ struct Deliver {
   std::optional<PublicationId> spooled;
   std::uint64_t bytes = 0;
 };
-struct DeliverPart {  // where MemberConfig::delivers_parts
+struct DeliverPart {  // only if MemberConfig::delivers_parts
   PublicationPart part;
 };
 struct Message {
   std::string bytes;
 };
-// The learner is out of reach; the worker goes on forwarding and tries to come back (Welcomed follows then).
+// The learner is unreachable. The worker keeps forwarding and tries to come back; Welcomed follows then.
 struct Away {
   std::string reason;
 };
 struct Disconnected {  // the last action of a core
   std::string reason;
-  bool in_order = false;  // the run has ended, or this side wanted to leave
+  bool in_order = false;  // the run has ended, or this side left
 };
 
 }  // namespace act

@@ -11,7 +11,7 @@ struct Rule {
   double per_heartbeat = 0;  // in addition
 };
 
-// By Kind.
+// Indexed by Kind.
 constexpr std::array<Rule, MessageBudget::kKinds> kRules{{
     {"heartbeats", {64, 0}, 4},
     {"acknowledgements", {1024, 64}},

@@ -1,5 +1,6 @@
-// How much one identity may say: a token bucket for every kind of message, and a last one for what was dropped, whose
-// end is an expulsion. The budgets are far above what a worker ever needs, so only floods meet them. Pure.
+// Message budgets of one identity: a token bucket for every kind of message, and one for dropped messages. A sender
+// that empties the last bucket is expelled. The budgets are far above the needs of any worker, so only floods reach
+// them. Pure.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -28,20 +29,21 @@ class MessageBudget {
     kMoreStreams,   // of a child
   };
   static constexpr std::size_t kKinds = 13;
-  // Dropped messages before the sender has to go.
+  // Dropped messages before the sender is expelled.
   static constexpr Allowance kDropped{128, 2};
-  // Of a long message, which weigh as much as another one.
+  // Each started unit of this size in a long message counts as one message.
   static constexpr std::size_t kBytesPerMessage = 2048;
 
-  // `heartbeat`: the interval by which what is said regularly is said.
+  // `heartbeat`: the interval of regular messages.
   explicit MessageBudget(Duration heartbeat);
 
   enum class Verdict { kTake, kDrop, kTooMuch };
   Verdict take(Kind kind, TimePoint now, std::size_t bytes = 0);
-  // A message that nothing it could know speaks for: weighs as much as kUnfounded that were dropped. kDrop or kTooMuch.
+  // A message without any basis in what its sender can know. It counts as kUnfounded dropped messages. Returns kDrop or
+  // kTooMuch.
   static constexpr int kUnfounded = 12;
   Verdict unfounded(TimePoint now);
-  // What is counted against a budget; nothing for messages that a learner or a parent does not take at all.
+  // The budget of a message; absent for messages that neither a learner nor a parent accepts.
   static std::optional<Kind> kind_of(const ControlMessage& message);
   // "renewals: at most 4 at once and 1 per minute"
   std::string told(Kind kind) const;

@@ -1,4 +1,4 @@
-// How many connections a node may hold, by how many files its process may have open.
+// Limits on a node's connections, derived from the number of files its process may open.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -6,14 +6,14 @@
 namespace echoline::overlay {
 
 struct ConnectionLimits {
-  std::size_t files = 0;         // that the process may have open
-  std::size_t total = 0;         // connections, however far they are
-  std::size_t unproven = 0;      // accepted, whose handshake is not done
-  std::size_t strangers = 0;     // proven, that have not said what they want
-  std::size_t per_identity = 0;  // of these, with one certificate
+  std::size_t files = 0;         // files the process may open
+  std::size_t total = 0;         // connections, in any stage
+  std::size_t unproven = 0;      // accepted, handshake not done
+  std::size_t strangers = 0;     // handshake done, no request yet
+  std::size_t per_identity = 0;  // strangers with one certificate
   std::size_t members = 0;       // workers at a learner
 
-  // What is not given to connections stays for everything else a process opens: databases, checkpoints, state, spools.
+  // The reserve is for all other files of the process: databases, checkpoints, state, spools.
   static constexpr ConnectionLimits of(std::size_t files) {
     const std::size_t reserve = std::clamp<std::size_t>(files / 4, 64, 512);
     ConnectionLimits l;

@@ -8,15 +8,15 @@
 namespace echoline::overlay {
 namespace {
 
-constexpr Duration kReadAfterPause = std::chrono::milliseconds(2);  // until the driver has read what was there
+constexpr Duration kReadAfterPause = std::chrono::milliseconds(2);  // time in which the driver reads bytes that waited
 
 }  // namespace
 
 void Core::on_received(std::size_t bytes, TimePoint now) {
   bytes_received_ += bytes;
   if (!down_.rate()) return;
-  // Paid for after reading: reading goes on when the link would have carried what was read. Bytes that are read right
-  // after a pause were there before its end, on whichever connection.
+  // Bytes occupy the link after reading: reading resumes when the link would have carried them. Bytes read right after
+  // a pause arrived before its end, on any connection.
   const TimePoint paid_at = down_.occupy({bytes}, now, now - resumed_at_ <= kReadAfterPause);
   if (reading_ && paid_at > now) {
     reading_ = false;

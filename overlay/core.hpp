@@ -17,7 +17,7 @@
 
 namespace echoline::overlay {
 
-// The other end of an accepted connection: where it comes from, and who it has proven to be.
+// The peer of an accepted connection: its address and its proven identity.
 struct PeerInfo {
   std::string host;
   trust::PeerIdentity identity;
@@ -34,7 +34,7 @@ class FaultPoints {
 // The node's wall clock for certificates and expiry: seconds since 1970 at TimePoint zero.
 struct CoreOptions {
   LinkLimits limits;
-  double wire_overhead = 0;  // what the network adds to every byte, as a part of it; counts towards the limits
+  double wire_overhead = 0;  // fraction that the network adds to every byte; counts towards the limits
   double unix_origin_s = 0;
   FaultPoints* faults = nullptr;
   ConnectionLimits connections = ConnectionLimits::of(65536);
@@ -43,7 +43,7 @@ struct CoreOptions {
 class Core {
  public:
   static constexpr Duration kHandshakeTimeout = std::chrono::seconds(5);
-  static constexpr int kHelpBeats = 4;  // heartbeats between two calls for help of one worker
+  static constexpr int kHelpBeats = 4;  // heartbeats between two requests of one worker for help
 
   explicit Core(const CoreOptions& options)
       : up_(options.limits.up, options.wire_overhead),
@@ -56,15 +56,15 @@ class Core {
   Core(const Core&) = delete;
   Core& operator=(const Core&) = delete;
 
-  // Connections are reported once they are encrypted and the peer has proven who it is.
+  // A connection is reported once it is encrypted and the peer has proven its identity.
   virtual void on_accepted(ConnId conn, const PeerInfo& peer, TimePoint now) = 0;
   virtual void on_connected(ConnId conn, TimePoint now) = 0;
   // The peer closed, or the connection or the dial failed.
   virtual void on_closed(ConnId conn, const std::string& reason, TimePoint now) = 0;
-  // Likewise, because what the peer sent cannot be read: nothing on the way does that, so it is the peer's own doing.
+  // The peer sent bytes that cannot be read. TLS excludes damage on the way, so the peer itself is at fault.
   virtual void on_corrupt(ConnId conn, const std::string& reason, TimePoint now) { on_closed(conn, reason, now); }
   virtual void on_frame(ConnId conn, Frame frame, TimePoint now) = 0;
-  // `bytes` more of what was sent on `conn` were taken by the network.
+  // The network took `bytes` more of the bytes sent on `conn`.
   virtual void on_sent(ConnId conn, std::size_t bytes, TimePoint now) = 0;
   virtual void on_timer(TimePoint now) = 0;
   virtual TimePoint next_deadline() const = 0;
@@ -72,16 +72,17 @@ class Core {
   virtual void on_saved(const Status&, TimePoint) {}
   virtual void on_spooled(const PublicationId&, std::uint32_t, const Status&, TimePoint) {}
   virtual void on_unspooled(const PublicationId&, std::uint32_t, Result<Slice>, TimePoint) {}
-  virtual void on_undelivered(Version, const std::string&, TimePoint) {}  // its spool could not be opened
-  // The path to this peer swallows large packets, `what` says.
+  virtual void on_undelivered(Version, const std::string&, TimePoint) {}  // the spool could not be opened
+  // The path to this peer drops large packets; `what` describes the evidence.
   virtual void on_narrow_path(WorkerId peer, const std::string& what, TimePoint now);
 
-  // Bytes were read from a connection, before they are decoded: holds the download limit.
+  // Bytes were read from a connection and are not decoded yet. Enforces the download limit.
   void on_received(std::size_t bytes, TimePoint now);
-  // The most the driver should read at a time, so that the download limit is even.
+  // The most bytes the driver should read at a time, so that the download rate stays even.
   std::size_t read_bytes_max(std::size_t whole) const { return down_.slice_bytes(whole); }
 
-  // The time by which certificates are judged: the learner's, as far as this node knows it. [seconds since 1970]
+  // The time against which certificates are checked: the learner's clock, as far as this node knows it. [seconds since
+  // 1970]
   virtual double run_unix_s(TimePoint now) const { return unix_s(now); }
 
   std::vector<Action> take_actions() { return std::exchange(actions_, {}); }
@@ -114,10 +115,10 @@ class Core {
   TimePoint resumed_at_{};
 };
 
-// Messages of the application to one peer, cut into frames, in turn with chunks. Bounded by what the core lets in.
+// Messages of the application to one peer, cut into frames that alternate with chunks. The core bounds the queue.
 class MessageQueue final : public Source {
  public:
-  static constexpr std::size_t kPartBytes = 32 * 1024;  // nothing else waits long for a part to be through
+  static constexpr std::size_t kPartBytes = 32 * 1024;  // small, so that no other frame waits long for one part
 
   void push(Slice message);
   std::optional<OutFrame> next(ConnId) override;
@@ -126,21 +127,21 @@ class MessageQueue final : public Source {
 
  private:
   std::deque<Slice> messages_;
-  std::size_t done_ = 0;  // bytes of the first one that have left
+  std::size_t done_ = 0;  // bytes of the first message that have left
   std::size_t bytes_ = 0;
 };
 
-// Puts the parts of one peer's messages together again.
+// Reassembles the messages of one peer.
 class MessageAssembler {
  public:
-  // The whole message with its last part. kExhausted above `most` bytes: nothing of that message is kept, and the rest
-  // of it skipped; again for every `most` bytes of that.
+  // Returns the whole message with its last part. kExhausted for a message above `most` bytes: the assembler drops it
+  // and skips the rest. The error repeats for every further `most` bytes.
   Result<std::optional<std::string>> add(const Frame& part, std::size_t most = kMessageBytesMax);
-  std::size_t bytes() const { return bytes_.size(); }  // of what is not whole
+  std::size_t bytes() const { return bytes_.size(); }  // of the incomplete message
 
  private:
   std::string bytes_;
-  std::size_t skipped_ = 0;  // of a message that is too long, since that was last told
+  std::size_t skipped_ = 0;  // bytes of a message that is too long, since the last error
 };
 
 // When a peer that should be heard regularly counts as silent. The time is learned from the gaps so far (mean and
@@ -154,9 +155,9 @@ class SilenceMeter {
     interval_ = interval, heard_ = now, mean_s_ = seconds(interval), backoffs_ = std::min(silences, kBackoffsMax);
   }
   void heard(TimePoint now);
-  // Something else came from the peer: it lives, though this says nothing about how regularly.
+  // Another message came from the peer: it is alive, but its regularity is unknown.
   void alive(TimePoint now) { alive_ = now; }
-  // For so long, until now, this node has not listened.
+  // This node has not listened for `time`, until now.
   void excuse(Duration time, TimePoint now) {
     heard_ = std::min(heard_ + time, now), alive_ = std::min(alive_ + time, now);
   }

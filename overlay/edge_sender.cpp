@@ -30,7 +30,7 @@ void EdgeSender::close(ConnId conn) {
   lines_.erase(line);
   std::erase(edge.conns, conn);
   edge.lossy = true;
-  if (!edge.conns.empty()) return;  // the child says anew what it lacks
+  if (!edge.conns.empty()) return;  // the child reports again which chunks it lacks
   std::erase_if(troubles_, [&](const EdgeTrouble& t) { return t.child == edge.child; });
   edges_.erase({edge.child, edge.catch_up_to.has_value()});
 }
@@ -88,13 +88,13 @@ void EdgeSender::take(Edge& edge, Have have) {
   edge.position = have.position;
   edge.wanted = have.wanted;
   edge.said_behind = false;
-  // What was sent on connections that live is still on its way, though the child could not list it yet.
+  // Chunks sent on live connections are still on their way, though the child could not list them yet.
   if (std::exchange(edge.lossy, false)) {
     edge.closed.clear();
     edge.known.clear();
   }
   edge.whole.clear();
-  // Of what is not here only the newest list counts, so it takes no more room than one list.
+  // For publications that are not stored here, only the child's newest list counts. This bounds the memory to one list.
   std::erase_if(edge.known, [&](const auto& known) { return store_.find(known.first) == nullptr; });
   for (auto& [key, item] : have.items) {
     Known& known = edge.known[item.publication];
@@ -115,7 +115,7 @@ void EdgeSender::send_again(ConnId conn, const ChunkRequest& request, TimePoint 
   Known& entry = edge.known[stored->id];
   entry.version = stored->key().version;
   ChunkSet& known = entry.chunks;
-  if (edge.position && *edge.position >= stored->key().version) {  // it has not all of it after all
+  if (edge.position && *edge.position >= stored->key().version) {  // some of its chunks were lost
     edge.position = stored->key().base;
     known = stored->have;
   }
@@ -151,7 +151,7 @@ void EdgeSender::complain(Edge& edge, CannotServe what, bool delta) {
   if (!snapshots_come_) edge.complaint = Slice(encode_control(what));
 }
 
-// Whether the child has, or was sent, everything of it that it wants over this edge.
+// Whether the child has, or was sent, every chunk of the publication that it wants over this edge.
 bool EdgeSender::has_all(const Edge& edge, const StoredPublication& stored) const {
   if (edge.whole.contains(stored.key())) return true;
   if (!stored.complete || !edge.closed.contains(stored.id)) return false;
@@ -174,13 +174,13 @@ void EdgeSender::no_delta_from(Version version, TimePoint now) {
   send_all(now);
 }
 
-// Over an edge that carries single stripes only what its other parents have as well would be of use.
+// Over an edge with some of the stripes, only publications that the child's other parents also have are of use.
 bool EdgeSender::can_start_at(const Edge& edge) const {
   return restorable_ && edge.position && *edge.position >= *restorable_ && !not_made_.contains(*edge.position) &&
          !edge.full_only && edge.wanted.share() == 1;
 }
 
-// And none was made of them yet: where one was, what there is has been weighed.
+// True if the path has many deltas and no folded delta exists. If one exists, the plan has already weighed it.
 bool EdgeSender::goes_by_many_deltas(const Edge& edge, const std::vector<PublicationKey>& way,
                                      std::uint64_t bytes) const {
   const auto hint = store_.full_bytes_hint();
@@ -190,11 +190,11 @@ bool EdgeSender::goes_by_many_deltas(const Edge& edge, const std::vector<Publica
                        [&](const auto& entry) { return entry.first.base == edge.position; }) == 1;
 }
 
-// The cheapest way, by bytes still to send, from where the child is to the newest version: a shortest path over the
-// stored publications, where a full snapshot starts anywhere and a delta continues from its base.
+// The cheapest path from the child's version to the newest, in bytes still to send: a shortest path over the stored
+// publications. A full snapshot starts at any version; a delta continues from its base.
 void EdgeSender::plan(Edge& edge) {
   edge.path.clear();
-  const std::optional<Version> newest = std::max(store_.newest(), reach_);  // an absent one is the least
+  const std::optional<Version> newest = std::max(store_.newest(), reach_);  // an absent version is the lowest
   if (!newest) return;
   const Version target = edge.catch_up_to ? std::min(*newest, *edge.catch_up_to) : *newest;
   if (edge.position && *edge.position >= target) return;
@@ -203,8 +203,8 @@ void EdgeSender::plan(Edge& edge) {
   struct Reach {
     std::uint64_t cost = 0;
     std::optional<PublicationKey> via;
-    bool missing = false;       // of the last publication
-    bool some_missing = false;  // of those on the way
+    bool missing = false;       // chunks of the last publication are missing
+    bool some_missing = false;  // chunks of one on the path are missing
   };
   std::map<Version, Reach> best;
   if (edge.position) best[*edge.position] = {};
@@ -224,7 +224,7 @@ void EdgeSender::plan(Edge& edge) {
       it->second = {cost, key, missing, some_missing};
   };
   auto whole = edge.whole.begin();
-  const auto relax_whole_before = [&](const PublicationKey* end) {  // what the child has whole and we have not
+  const auto relax_whole_before = [&](const PublicationKey* end) {  // publications that only the child has whole
     for (; whole != edge.whole.end() && (!end || *whole < *end); ++whole)
       if (!std::as_const(store_).find(*whole)) relax(*whole, 0, false);
   };
@@ -235,7 +235,7 @@ void EdgeSender::plan(Edge& edge) {
                                                          : std::uint64_t{known->second.chunks.count_of(edge.wanted)} *
                                                                stored.announcement.chunk_bytes;
     const bool missing = !has_all(edge, stored);
-    // What is still arriving here costs what it will be: a snapshot that has just begun is no shortcut.
+    // A publication that is still arriving costs its final size: a snapshot that has just begun is no shortcut.
     std::uint64_t bytes = stored.bytes;
     if (stored.manifest)
       bytes = stored.manifest->payload_bytes;
@@ -246,7 +246,7 @@ void EdgeSender::plan(Edge& edge) {
   }
   relax_whole_before(nullptr);
 
-  // What has been sent whole will arrive, and only what starts there is of use from then on.
+  // Publications sent whole will arrive. From then on, only publications that start at their version are of use.
   std::optional<Version> arrives = edge.position;
   for (const auto& [version, reach] : best)
     if (!reach.some_missing) arrives = std::max(arrives, std::optional(version));
@@ -265,7 +265,7 @@ void EdgeSender::plan(Edge& edge) {
                     static_cast<double>(end->second.cost) > factor * edge.wanted.share() * static_cast<double>(*hint);
   if (end == best.end()) {
     complain(edge, {target, false}, delta);
-    // Somebody else will bring the child here; what follows is ours to send again.
+    // Another node brings the child to `target`; this node sends the later publications again.
     if (!snapshots_come_) edge.position = target;
     return;
   }
@@ -281,9 +281,9 @@ void EdgeSender::plan(Edge& edge) {
   if (!dear && !many) edge.said_behind = false;
   if ((dear || many) && !edge.said_behind) {
     edge.said_behind = true;
-    complain(edge, {target, true}, delta && way.size() > 1);  // one delta is there already
+    complain(edge, {target, true}, delta && way.size() > 1);  // a path of one delta needs no folding
   }
-  if (many || (dear && edge.catch_up_to && snapshots_come_)) return;  // wait for what will be far cheaper
+  if (many || (dear && edge.catch_up_to && snapshots_come_)) return;  // wait for the far cheaper publication
   edge.path = std::move(way);
   forget(edge);
 }
@@ -317,7 +317,7 @@ std::optional<OutFrame> EdgeSender::next_frame(Edge& edge, ConnId conn) {
     ChunkSet& known = entry.chunks;
     if (const auto index = stored->have.first_not_in(known, edge.wanted)) {
       const StoredChunk* chunk = store_.fetch(*stored, *index);
-      if (!chunk) return std::nullopt;  // it comes from disk
+      if (!chunk) return std::nullopt;  // it is being read from disk
       known.insert(*index);
       chunk_bytes_ += chunk->length;
       if (edge.catch_up_to) helped_bytes_ += chunk->length;
@@ -326,7 +326,7 @@ std::optional<OutFrame> EdgeSender::next_frame(Edge& edge, ConnId conn) {
     if (has_all(edge, *stored))
       it = edge.path.erase(it);
     else
-      ++it;  // its next chunk has not arrived here yet; a later publication's may have
+      ++it;  // its next chunk has not arrived here yet; a chunk of a later publication may have
   }
   return std::nullopt;
 }

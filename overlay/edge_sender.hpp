@@ -1,5 +1,5 @@
-// The parent's side of its edges: brings every child to the newest publication, or to the one it asked for, by the
-// cheapest way over what is stored here. Used by the learner for its seeds and by workers for those behind them. Pure.
+// The parent's side of its edges. Brings every child to the newest publication, or to the one it asked for, by the
+// cheapest path over the stored publications. The learner uses it for its seeds, workers for their children. Pure.
 #pragma once
 #include <set>
 
@@ -8,68 +8,69 @@
 
 namespace echoline::overlay {
 
-// A child this node's store cannot bring up to date (behind: it can, but a full snapshot would be far cheaper).
+// A child that this node's store cannot bring up to date. Behind: the store could, but a full snapshot is far cheaper.
 struct EdgeTrouble {
   WorkerId child;
   std::optional<Version> position;
   CannotServe what;
-  bool delta = false;  // one delta from `position` would do, and can be folded
+  bool delta = false;  // one delta from `position` suffices, and can be made by folding
 };
 
 class EdgeSender {
  public:
-  // A full snapshot is asked for when catching up by what is stored costs more than this many times its bytes
-  // (formula 4.10: 1 + phi).
+  // The sender asks for a full snapshot if catching up from the store costs more than this many times the snapshot's
+  // bytes.
   static constexpr double kSnapshotFactor = 1.25;
-  // A worker's own bytes are cheaper than the learner's: it hands a child over only from here on.
+  // The factor at a worker. Its bytes are cheaper than the learner's, so it hands a child over later.
   static constexpr double kHandOverFactor = 2.0;
-  // More than this many deltas are folded into one, if they have more than this part of a full snapshot's bytes: the
-  // child then checks and installs them in one pass.
+  // More than kDeltasMax deltas are folded into one if together they exceed this fraction of a full snapshot's bytes.
+  // The child then checks and installs them in one pass.
   static constexpr std::size_t kDeltasMax = 3;
   static constexpr double kDeltasShare = 0.05;
   static constexpr std::size_t kStreamsMax = 16;  // connections of one edge
-  // Of a child that is only helped, beside 1 for one that gets all chunks: those who forward come first.
+  // The uplink weight of a child that this node only helps; 1 is a child with all stripes. Children that forward come
+  // first.
   static constexpr double kHelpedWeight = 1.0 / 8;
 
-  // References must outlive the sender. `snapshots_come`: troubles are answered by a publication in the same store
-  // (the learner); otherwise the child is told to ask for help.
+  // References must outlive the sender. `snapshots_come`: the learner answers each trouble by a publication in this
+  // store. Without it, the child is told to ask for help.
   EdgeSender(PublicationStore& store, Uplink& uplink, bool snapshots_come)
       : store_(store), uplink_(uplink), snapshots_come_(snapshots_come) {}
 
-  // A connection of the edge to `child`, its first or a further stream. False: it has too many.
+  // Adds a connection of the edge to `child`, its first or a further stream. False: the edge has too many.
   bool open(ConnId conn, WorkerId child, PeerHello hello, TimePoint now);
   void close(ConnId conn);
   bool contains(ConnId conn) const { return lines_.contains(conn); }
   std::optional<WorkerId> child_of(ConnId conn) const;
-  bool helps(ConnId conn) const;  // it is of an edge that only helps
+  bool helps(ConnId conn) const;  // the connection belongs to an edge that only helps
   std::size_t connections() const { return lines_.size(); }
   std::vector<ConnId> all_connections() const;
-  std::vector<ConnId> connections_of(WorkerId child) const;  // also while it is helped
+  std::vector<ConnId> connections_of(WorkerId child) const;  // including those of a helped child
   std::vector<ConnId> connections_of(WorkerId child, bool helped) const;
-  std::vector<WorkerId> children() const;  // without those that are only helped
+  std::vector<WorkerId> children() const;  // without children that are only helped
 
-  // The child says anew what it holds and wants.
+  // The child reports again what it holds and wants.
   void update(ConnId conn, Have have, TimePoint now);
   void send_again(ConnId conn, const ChunkRequest& request, TimePoint now);
-  // On the first connection of every edge, ahead of chunks.
+  // Sends on the first connection of every edge, ahead of chunks.
   void tell_all(const ControlMessage& status, TimePoint now);
 
   void on_store_changed(TimePoint now);  // publications announced, closed or dropped
-  // Children are to be brought to `version` at least, though it may have left the store.
+  // Children must reach at least `version`, even if it has left the store.
   void reach(Version version) { reach_ = std::max(reach_.value_or(version), version); }
   void on_chunk_arrived(TimePoint now) { send_all(now); }
-  // Stored deltas can be folded into one from this version on (absent: they cannot); with `snapshots_come` only.
+  // Stored deltas from this version on can be folded into one; absent: none can. With `snapshots_come` only.
   void restorable_from(std::optional<Version> oldest);
-  // That was asked for and is not made: who stands there gets what there is.
+  // The requested delta from `version` will not be made: children at it get the stored publications.
   void no_delta_from(Version version, TimePoint now);
   // Troubles found since the last call, each reported once.
   std::vector<EdgeTrouble> take_troubles() { return std::exchange(troubles_, {}); }
-  // One report for every child, from what the uplink saw.
+  // One report for every child, from the uplink's measurements.
   std::vector<EdgeReport> reports(TimePoint now) const;
 
   std::uint64_t chunk_bytes_sent() const { return chunk_bytes_; }    // chunk bytes without headers
-  std::uint64_t helped_bytes_sent() const { return helped_bytes_; }  // of these to children that are only helped
-  // Remembered for the child for which most are: those that are in the store and those that it has listed last.
+  std::uint64_t helped_bytes_sent() const { return helped_bytes_; }  // the part of it for children that are only helped
+  // The largest number of publications remembered for one child: those in the store and those in its last list.
   std::size_t known_publications() const;
 
  private:
@@ -84,14 +85,14 @@ class EdgeSender {
     std::optional<Version> catch_up_to;
     bool full_only = false;
     StripeMask wanted;
-    std::optional<Version> position;         // where the child is once it has what was sent
+    std::optional<Version> position;         // the child's version once it has all sent bytes.
     std::map<PublicationId, Known> known;    // chunks it has or was sent
-    std::set<PublicationKey> whole;          // what it says it has whole
-    std::set<PublicationId> closed;          // whose manifests it has or was sent
-    std::vector<PublicationKey> path;        // what still has to be sent, in order
-    std::optional<Slice> status, complaint;  // before the next chunk; only the newest of each waits
+    std::set<PublicationKey> whole;          // publications that the child reports as complete
+    std::set<PublicationId> closed;          // publications whose manifest the child has or was sent.
+    std::vector<PublicationKey> path;        // publications still to send, in order
+    std::optional<Slice> status, complaint;  // sent before the next chunk; only the newest of each waits
     bool said_behind = false;
-    bool lossy = false;  // a connection broke: what was sent on it may be lost
+    bool lossy = false;  // a connection broke: bytes sent on it may be lost
     std::optional<OutFrame> next(ConnId conn) override { return owner->next_frame(*this, conn); }
     double weight() const override { return catch_up_to ? kHelpedWeight : wanted.share(); }
   };
@@ -114,12 +115,12 @@ class EdgeSender {
   PublicationStore& store_;
   Uplink& uplink_;
   bool snapshots_come_;
-  std::map<std::pair<WorkerId, bool>, Edge> edges_;  // by child, and whether it is helped
+  std::map<std::pair<WorkerId, bool>, Edge> edges_;  // key: the child, and whether it is helped
   std::map<ConnId, Line> lines_;
   std::vector<EdgeTrouble> troubles_;
   std::uint64_t chunk_bytes_ = 0, helped_bytes_ = 0;
   std::optional<Version> reach_, restorable_;
-  std::set<Version> not_made_;  // deltas from there
+  std::set<Version> not_made_;  // deltas from these versions will not be made
 };
 
 }  // namespace echoline::overlay

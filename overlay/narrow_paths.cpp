@@ -11,7 +11,7 @@ void NarrowPaths::stalled(const std::string& host, bool small, const Stall& stal
   Host& known = hosts_[host];
   if (known.proven) return;  // it does not answer, for another reason
   known.try_small = !small;
-  if (small) {  // no better: the other end may be stopped
+  if (small) {  // small segments do not help: the other end may be stopped
     known.stalls = 0;
     return;
   }
@@ -28,7 +28,7 @@ std::optional<std::string> NarrowPaths::passed(const std::string& host, bool sma
     if (!known.proven) hosts_.erase(it);
     return std::nullopt;
   }
-  // Without proof, twice in vain with the usual segments and never with small ones is no chance any more.
+  // Two failures with usual segments and none with small ones count as proof: chance is unlikely.
   known.proven = known.proven || known.stalls >= 2;
   known.try_small = known.proven;
   if (!known.proven || std::exchange(known.told, true)) return std::nullopt;

@@ -1,5 +1,5 @@
-// Which hosts are reached by paths that swallow large packets and say nothing: connections are made, and what fills a
-// packet never arrives. Handshakes are padded to fill one (uv/tls), so it shows when a node is dialled. Pure.
+// Hosts behind paths that drop large packets without an error: connections are made, but full packets never arrive.
+// Handshakes are padded to fill a packet (uv/tls), so dialling shows such a path. Pure.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -10,34 +10,34 @@ namespace echoline::overlay {
 
 class NarrowPaths {
  public:
-  static constexpr std::uint32_t kPacketBytes = 1280;  // that IPv6 promises to carry
-  static constexpr int kSegmentBytes = 1220;           // of TCP, that fit these by IPv4 and IPv6
+  static constexpr std::uint32_t kPacketBytes = 1280;  // the minimum that IPv6 guarantees
+  static constexpr int kSegmentBytes = 1220;           // TCP payload that fits them over IPv4 and IPv6
   static constexpr std::size_t kHostsMax = 1024;
 
-  // Of a connection that was made and whose handshake was not done in time, as this end's kernel tells.
+  // A connection whose handshake timed out, as this machine's kernel describes it.
   struct Stall {
-    std::uint32_t packet_bytes = 0;     // of the largest packet it sends there
+    std::uint32_t packet_bytes = 0;     // the largest packet this end sends
     std::uint32_t retransmissions = 0;  // of the oldest bytes that did not arrive
     std::uint32_t overtaken_by = 0;     // later segments that did arrive
-    std::uint32_t out_of_order = 0;     // segments that arrived here, while those before them did not
-    // What is small arrives, before it and again and again, what is large does not.
+    std::uint32_t out_of_order = 0;     // segments that arrived here before earlier ones
+    // Small segments arrive, and retransmitted large ones do not.
     bool proof() const { return (retransmissions >= 2 && overtaken_by > 0) || out_of_order > 0; }
   };
 
   // Whether the next connection to this host should have small segments.
   bool small(const std::string& host) const { return hosts_.contains(host) && hosts_.at(host).try_small; }
   void stalled(const std::string& host, bool small, const Stall& stall);
-  // A handshake with this host was done, with small segments or the usual ones. What a person should know, once: the
-  // path swallows large packets.
+  // A handshake with this host succeeded, with small segments or usual ones. Returns a message for the operator, once
+  // per host, if the path drops large packets.
   std::optional<std::string> passed(const std::string& host, bool small);
 
  private:
   struct Host {
     bool try_small = false, proven = false, told = false;
-    int stalls = 0;  // of usual segments, since these or small ones last told that it is not their size
+    int stalls = 0;  // with usual segments, since the last evidence that size is not the cause
     std::uint32_t packet_bytes = 0;
   };
-  std::map<std::string, Host> hosts_;  // that stalled
+  std::map<std::string, Host> hosts_;  // hosts with a stall
 };
 
 }  // namespace echoline::overlay

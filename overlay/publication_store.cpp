@@ -5,10 +5,10 @@
 namespace echoline::overlay {
 namespace {
 
-// Chunks that are asked for from disk at a time.
+// Chunks read from disk at a time.
 constexpr std::uint32_t kReadAhead = 16;
-constexpr std::size_t kResidentSlack = 64;  // chunks of dropped publications that may stand in resident_ in any case
-// A publication is announced a little before the learner counts it.
+constexpr std::size_t kResidentSlack = 64;  // entries of dropped publications that resident_ may always hold
+// Delay between a publication's announcement and its listing in the learner's beacons.
 constexpr std::uint64_t kAbandonedAfterMs = 2000;
 
 }  // namespace
@@ -140,8 +140,8 @@ void PublicationStore::spool(const StoredPublication& entry, std::uint32_t index
       act::Spool{entry.id, chunk.head, index, std::uint64_t{index} * entry.announcement.chunk_bytes, chunk.data});
 }
 
-// What it did not take is in memory still, and is offered again as far as it takes anything: two for one. To offer all
-// of it at once would keep a full disk busy with nothing else.
+// Unwritten chunks are still in memory. After each successful write, two of them are offered to the disk again.
+// Offering all at once would keep a full disk busy with failing writes.
 void PublicationStore::try_disk_again() {
   for (int offered = 0; offered < 2 && !unwritten_.empty();) {
     const auto [id, index] = unwritten_.extract(unwritten_.begin()).value();
@@ -153,7 +153,8 @@ void PublicationStore::try_disk_again() {
   if (unwritten_.empty()) disk_failed_ = false;
 }
 
-// Complete once the manifest is here and every chunk is: all are proven one by one, the manifest proves the whole.
+// A publication is complete once its manifest and all chunks are here. Each chunk is proven alone; the manifest proves
+// the whole.
 Result<bool> PublicationStore::finish(StoredPublication& entry) {
   if (entry.complete || !entry.manifest) return false;
   const std::uint32_t count = *entry.chunk_count();
@@ -176,9 +177,9 @@ Result<bool> PublicationStore::finish(StoredPublication& entry) {
   return true;
 }
 
-// Whole publications go, oldest first, when the budget for all of them is spent: the disk's, memory's without one, and
-// both while the disk does not take everything; then what this one makes superfluous, and, if they may, those that
-// cannot be installed before it, newest first.
+// Drops whole publications, oldest first, until the budget has room. The budget is the disk's, or memory's without a
+// disk, or both after a failed write. Then drops those that `for_key` makes superfluous. If `later_may_go`, finally
+// drops those that cannot be installed before it, newest first.
 Status PublicationStore::make_room(std::uint64_t bytes, const PublicationKey& for_key, Version keep_from,
                                    bool later_may_go, bool at_once) {
   const bool memory = !limits_.disk || disk_failed_;
@@ -190,8 +191,8 @@ Status PublicationStore::make_room(std::uint64_t bytes, const PublicationKey& fo
     if (key.version >= keep_from) break;
     if (key != for_key) erase(key);
   }
-  // What can be installed at once makes whatever leads to the same version otherwise superfluous: snapshots that are
-  // not whole as well.
+  // A publication that can be installed at once makes other paths to its version superfluous, such as incomplete
+  // snapshots.
   for (auto it = entries_.begin(); at_once && it != entries_.end() && full();) {
     const auto& [key, stored] = *it++;
     if (key.version > for_key.version) break;
@@ -220,7 +221,7 @@ void PublicationStore::evict() {
     const auto key = keys_.find(id);
     if (key == keys_.end()) continue;
     StoredPublication& entry = entries_.at(key->second);
-    if (!entry.have.contains(index)) continue;  // dropped, and begun anew
+    if (!entry.have.contains(index)) continue;  // dropped and opened again
     StoredChunk& chunk = entry.chunks[index];
     if (!chunk.on_disk || chunk.data.empty()) continue;
     memory_ -= chunk.length;
@@ -245,7 +246,7 @@ void PublicationStore::on_spooled(const PublicationId& id, std::uint32_t index, 
   if (writing != writing_.end() && --writing->second > 0) return;
   if (writing != writing_.end()) writing_.erase(writing);
   StoredPublication* const entry = key == keys_.end() ? nullptr : &entries_.at(key->second);
-  const bool kept = entry && entry->have.contains(index);  // or it was dropped meanwhile
+  const bool kept = entry && entry->have.contains(index);  // false: it was dropped meanwhile
   if (!written) {
     if (kept) unwritten_.insert({id, index});
     return;
@@ -254,7 +255,7 @@ void PublicationStore::on_spooled(const PublicationId& id, std::uint32_t index, 
     entry->chunks[index].on_disk = true;
     resident_.emplace_back(id, index);
   }
-  if (disk_failed_) try_disk_again();  // it takes something, whatever that was
+  if (disk_failed_) try_disk_again();  // the disk accepts writes again
   evict();
 }
 
@@ -263,7 +264,8 @@ bool PublicationStore::on_unspooled(const PublicationId& id, std::uint32_t index
   const auto key = keys_.find(id);
   if (key == keys_.end()) return true;
   StoredPublication& entry = entries_.at(key->second);
-  if (!entry.have.contains(index) || !entry.chunks[index].data.empty()) return true;  // dropped and begun anew, or here
+  // dropped and opened again, or already here
+  if (!entry.have.contains(index) || !entry.chunks[index].data.empty()) return true;
   StoredChunk& chunk = entry.chunks[index];
   if (data.size() != chunk.length || checker_.chunk_hash(data) != chunk.hash) {
     erase(PublicationKey(key->second));

@@ -1,6 +1,5 @@
-// Recent publications of one node, whole or still arriving. Every chunk in it is proven. Within a budget of memory, and
-// of disk where there is one: chunks that are on disk leave memory when it runs short and are read back when asked for.
-// Pure.
+// Recent publications of one node, complete or still arriving. Every chunk in the store is proven. Memory and disk are
+// bounded. When memory runs short, chunks that are on disk leave it and are read back on request. Pure.
 #pragma once
 #include <deque>
 #include <map>
@@ -13,8 +12,8 @@
 namespace echoline::overlay {
 
 struct StoredChunk {
-  Slice head;  // frame header and chunk head, forwarded as they came
-  Slice data;  // empty while it is only on disk
+  Slice head;  // frame header and chunk head, forwarded unchanged
+  Slice data;  // empty while the chunk is only on disk
   std::uint32_t length = 0;
   trust::Hash hash{};
   bool on_disk = false;
@@ -29,8 +28,8 @@ struct StoredPublication {
   ChunkSet have;
   std::vector<StoredChunk> chunks;  // by index; those not in `have` are empty
   std::uint64_t bytes = 0;          // of the chunks in `have`
-  bool complete = false;            // closed by its manifest, and all there
-  bool contested = false;           // an older publication of the same key was refused for this one
+  bool complete = false;            // its manifest and all chunks are present
+  bool contested = false;           // an older publication of the same key was refused in favour of this one
 
   const PublicationKey& key() const { return announcement.key; }
   std::optional<std::uint32_t> chunk_count() const {
@@ -39,52 +38,54 @@ struct StoredPublication {
   }
 };
 
-// Once the disk has failed to take a chunk, memory holds what arrives, and what is needed from disk to hand over a
-// publication comes on top of `memory_max`.
+// After a failed write, memory holds all arriving chunks. Chunks read back to deliver a publication come on top of
+// `memory_max`.
 struct StoreLimits {
   Bytes memory_max{256ull << 20};
   Bytes disk_max{64ull << 30};
-  bool disk = false;                                    // there is one
-  bool memory_is_fixed = false, disk_is_fixed = false;  // by the user: they do not follow the policy's size
-  // Each publication takes some kB beside its chunks, and is looked at whenever one comes. A child says what it has of
-  // as many.
+  bool disk = false;                                    // the node has a disk
+  bool memory_is_fixed = false, disk_is_fixed = false;  // set by the user: independent of the policy's size
+  // Each publication takes some kB beside its chunks, and every arrival visits all of them. A child's list of its
+  // chunks has the same limit.
   std::size_t publications_max = kHaveItemsMax;
 };
 
 class PublicationStore {
  public:
-  // Both references must outlive the store; `actions` receives what is to be written to disk and read from it.
+  // Both references must outlive the store; `actions` receives its disk writes and reads.
   PublicationStore(const StoreLimits& limits, const Checker& checker, std::vector<Action>& actions)
       : limits_(limits), checker_(checker), actions_(actions) {}
 
   // Makes room for a policy of this size.
   void fit(Bytes policy);
-  // kExhausted: a snapshot of it has no room here.
+  // kExhausted: the store has no room for a snapshot of this size.
   Status check_fits(Bytes policy) const;
-  // While on, what is put in comes from this node's disk and is not written there again.
+  // While on, added chunks come from this node's disk and are not written there again.
   void set_recovering(bool on) { recovering_ = on; }
-  // A publication opens. Under a key that is known: nothing happens when it is the same one, a later announcement
-  // replaces one that is not complete, and kStale otherwise. Beyond publications_max the oldest below `keep_from` go.
+  // Opens a publication. If its key is known: the same publication changes nothing, a later announcement replaces an
+  // incomplete one, and any other returns kStale. Beyond publications_max, the oldest below `keep_from` are dropped.
   Status begin(const Announcement& announcement, const SignedAnnouncement& as_signed, Version keep_from = {});
-  // The publication closes. kNotFound: not announced. kCorrupt: another manifest closed it before, or what is here
-  // does not match (it is then dropped).
-  Result<bool> close(const Manifest& manifest, const SignedManifest& as_signed);  // true: it is complete
+  // Closes a publication; true: it is complete. kNotFound: not announced. kCorrupt: a different manifest has closed it
+  // already, or the stored chunks do not match (the publication is then dropped).
+  Result<bool> close(const Manifest& manifest, const SignedManifest& as_signed);
 
   enum class Put { kAdded, kCompleted, kDuplicate };
-  // Proves the chunk and keeps it. kNotFound: not announced. kCorrupt: the proof fails (nothing changes), or the whole
-  // is not what the manifest says (the publication is then dropped). kExhausted: no room even after dropping
-  // publications below `keep_from`, oldest first, and deltas above this one, newest first. Where `at_once` says that it
-  // can be installed as soon as it is whole: also deltas above its base, and snapshots up to it that are not whole.
+  // Proves the chunk and keeps it. kNotFound: not announced. kCorrupt: the proof fails (nothing changes), or the
+  // complete publication differs from its manifest (it is then dropped). kExhausted: no room.
+  //
+  // To make room, the store drops publications below `keep_from`, oldest first, then deltas above this one, newest
+  // first. `at_once` means that this publication can be installed as soon as it is complete. Then deltas above its base
+  // and incomplete snapshots up to it are dropped as well.
   Result<Put> put(const Frame& chunk, Version keep_from, bool at_once = false);
-  // A chunk of the learner's own making, with what seal() gave.
+  // Adds a chunk made by this learner, with the head and hash from seal().
   Status add_own(const PublicationId& id, const ChunkHead& head, const trust::Hash& hash, Slice data,
                  Version keep_from);
 
-  // The chunk's bytes, if they are in memory; otherwise they are read back, with those behind it, and on_unspooled()
-  // says when to ask again.
+  // Returns the chunk if its bytes are in memory. Otherwise null: the bytes are read back, together with the next
+  // chunks, and the caller asks again after on_unspooled().
   const StoredChunk* fetch(StoredPublication& publication, std::uint32_t index);
   void on_spooled(const PublicationId& id, std::uint32_t index, bool written);
-  // False: the disk gave back something else, or nothing; the publication has been dropped.
+  // False: the disk returned other bytes or none, and the publication has been dropped.
   bool on_unspooled(const PublicationId& id, std::uint32_t index, Slice data);
 
   const StoredPublication* find(const PublicationKey& key) const;
@@ -92,23 +93,22 @@ class PublicationStore {
   StoredPublication* find(const PublicationKey& key);
   const std::map<PublicationKey, StoredPublication>& entries() const { return entries_; }
   std::optional<Version> newest() const;
-  // Size of the newest whole full snapshot that was ever here.
+  // Size of the newest full snapshot that has ever been complete here.
   std::optional<std::uint64_t> full_bytes_hint() const { return full_bytes_; }
   void erase(const PublicationKey& key);
-  // Drops what is not whole and not above `version`: nobody will finish it.
+  // Drops incomplete publications up to `version`: no node will complete them.
   void erase_partial_up_to(Version version);
-  // The bytes of a complete publication for the application: in memory, or the spool that holds them. Nothing while
-  // what the disk could not take meets what it took: then the rest is read back, and on_unspooled() says when to ask
-  // again.
+  // A complete publication for the application: its bytes in memory, or its spool. Absent if only some bytes are on
+  // disk and only others in memory: the rest is then read back, and the caller asks again after on_unspooled().
   std::optional<act::Deliver> delivery(StoredPublication& publication);
 
-  // Drops what nobody would take any more. True: something went.
+  // Drops expired publications below `keep_from`. Returns whether any was dropped.
   bool erase_expired(std::uint64_t unix_ms, Version keep_from);
-  // Drops what was announced some time before `issue_time`, is not whole, and is newer than what the learner called the
-  // newest at that time: it has taken that back. True: something went.
+  // Drops incomplete publications that the learner has withdrawn: announced some time before `issue_time`, but newer
+  // than `newest`, the learner's newest version at that time. Returns whether any was dropped.
   bool erase_abandoned(std::optional<Version> newest, std::uint64_t issue_time);
-  // Drops what is not whole and stands in the way of an older publication of the same key: the others may have that one
-  // whole, from before the learner restarted. True: something went.
+  // Drops incomplete publications that exclude an older one of the same key. Other nodes may have that one complete,
+  // from before the learner's restart. Returns whether any was dropped.
   bool erase_contested();
 
   Bytes memory() const { return {memory_}; }
@@ -116,9 +116,9 @@ class PublicationStore {
   Bytes disk() const { return {disk_}; }
   // Chunks listed as in memory and on disk; those of dropped publications are at most half of them, and a few.
   std::size_t residents_listed() const { return resident_.size(); }
-  // More chunks are in memory than allowed because the disk is behind: take no more for now.
+  // The disk is behind, and memory is above its limit: accept no more chunks for now.
   bool congested() const { return limits_.disk && !disk_failed_ && memory_ > limits_.memory_max.count; }
-  // A chunk could not be written: everything stays in memory until the disk takes some again and was offered all.
+  // A write has failed. Chunks stay in memory until the disk has been offered all unwritten chunks again.
   bool disk_failed() const { return disk_failed_; }
 
  private:
@@ -142,15 +142,17 @@ class PublicationStore {
   std::vector<Action>& actions_;
   std::map<PublicationKey, StoredPublication> entries_;
   std::map<PublicationId, PublicationKey> keys_;
-  std::map<PublicationId, std::map<std::uint32_t, Seal>> seals_;  // that hold, of what is arriving, by first chunk
-  // In memory and on disk, in order of arrival; those of dropped publications go when they are more than half.
+  // Verified seals of arriving publications, by first chunk.
+  std::map<PublicationId, std::map<std::uint32_t, Seal>> seals_;
+  // Chunks in memory and on disk, in order of arrival. Entries of dropped publications are removed once they are more
+  // than half.
   std::deque<std::pair<PublicationId, std::uint32_t>> resident_;
-  std::size_t resident_dropped_ = 0;  // at most so many of them
+  std::size_t resident_dropped_ = 0;  // upper bound on the entries of dropped publications
   std::set<std::pair<PublicationId, std::uint32_t>> reading_;
-  // Writes of a chunk that are under way. Only the last one says that it is on disk: between two of them the
-  // publication may have been dropped, and begun anew.
+  // Writes of a chunk in progress. Only the last one marks it as on disk: between two writes, the publication may have
+  // been dropped and opened again.
   std::map<std::pair<PublicationId, std::uint32_t>, std::size_t> writing_;
-  std::set<std::pair<PublicationId, std::uint32_t>> unwritten_;  // that the disk did not take
+  std::set<std::pair<PublicationId, std::uint32_t>> unwritten_;  // chunks whose write failed
   bool disk_failed_ = false, recovering_ = false;
   std::uint64_t memory_ = 0, memory_peak_ = 0, disk_ = 0;
   std::optional<Version> full_version_;

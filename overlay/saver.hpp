@@ -1,5 +1,5 @@
-// Writes of a node's state file, one at a time: what changes during a write is written after it, and a write that
-// failed is repeated. Pure.
+// Writes a node's state file, one write at a time. Changes during a write are written after it. A failed write is
+// repeated. Pure.
 #pragma once
 #include <utility>
 
@@ -20,12 +20,13 @@ class Saver {
     saving_ = false;
     retry_at_ = now + kRetry;
   }
-  // The write in flight succeeded. Returns whether the state has changed meanwhile and begin() is to be called again.
+  // The write in flight succeeded. Returns whether the state has changed meanwhile and the caller must call begin()
+  // again.
   bool succeeded() {
     saving_ = false;
     return std::exchange(again_, false);
   }
-  // Returns whether it is time to repeat a write that failed; once.
+  // Returns, once, whether it is time to repeat a failed write.
   bool take_retry(TimePoint now) {
     if (now < retry_at_) return false;
     retry_at_ = kNever;

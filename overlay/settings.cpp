@@ -24,13 +24,14 @@ void read(ConfigSection s, NetworkSettings& c) {
        {"best_chains", TopologyPolicy::kBestChains},
        {"echo2", TopologyPolicy::kEcho2},
        {"star", TopologyPolicy::kStar}},
-      "who sends to whom: whichever of the others is expected to be soonest, for the planned fleet first and then for "
-      "who is there (auto), a tree for each share of the chunks (trees), chains for each (stripes), as many "
-      "chains as are fastest (best_chains), B / b chains as ECHO-2 has them (echo2), or the learner to "
-      "everybody (star)");
-  s.read("heartbeat_timeout", c.heartbeat_timeout,
-         {.min = std::chrono::milliseconds(200), .max = std::chrono::hours(1)},
-         "a worker that is not heard of for this long is away: others get its work, its machine and place are kept");
+      "the topology of a broadcast. auto: the one that the model expects to be fastest, for the planned fleet first "
+      "and "
+      "then for the workers present. trees: a tree for each share of the chunks. stripes: chains for each share. "
+      "best_chains: the fastest number of chains. echo2: B / b chains as in ECHO-2. star: the learner sends to "
+      "every worker");
+  s.read(
+      "heartbeat_timeout", c.heartbeat_timeout, {.min = std::chrono::milliseconds(200), .max = std::chrono::hours(1)},
+      "a worker without a heartbeat for this long is away: other workers get its work, its machine and place are kept");
   s.read("silence_min", c.silence_min, {.min = Duration(0), .max = std::chrono::hours(1)},
          "no worker loses its place among those who forward before it was silent for this long, however regularly it "
          "was heard until then; never later than heartbeat_timeout");

@@ -1,4 +1,4 @@
-// A read-only piece of shared memory: how chunks travel through a node without being copied.
+// A read-only piece of shared memory: chunks pass through a node in it without being copied.
 #pragma once
 #include <cstddef>
 #include <memory>
@@ -9,7 +9,7 @@ namespace echoline::overlay {
 
 using SharedBytes = std::shared_ptr<const std::vector<std::byte>>;
 
-// Keeps its memory alive for as long as any slice of it lives.
+// Its memory lives as long as any slice of it.
 class Slice {
  public:
   Slice() = default;

@@ -18,7 +18,7 @@ std::vector<std::byte> bytes_of(const std::string& text) {
   return {bytes.begin(), bytes.end()};
 }
 
-// magic, BLAKE3 of the body, body
+// Layout: magic, BLAKE3 of the body, body.
 template <class Body>
 std::string wrap(std::string_view magic, const Body& body) {
   std::string text;

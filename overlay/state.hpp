@@ -1,4 +1,4 @@
-// What a node keeps across restarts, as the bytes of its state file. Byte-exact in FORMAT.md.
+// The state of a node that survives restarts, as the bytes of its state file. Byte-exact in FORMAT.md.
 #pragma once
 #include <set>
 #include <string>
@@ -15,35 +15,35 @@ struct WorkerState {
   std::string run_id;
   std::vector<std::byte> authority, certificate;  // DER
   WorkerId worker;
-  // The version that was verified and about to be activated: nothing older is ever activated again.
+  // The last version that was verified for activation. The worker never activates an older one.
   std::optional<Installed> floor;
   std::uint64_t beacon_sequence = 0;
-  std::int64_t clock_offset_ms = 0;  // the learner's clock minus this machine's, when it was last welcomed
+  std::int64_t clock_offset_ms = 0;  // the learner's clock minus this machine's, at the last welcome
   friend bool operator==(const WorkerState&, const WorkerState&) = default;
 };
 
-// A machine that has enrolled: it may come back with its key until a day after its last certificate has ended.
+// An enrolled machine. It may come back with its key until a day after its last certificate has expired.
 struct KnownWorker {
-  std::string name;                // the instance it enrolled as
+  std::string name;                // the instance name at enrolment
   trust::PublicKey key{};          // zeros: not known
   std::uint64_t until_unix_s = 0;  // the end of its last certificate
-  std::string host;                // where it is reached, if whoever issued its token said so
+  std::string host;                // its address for other workers, if its token named one
   friend bool operator==(const KnownWorker&, const KnownWorker&) = default;
 };
 
 struct LearnerState {
   std::string run_id;
   std::uint64_t next_worker = 1, next_serial = 1;
-  std::map<trust::Nonce, std::uint64_t> used_tokens;  // until when [unix seconds] they would be valid
-  std::map<WorkerId, std::uint64_t> revoked;          // until when [unix seconds] a certificate of theirs may be valid
+  std::map<trust::Nonce, std::uint64_t> used_tokens;  // the expiry of each token [unix seconds]
+  std::map<WorkerId, std::uint64_t> revoked;          // the last expiry of each worker's certificates [unix seconds]
   std::map<Version, Digest> published;                // the most recent; a version's digest never changes
-  // A learner that resumes from before a version it has published disowns what came later and begins a new epoch: the
-  // one way for workers to go back, and for nobody else to send them there.
+  // A learner that resumes from an earlier version invalidates the later ones and begins a new epoch. Only the learner
+  // can make workers go back, and only this way.
   std::uint64_t epoch = 0;
-  std::uint16_t port = 0;  // where it listened, so that its workers find it again
+  std::uint16_t port = 0;  // its last port, so that its workers find it again
   std::map<WorkerId, KnownWorker> known;
-  std::uint64_t issue_reserved = 0;           // all issue times so far are below
-  std::map<WorkerId, Conduct::Kept> conduct;  // of those of whom there is something to remember
+  std::uint64_t issue_reserved = 0;           // an upper bound on all issue times so far
+  std::map<WorkerId, Conduct::Kept> conduct;  // only workers with entries
   friend bool operator==(const LearnerState&, const LearnerState&) = default;
 };
 

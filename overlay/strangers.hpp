@@ -1,6 +1,6 @@
-// Connections of peers that have proven who they are (or that they are nobody yet) and have not said what they want.
-// Whoever floods makes room first: the oldest of one certificate beyond its share, then the oldest of whoever has most.
-// Pure.
+// Connections whose handshake is done and whose request has not come yet; a peer that enrols has no certificate. If
+// they are too many, the oldest of a certificate above its share is closed, then the oldest of the source with the
+// most. Pure.
 #pragma once
 #include <deque>
 #include <map>
@@ -16,18 +16,18 @@ namespace echoline::overlay {
 
 struct Stranger {
   PeerInfo peer;
-  TimePoint until;                 // by then it has said what it wants
-  std::optional<PeerHello> hello;  // it has, and what it holds is still to come
+  TimePoint until;                 // deadline of its request
+  std::optional<PeerHello> hello;  // its request; its list of chunks is still to come
 };
 
 class Strangers {
  public:
   explicit Strangers(const ConnectionLimits& limits) : limits_(limits) {}
 
-  // Those that are to be closed to make room, already forgotten here.
+  // Returns the connections that the caller must close to make room; they are already removed here.
   std::vector<ConnId> add(ConnId conn, PeerInfo peer, TimePoint until);
   const Stranger* find(ConnId conn) const;
-  // It has been granted what it asks for, and says until then what it holds.
+  // The request was granted. The peer must list its chunks by `until`.
   void await_have(ConnId conn, PeerHello hello, TimePoint until);
   void erase(ConnId conn);
   std::vector<ConnId> take_late(TimePoint now);
@@ -39,14 +39,14 @@ class Strangers {
  private:
   struct Entry {
     Stranger stranger;
-    std::uint64_t number = 0;  // in the order in which they came
+    std::uint64_t number = 0;  // order of arrival
     std::string source;
   };
   ConnId oldest_of_most() const;
 
   ConnectionLimits limits_;
   std::map<ConnId, Entry> all_;
-  std::map<std::string, std::deque<ConnId>> by_source_;  // a certificate, or the address of who has none
+  std::map<std::string, std::deque<ConnId>> by_source_;  // a certificate, or the address of a peer without one
   std::set<std::pair<TimePoint, ConnId>> deadlines_;
   std::uint64_t next_number_ = 0;
 };

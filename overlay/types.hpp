@@ -1,4 +1,4 @@
-// What the overlay talks about with the application: endpoints, link limits, publications, reports.
+// The types shared by the overlay and the application: endpoints, link limits, publications, reports.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -19,30 +19,30 @@
 namespace echoline::overlay {
 
 struct Endpoint {
-  std::string host;  // an IPv4 or IPv6 address, or a name that is looked up when it is dialled
+  std::string host;  // an IPv4 or IPv6 address, or a name that is resolved at each dial
   std::uint16_t port = 0;
   friend bool operator==(const Endpoint&, const Endpoint&) = default;
 };
 std::string to_text(const Endpoint& endpoint);  // "127.0.0.1:7070", "[::1]:7070"
 
-// Imposed link rates, with all headers; absent means as fast as the machine goes. Chunks and application messages leave
-// evenly, a few milliseconds' worth at a time, when a link of this rate would have carried them. Control messages leave
-// at once and occupy the link all the same, so that the rate holds over time.
+// Link rates to enforce, headers included; absent: unlimited. Chunks and application messages leave evenly, a few
+// milliseconds' worth at a time, as a link of this rate would carry them. Control messages leave at once but count, so
+// the rate holds over time.
 struct LinkLimits {
   std::optional<BitRate> up, down;
 };
 
-// The largest message of the application. Messages travel in parts, in turn with chunks and control messages.
+// The largest message of the application. Messages travel in parts, which alternate with chunks and control messages.
 inline constexpr std::size_t kMessageBytesMax = 64 * 1024 * 1024;
 
-// 128 opaque bits; compared, never interpreted.
+// 128 opaque bits; only compared.
 using Digest = std::array<std::byte, 16>;
 std::string to_hex(const Digest& digest);
 
 // Names one publication: the first 16 bytes of the BLAKE3 of its signed announcement.
 using PublicationId = std::array<std::byte, 16>;
 
-// The bytes of a publication as a worker received them: pieces in memory, or one file when they are too many for it.
+// The bytes of a publication as a worker received them: pieces in memory, or one file if they exceed the memory budget.
 class Payload {
  public:
   Payload() = default;
@@ -51,11 +51,12 @@ class Payload {
   Payload(std::shared_ptr<const int> file, std::uint64_t size) : size_(size), file_(std::move(file)) {}
 
   std::uint64_t size() const { return size_; }
-  // All bytes in one piece: as they are, gathered, or mapped from the file. Not on the overlay's thread. kIo.
+  // Returns all bytes in one piece: the only piece itself, a gathered copy, or the mapped file. Not on the overlay's
+  // thread. kIo.
   Result<Slice> bytes() const;
-  // Hands over all bytes in order, a piece at a time, without holding more than one that was not in memory. kIo.
+  // Passes all bytes to `use` in order, piece by piece. Holds at most one piece that was not in memory. kIo.
   Status visit(const std::function<Status(std::span<const std::byte>)>& use) const;
-  // In order, when they are in memory.
+  // The pieces in order; empty if the bytes are in a file.
   const std::vector<Slice>& pieces() const { return pieces_; }
 
  private:
@@ -70,17 +71,17 @@ struct Publication {
   PublicationId id{};
   Version version;
   std::optional<Version> base;
-  Digest policy_digest{};  // digest of the policy after installation; the application's own, opaque here
-  std::string note;        // what the learner's application tells of the policy, signed with the publication
+  Digest policy_digest{};  // digest of the policy after installation; defined by the application, opaque here
+  std::string note;        // the learner's application describes the policy in it; signed with the publication
   Payload payload;
-  // False for what only leads to a newer version that is delivered right behind it: install it, but let nothing
-  // be generated with it.
+  // False for a step towards a newer version that is delivered right after it. The engine installs it but generates
+  // nothing with it.
   bool activate = true;
 };
 
-// Bytes of what is not whole yet, a delta on the version that was delivered last or a snapshot of a later one: proven
-// to be the learner's, but nothing says yet that the rest will come. Those of one publication come in order, from the
-// first byte on, as far as they are in memory; a snapshot's may come between those of deltas.
+// Bytes of a publication that is still arriving: a delta on the version delivered last, or a snapshot of a later one.
+// They are proven to come from the learner, but the rest may never come. The parts of one publication come in order
+// from its first byte, but only while they are in memory. Parts of a snapshot may come between those of deltas.
 struct PublicationPart {
   PublicationId id{};
   Version version;
@@ -92,13 +93,13 @@ struct PublicationPart {
 // A worker as the learner knows it.
 struct MemberInfo {
   WorkerId id;
-  std::string name;  // what the worker calls itself: its offer id
-  Endpoint data;     // where other workers dial it for chunks
+  std::string name;  // the worker's own name: its offer id
+  Endpoint data;     // other workers dial it here for chunks
   std::optional<BitRate> up, down;
-  std::string place{};  // as it says; "" where it does not say
+  std::string place{};  // as the worker reports it; "" if not reported
 };
 
-// Deltas that are stored, one after the other.
+// Consecutive stored deltas.
 struct StoredDeltas {
   Version from, to;
   Digest base_digest{}, digest{};  // of the policies before and after them
@@ -106,64 +107,65 @@ struct StoredDeltas {
   std::vector<Payload> deltas;
 };
 
-// Where the time T_b of one broadcast went, on the way of the worker that completed the quorum. The parts follow each
-// other and add up to T_b. A worker's clock is not the learner's, so it reports durations.
+// The parts of the time T_b of one broadcast, for the worker that completed the quorum. The parts are consecutive and
+// add up to T_b. A worker's clock differs from the learner's, so it reports durations.
 struct BroadcastParts {
-  Duration
-      encode{};  // until the last byte of the publication was made, without `seal`; the first chunks leave meanwhile
-  Duration
-      seal{};  // hashing and signing of chunks meanwhile; then until the digest was on disk and the publication closed
-  Duration send{};         // then until the worker had its last byte: over all hops, with the proof at each of them
-  Duration verify{};       // then until its engine was given the policy: proof of what came last, the floor on disk
-  Duration install{};      // then until the policy was active: the token under way, decoding, the digest of the result
-  Duration acknowledge{};  // the way back to the learner: the delay that dialling the worker has shown
+  // Until the last byte of the publication existed, without `seal`. The first chunks leave during it.
+  Duration encode{};
+  // Hashing and signing of chunks during `encode`; then until the digest was on disk and the publication closed.
+  Duration seal{};
+  Duration send{};         // until the worker had its last byte: all hops, with the proof at each of them.
+  Duration verify{};       // until the engine was given the policy: proof of the last chunks, the floor on disk
+  Duration install{};      // until the policy was active: the token in progress, decoding, the digest of the result.
+  Duration acknowledge{};  // the way back to the learner: the delay measured when dialling the worker
 };
 
-// One publication's broadcast, reported once the quorum of the workers active at publication has acknowledged it.
+// The broadcast of one publication, reported once a quorum of the workers active at publication has acknowledged it.
 struct BroadcastReport {
   Version version;
   std::optional<Version> base;  // absent: a full snapshot
   Bytes payload;
-  Bytes chunk;              // of a piece of it
-  Duration t_b{};           // begin of the publication until the quorum had acknowledged the installation
+  Bytes chunk;              // size of a chunk
+  Duration t_b{};           // from the begin of the publication until the quorum had acknowledged the installation
   BroadcastParts parts;     // of t_b
-  std::size_t workers = 0;  // active when it was published
-  std::size_t acknowledged =
-      0;                      // of them, at that time: all but a few that nobody waits for, or one that is far behind
-  Bytes learner_bytes_sent;   // bytes that left the learner on its data connections meanwhile, headers included
-  chains::Topology topology;  // when it was published
-  std::size_t depth = 0;      // longest way from the learner, in hops
+  std::size_t workers = 0;  // active at publication
+  // Workers that had acknowledged at the end of t_b. The broadcast waits for neither the slowest few nor a worker far
+  // behind.
+  std::size_t acknowledged = 0;
+  Bytes learner_bytes_sent;   // sent by the learner on its data connections during t_b, headers included
+  chains::Topology topology;  // at publication
+  std::size_t depth = 0;      // longest path from the learner, in hops
 };
 
 struct WorkerView {
   MemberInfo info;
   std::optional<Version> installed;  // as acknowledged
   Digest installed_digest{};
-  Bytes bytes_in, bytes_forwarded;  // chunk bytes received and forwarded, by its own heartbeats
-  Bytes bytes_delivered;            // that its children say came from it
+  Bytes bytes_in, bytes_forwarded;  // chunk bytes received and forwarded, from its heartbeats
+  Bytes bytes_delivered;            // chunk bytes its children report to have received from it
   std::uint64_t chunks_duplicate = 0, chunks_corrupt = 0;
   std::optional<BitRate> forwarding_rate;  // measured by the worker while it had chunks to forward
-  bool silent = false;                     // not heard for too long: it has no place in the topology
-  bool reachable = false;                  // dialled back at its advertised address
-  std::optional<Duration> delay;           // one way from the learner, as dialling it back has shown
-  bool quarantined = false;                // forwards nothing, by what several say of it or it says of many
+  bool silent = false;                     // no heartbeat for too long: it has no place in the topology.
+  bool reachable = false;                  // the learner could dial its advertised address
+  std::optional<Duration> delay;           // one way from the learner, measured when dialling the worker.
+  bool quarantined = false;                // forwards nothing: several workers accuse it, or it accuses many
   std::string app_bytes;                   // the application's part of its last heartbeat
 };
 
-// A worker's heartbeat that is as it should be.
+// A valid heartbeat of a worker.
 struct HeardFrom {
   WorkerId worker;
-  Bytes bytes_in, bytes_forwarded, bytes_delivered;  // as in its view
-  std::string application;                           // what rides on it
+  Bytes bytes_in, bytes_forwarded, bytes_delivered;  // as in WorkerView
+  std::string application;                           // the application's part
 };
 
-// A hop that was found to hold a broadcast back, and was routed around.
+// A hop that slowed a broadcast and was routed around.
 struct SlowHop {
   WorkerId from, to;
   std::string text;  // "worker 7 -> 8 limited by sender uplink"
 };
 
-// A worker out of reach, which may come back.
+// A worker that is unreachable and may come back.
 struct AwayView {
   MemberInfo info;
   std::string reason;
@@ -176,8 +178,8 @@ struct LearnerStats {
   Bytes chunk_bytes_sent;            // chunk payload bytes sent to seeds and late joiners
   Bytes bytes_sent, bytes_received;  // everything on the wire, control included, before encryption
   std::uint64_t joined = 0, lost = 0, quarantined = 0;
-  std::uint64_t floods = 0;            // workers expelled for saying more than their budgets allow
-  std::size_t known_publications = 0;  // remembered for the child for which most are
+  std::uint64_t floods = 0;            // workers expelled for exceeding their message budgets
+  std::size_t known_publications = 0;  // the largest number remembered for one child
   std::vector<SlowHop> slow_hops;      // the most recent
 };
 
@@ -189,7 +191,7 @@ struct WorkerStats {
   Bytes bytes_in, bytes_out;  // everything on the wire, control included, before encryption
   std::uint64_t chunks_duplicate = 0, chunks_corrupt = 0;
   Bytes memory, memory_peak;           // chunks held in memory
-  std::size_t known_publications = 0;  // remembered for the child for which most are
+  std::size_t known_publications = 0;  // the largest number remembered for one child
 };
 
 }  // namespace echoline::overlay

@@ -7,7 +7,7 @@
 namespace echoline::overlay {
 namespace {
 
-constexpr double kLimitReached = 0.8;  // of the own limit: it is what limits
+constexpr double kLimitReached = 0.8;  // fraction of the limit from which the limit counts as the bottleneck
 
 }  // namespace
 
@@ -49,7 +49,7 @@ void Uplink::wake(const Source& source) {
   if (const auto id = ids_.find(&source); id != ids_.end()) set_ready(id->second, true);
 }
 
-// Start-time fair queueing: whoever comes back is not owed for the time it had nothing to send, but for a window.
+// Start-time fair queueing: a source that was idle gets no credit for the idle time beyond one window.
 void Uplink::set_ready(std::size_t id, bool ready) {
   Member& member = members_.at(id);
   if (member.ready == ready) return;
@@ -62,7 +62,7 @@ void Uplink::set_ready(std::size_t id, bool ready) {
   ready_.emplace(member.turn, id);
 }
 
-// The source whose turn it is; of its connections the one that has the least under way.
+// Picks the source whose turn it is, and its connection with the least in flight.
 std::optional<ConnId> Uplink::pick() {
   while (!ready_.empty()) {
     const std::size_t id = ready_.begin()->second;
@@ -72,7 +72,7 @@ std::optional<ConnId> Uplink::pick() {
     for (const ConnId conn : member.lines) {
       Line& line = lines_.at(conn);
       if (line.in_flight >= kWindowBytes) continue;
-      // A frame under way is finished where it was begun, before another is taken.
+      // A started frame is finished on its connection before the source's next frame is taken.
       if (!best_line || std::pair(!line.frame, line.in_flight) < std::pair(!best_line->frame, best_line->in_flight)) {
         best = conn;
         best_line = &line;
@@ -86,7 +86,7 @@ std::optional<ConnId> Uplink::pick() {
       turn_ = member.turn;
       return best;
     }
-    set_ready(id, false);  // until it is woken, or something of it was taken by the network
+    set_ready(id, false);  // until it is woken, or the network takes some of its bytes
   }
   return std::nullopt;
 }
@@ -173,7 +173,7 @@ Uplink::Usage Uplink::usage(const Source& source, TimePoint now) const {
   const Member& member = members_.at(id->second);
   Usage usage = member.usage;
   if (usage.busy) usage.busy_seconds += seconds(now - member.busy_since);
-  // A link that is slower than the limit makes the pacer wait as well, now and then.
+  // Behind a link slower than the limit, the pacer waits at times, too. That does not make the limit the bottleneck.
   const auto rate = measured_rate(), limit = pacer_.rate();
   if (rate && limit && rate->bits_per_s < kLimitReached * limit->bits_per_s) usage.own_limit = false;
   if (member.in_flight >= kWindowBytes * member.lines.size()) usage.own_limit = false;  // it waits for the path

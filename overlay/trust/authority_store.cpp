@@ -49,8 +49,8 @@ Secret key_pem(const Authority& authority) {
   return Secret(content(*bio));
 }
 
-// Writes a file that only the owner may read, unless there is one already: then that one stays. Either way a whole one
-// is on disk afterwards.
+// Writes a file that only the owner may read, unless one exists: that one stays. Either way, a complete file is on disk
+// afterwards.
 Status write_private_once(const fs::path& path, std::string_view text) {
   constexpr std::string_view op = "write run authority";
   std::string temporary = (path.parent_path() / ("." + path.filename().string() + ".XXXXXX")).string();
@@ -84,12 +84,13 @@ Result<Authority> read_key(const fs::path& path, const std::string& run_id) {
   if (info.st_mode & 077)
     return fail(Code::kInvalid, kOp,
                 "{}: expected a file that only its owner can read (mode 600), found mode {:o}: "
-                "whoever could read it can join the run; chmod 600 it, or start a new run",
+                "any user with access can join the run; chmod 600 it, or start a new run",
                 path.string(), info.st_mode & 0777);
   ECHO_ASSIGN(std::string text, read_file(path, 64 * 1024));
   const Secret pem(std::move(text));
   const BioPtr bio(BIO_new_mem_buf(pem.reveal().data(), static_cast<int>(pem.reveal().size())));
-  const auto no_password = [](char*, int, int, void*) { return -1; };  // or the terminal would be asked for one
+  // without it, OpenSSL would ask the terminal for a password
+  const auto no_password = [](char*, int, int, void*) { return -1; };
   const KeyPtr key(PEM_read_bio_PrivateKey(bio.get(), nullptr, no_password, nullptr));
   const CertificatePtr certificate(key ? PEM_read_bio_X509(bio.get(), nullptr, nullptr, nullptr) : nullptr);
   const std::optional<SigningKey> signing = key ? to_signing_key(*key) : std::nullopt;
@@ -110,7 +111,7 @@ Result<Authority> read_key(const fs::path& path, const std::string& run_id) {
   return authority;
 }
 
-// run.crt: written when it is not there; another one means that files of different runs were mixed.
+// Writes run.crt if it is missing. A different one means that files of different runs were mixed.
 Status settle_certificate(const fs::path& path, const Authority& authority) {
   const std::string expected = certificate_pem(authority);
   const auto found = read_file(path, 64 * 1024);

@@ -1,4 +1,4 @@
-// Reading certificates: what they say, and whether they are the run's.
+// Reads certificates and checks that they belong to the run.
 #include <openssl/err.h>
 #include <openssl/x509v3.h>
 
@@ -52,7 +52,7 @@ std::optional<std::pair<PeerIdentity::Kind, WorkerId>> read_common_name(std::str
   return std::pair{PeerIdentity::Kind::kWorker, id};
 }
 
-// The extensions are sound, none that matters is unknown, and these are among them.
+// True if the extensions are sound, no critical one is unknown, and the wanted ones are present.
 bool has_extensions(X509& x, std::uint32_t flags_wanted) {
   const std::uint32_t flags = X509_get_extension_flags(&x);
   return (flags & (EXFLAG_INVALID | EXFLAG_CRITICAL)) == 0 && (flags & flags_wanted) == flags_wanted;
@@ -123,7 +123,7 @@ Result<AuthorityInfo> read_authority(X509& x) {
 
 namespace {
 
-// What a certificate says, whatever the time is.
+// The contents of a valid certificate, independent of the time.
 struct Facts {
   PeerIdentity identity;
   double from_unix_s = 0;
@@ -134,7 +134,7 @@ Result<Facts> read_facts(X509& x, const PublicKey& run_key, std::string_view run
   if (!key || X509_get_version(&x) != X509_VERSION_3) return unreadable();
   const bool authentic = X509_verify(&x, Verifier(run_key).parsed().key.get()) == 1;
   ERR_clear_error();
-  // From here on the certificate says what the authority made it say.
+  // From here on, the contents are the authority's own words.
   if (!authentic)
     return fail(Code::kInvalid, kOp, "expected a certificate of the authority of run '{}', found one of another",
                 run_id);
@@ -170,8 +170,8 @@ Result<PeerIdentity> judge(const Facts& facts, std::optional<double> now_unix_s)
 
 }  // namespace
 
-// A node asks about the same few certificates again and again, its own at every connection: what good ones say is
-// remembered, by everything that it depends on.
+// A node checks the same few certificates repeatedly, its own at every connection. This cache keeps the facts of valid
+// ones, keyed by every input they depend on.
 Result<PeerIdentity> check_certificate(std::span<const std::byte> certificate, const PublicKey& run_key,
                                        std::string_view run_id, std::optional<double> now_unix_s) {
   constexpr std::size_t kRemembered = 256;

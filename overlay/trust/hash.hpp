@@ -1,4 +1,4 @@
-// BLAKE3: the hash of what crosses machines that nobody vouches for.
+// BLAKE3: the hash of all data that crosses untrusted machines.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -9,10 +9,10 @@ namespace echoline::overlay::trust {
 
 using Hash = std::array<std::byte, 32>;
 
-// Any thread; uses AVX-512, AVX2 or SSE where the processor has them.
+// Any thread. Uses AVX-512, AVX2 or SSE if the processor has them.
 Hash blake3(std::span<const std::byte> bytes);
 
-// The same hash of bytes that come in pieces. An object belongs to one thread; copying it forks the hash.
+// The same hash over bytes that arrive in pieces. An object belongs to one thread; a copy continues independently.
 class Hasher {
  public:
   Hasher();

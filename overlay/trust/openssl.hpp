@@ -1,4 +1,4 @@
-// OpenSSL inside overlay/: owning pointers, the keys behind our types, its errors as text. Internal.
+// OpenSSL inside overlay/: owning pointers, parsed keys, errors as text. Internal.
 #pragma once
 #include <openssl/evp.h>
 #include <openssl/x509.h>
@@ -27,14 +27,14 @@ struct Verifier::Parsed {
   PublicKey public_key;
 };
 
-// The last error of this thread's queue as a phrase, and the queue emptied.
+// Returns the last error of this thread's OpenSSL queue as a phrase, and empties the queue.
 std::string openssl_error();
 
 inline const unsigned char* octets(std::span<const std::byte> bytes) {
   return reinterpret_cast<const unsigned char*>(bytes.data());
 }
 
-// Nothing unless all of `bytes` is one certificate of at most kCertificateBytesMax.
+// Null unless all of `bytes` is one certificate of at most kCertificateBytesMax.
 CertificatePtr parse_certificate(std::span<const std::byte> bytes);
 std::vector<std::byte> to_der(const X509& certificate);
 // The same checks as for bytes.

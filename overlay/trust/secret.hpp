@@ -1,4 +1,4 @@
-// Text that must not end up in a log, an error message or a core dump: tokens and keys are passed around in it.
+// Text that must not reach a log, an error message or a core dump, such as a token or a key.
 #pragma once
 #include <fmt/format.h>
 
@@ -11,7 +11,7 @@ namespace echoline::overlay::trust {
 // Overwrites the text's memory, then empties it.
 void wipe(std::string& text);
 
-// Printed as "(hidden)"; its memory is overwritten when it goes. Equality takes the same time wherever texts differ.
+// Prints as "(hidden)". The destructor overwrites its memory. Equality takes constant time.
 class Secret {
  public:
   Secret() = default;
@@ -26,7 +26,7 @@ class Secret {
   friend bool operator==(const Secret& a, const Secret& b);
   friend std::ostream& operator<<(std::ostream& out, const Secret&) { return out << "(hidden)"; }
 
-  // The text itself, for whoever has to send or store it.
+  // The text itself, for sending or storing it.
   std::string_view reveal() const { return text_; }
   bool empty() const { return text_.empty(); }
 

@@ -1,7 +1,8 @@
-// Ed25519 signatures, each bound to what it is for.
+// Ed25519 signatures, each bound to a purpose.
 //
-// What is signed is "echoline/", the context, a zero byte, and the bytes, so a signature made for one purpose never
-// passes for another. Signatures are deterministic. Keys are parsed once and shared by copies; any thread may use them.
+// The signed bytes are "echoline/", the context, a zero byte, and the message, so a signature for one purpose is
+// invalid for another. Signatures are deterministic. Keys are parsed once and shared by copies; any thread may use
+// them.
 #pragma once
 #include <array>
 #include <compare>
@@ -30,15 +31,15 @@ class SigningKey {
   using Seed = std::array<std::byte, 32>;
   struct Parsed;  // inside overlay/
 
-  // Every seed is a key; who knows it can sign.
+  // Every seed is a valid private key.
   explicit SigningKey(const Seed& seed);
-  // From the system's random source.
+  // Makes a key from the system's random source.
   static SigningKey generate();
 
   const PublicKey& public_key() const;
-  // To persist the key. The caller wipes its copy.
+  // For storing the key. The caller wipes its copy.
   Seed seed() const;
-  // `context` names what is signed, such as "manifest"; without a zero byte, which is checked.
+  // `context` names the purpose, such as "manifest". It must not contain a zero byte (checked).
   Signature sign(std::string_view context, std::span<const std::byte> bytes) const;
 
   const Parsed& parsed() const { return *parsed_; }
@@ -47,12 +48,12 @@ class SigningKey {
   std::shared_ptr<const Parsed> parsed_;
 };
 
-// A public key that is used more than once.
+// A parsed public key, for repeated use.
 class Verifier {
  public:
   struct Parsed;  // inside overlay/
 
-  // Any 32 bytes will do; under those that are no point of the curve nothing verifies.
+  // Accepts any 32 bytes. If they are not a point of the curve, every verification fails.
   explicit Verifier(const PublicKey& key);
 
   const PublicKey& public_key() const;

@@ -14,8 +14,8 @@ constexpr std::string_view kPrefix = "echo1.";  // the digit is the version of t
 constexpr std::string_view kContext = "join token";
 constexpr std::string_view kAlphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
-// authority 32, nonce 16, expires 8 (little-endian), length of instance 1, instance; where a host is named, its length
-// 1 and the host; then the signature, 64
+// Bytes: authority 32, nonce 16, expires 8 (little-endian), length of instance 1, instance; if a host is named, its
+// length 1 and the host; then the signature, 64.
 constexpr std::size_t kFixedBytes = 32 + 16 + 8 + 1;
 constexpr std::size_t kSignatureBytes = 64;
 constexpr std::size_t kTokenBytesMax = kFixedBytes + 2 * kInstanceBytesMax + 1 + kSignatureBytes;
@@ -31,7 +31,7 @@ std::string encode_base64url(std::span<const std::byte> bytes) {
   return text;
 }
 
-// Takes only what encode_base64url() writes, so that a token has one text.
+// Accepts only the output of encode_base64url(), so that a token has one text form.
 std::optional<std::vector<std::byte>> decode_base64url(std::string_view text) {
   std::vector<std::byte> bytes;
   unsigned bits = 0, count = 0;
@@ -69,7 +69,7 @@ std::vector<std::byte> encode(const JoinToken& token) {
 
 struct Parts {
   JoinToken token;
-  std::vector<std::byte> fields;  // what is signed
+  std::vector<std::byte> fields;  // the signed part
   Signature signature;
 };
 
@@ -92,7 +92,7 @@ Result<Parts> parse(const Secret& text) {
   std::copy_n(fields.begin(), 32, token.authority.begin());
   std::copy_n(fields.begin() + 32, 16, token.nonce.begin());
   for (unsigned i = 0; i < 8; ++i) token.expires_unix_s |= std::to_integer<std::uint64_t>(fields[48 + i]) << (8 * i);
-  const auto text_at = [&](std::size_t at, std::string& to) {  // after its length
+  const auto text_at = [&](std::size_t at, std::string& to) {  // `at`: behind the length byte
     const std::size_t size = at <= fields.size() && at > 0 ? std::to_integer<std::size_t>(fields[at - 1]) : 0;
     if (at + size > fields.size()) return false;
     to.assign(reinterpret_cast<const char*>(fields.data()) + at, size);

@@ -17,15 +17,15 @@ struct BundleFile {
   std::string sha256;  // in hexadecimal
 };
 
-// What a machine that knows nothing of the run has to be told before it fetches the bundle.
+// The data that a machine without any knowledge of the run needs before it fetches the bundle.
 struct BundleTerms {
   std::string sha256;     // of the bundle, in hexadecimal
   std::string key_pin;    // of the learner's key, as `curl --pinnedpubkey` takes it
-  std::string authority;  // the run's certificate (DER) in base64; the learner's own is signed by it, CN = learner
+  std::string authority;  // the run's certificate (DER) in base64; it signs the learner's certificate, CN = learner
 };
 BundleTerms terms_of(const BundleFile& bundle, const trust::Authority& authority);
 
-// Reads it to the end. kIo, kInvalid for what is no file.
+// Reads the whole file. kIo; kInvalid if it is not a regular file.
 Result<BundleFile> open_bundle(const std::filesystem::path& path);
 
 }  // namespace echoline::overlay

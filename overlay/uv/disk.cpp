@@ -35,7 +35,7 @@ Status write_at(int fd, std::span<const std::byte> bytes, std::optional<std::uin
   return ok();
 }
 
-// The bytes at [offset, offset + size), or nothing when they are not all there.
+// The bytes at [offset, offset + size); absent if the file lacks some of them.
 std::optional<std::vector<std::byte>> read_at(int fd, std::uint64_t offset, std::size_t size) {
   std::vector<std::byte> bytes(size);
   std::size_t done = 0;
@@ -81,7 +81,7 @@ void Disk::recover(const std::function<bool(Frame)>& use) {
     if (entry.path().extension() == ".log")
       logs.push_back(entry.path());
     else if (!fs::exists(fs::path(entry.path()).replace_extension(".log"), error))
-      alone.push_back(entry.path());  // bytes that nothing describes
+      alone.push_back(entry.path());  // a payload without its log
   }
   for (const fs::path& path : alone) fs::remove(path, error);
   std::sort(logs.begin(), logs.end());
@@ -99,7 +99,7 @@ void Disk::recover(const std::function<bool(Frame)>& use) {
       if (n <= 0) break;
       at += static_cast<std::uint64_t>(n);
       if (!decoder.advance(static_cast<std::size_t>(n))) break;
-      // A chunk's bytes are not in the log: they lie in the payload.
+      // The log holds only heads of chunks: their bytes are in the payload.
       if (const ChunkHead* head = decoder.awaiting_chunk()) {
         const auto bytes =
             payload.get() < 0 ? std::nullopt : read_at(payload.get(), head->index * chunk_bytes, head->length);
@@ -199,7 +199,7 @@ Result<Disk::Files> Disk::files_of(const PublicationId& id) {
   return open_[id] = files;
 }
 
-// The bytes first, then the record that says that they are there. Neither is synced: whatever is read back is proven.
+// Writes the bytes, then the record that announces them. Neither is synced: every chunk is proven again when read back.
 Status Disk::write(const act::Spool& spool) {
   ECHO_ASSIGN(const Files files, files_of(spool.publication));
   if (spool.chunk) ECHO_TRY(write_at(files.payload, spool.data.bytes(), spool.offset));

@@ -1,8 +1,8 @@
-// A node's folder on disk: its state file and its spools. One thread does the work in the order it was asked for.
+// A node's folder on disk: its state file and its spools. One thread does all work, in the order of the requests.
 //
-//   state                 what encode(WorkerState) or encode(LearnerState) gave, replaced atomically
+//   state                 encode(WorkerState) or encode(LearnerState), replaced atomically
 //   spool/<id>.log        frames of a publication: announcement, chunks without their bytes, manifest
-//   spool/<id>.payload    the chunks' bytes, each at its place
+//   spool/<id>.payload    the chunks' bytes, each at its offset
 #pragma once
 #include <condition_variable>
 #include <deque>
@@ -28,12 +28,12 @@ class Disk {
 
   // Creates what is missing. kIo.
   static Result<std::unique_ptr<Disk>> open(const std::filesystem::path& folder);
-  ~Disk();  // finishes what was asked for
+  ~Disk();  // finishes all requests
 
   // Before start().
-  Result<std::string> read_state() const;  // kNotFound: there is none
-  // Hands every frame of every spool to `use`, chunks with their bytes, as far as they are readable; nothing is proven
-  // here. Spools that cannot be read to the end are cut there, and those of which `use` wanted nothing are deleted.
+  Result<std::string> read_state() const;  // kNotFound: no state file.
+  // Passes every readable frame of every spool to `use`, chunks with their bytes, without proving them. A spool is cut
+  // at its first unreadable frame. It is deleted if `use` wanted none of its frames.
   void recover(const std::function<bool(Frame)>& use);
   void start(Events events);
 

@@ -30,7 +30,7 @@ Endpoint to_endpoint(const sockaddr_storage& address) {
   if (address.ss_family == AF_INET6) {
     const auto* v6 = reinterpret_cast<const sockaddr_in6*>(&address);
     uv_ip6_name(v6, host, sizeof host);
-    constexpr std::string_view kMapped = "::ffff:";  // IPv4 that came to a socket of both
+    constexpr std::string_view kMapped = "::ffff:";  // an IPv4 peer on a dual-stack socket
     const std::string_view text(host);
     if (text.starts_with(kMapped) && text.find('.') != text.npos)
       return {std::string(text.substr(kMapped.size())), ntohs(v6->sin6_port)};
@@ -44,20 +44,20 @@ Endpoint to_endpoint(const sockaddr_storage& address) {
 uv_stream_t* stream(uv_tcp_t& tcp) { return reinterpret_cast<uv_stream_t*>(&tcp); }
 uv_handle_t* handle(uv_tcp_t& tcp) { return reinterpret_cast<uv_handle_t*>(&tcp); }
 
-// Bytes that the system holds back for a connection beyond what is on its way: a chunk should not wait on one stream
-// while another could carry it, nor a message behind chunks.
+// Most bytes that the system buffers for a connection beyond those in flight. Small, so that a chunk does not wait on
+// one stream while another has room, nor a message behind chunks.
 constexpr int kUnsentBytes = 128 * 1024;
 
 bool use_congestion_control(uv_os_fd_t fd, std::string_view name) {
   return ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.data(), static_cast<socklen_t>(name.size())) == 0;
 }
 
-// Before a connection is made (of a listener: before one is accepted). Where the system's own choice is BBR, a
-// connection that began with it is paced by a timer for all its life, and on a short path that costs more than copying.
+// Call before connecting, or on a listener before accepting. If the system's default is BBR, a timer paces the
+// connection for its whole life. On a short path, this costs more than copying the bytes.
 void begin_unpaced(int fd) { (void)(use_congestion_control(fd, "cubic") || use_congestion_control(fd, "reno")); }
 
-// Bulk data over long paths does best with BBR, where the system allows it. Over short ones its model starves: twice
-// rate times least delay is less than what waits in any shaper's queue.
+// On long paths, BBR is best for bulk data, if the system allows it. On short paths its model starves: twice rate times
+// minimum delay is less than the queue of any traffic shaper.
 constexpr std::uint32_t kLongPathMicroseconds = 1000;
 
 void tune(uv_tcp_t& tcp, bool bulk) {
@@ -77,7 +77,7 @@ socklen_t address_bytes(const sockaddr_storage& address) {
   return address.ss_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
 }
 
-// Whether nobody listens there at this moment.
+// Whether no process listens on this address now.
 bool is_free(const sockaddr_storage& address) {
   const Descriptor probe(::socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int on = 1;
@@ -88,7 +88,7 @@ bool is_free(const sockaddr_storage& address) {
 
 }  // namespace
 
-// Encrypted bytes the kernel did not take at once; holds them until it has.
+// Encrypted bytes that the kernel did not take at once; held until it has.
 struct Driver::Write {
   uv_write_t request{};
   Connection* connection = nullptr;
@@ -137,8 +137,8 @@ Status Driver::listen() {
   return start_listening();
 }
 
-// libuv tries again and again to accept where no file is left, so then the loop must not know of the listener; what
-// waits to be accepted stays where it is, in the socket that the driver keeps.
+// Without a free file, libuv would retry accepting forever. So the loop must not know the listener then. The socket
+// stays, and connections wait in its backlog.
 Status Driver::start_listening() {
   const int fd = ::fcntl(listener_.fd, F_DUPFD_CLOEXEC, 0);
   if (fd < 0) return fail(Code::kIo, "listen", "{}", std::strerror(errno));
@@ -163,7 +163,7 @@ void Driver::stop_listening() {
 
 Driver::~Driver() {
   ECHO_CHECK(!thread_.joinable(), "destroyed while running");
-  options_.disk.reset();  // its thread may still post answers
+  options_.disk.reset();  // before the members that its thread posts to
   stop_listening();
   if (listener_.fd >= 0) ::close(listener_.fd);
   uv_walk(
@@ -198,7 +198,7 @@ void Driver::run(Core& core, std::function<void(const Action&)> to_application, 
   uv_async_send(&async_);
   thread_ = std::thread([this] {
     loop_thread_ = std::this_thread::get_id();
-    sigset_t pipe;  // a write to a closed connection is an error code here, not a signal
+    sigset_t pipe;  // makes a write to a closed connection fail with an error code
     sigemptyset(&pipe);
     sigaddset(&pipe, SIGPIPE);
     pthread_sigmask(SIG_BLOCK, &pipe, nullptr);
@@ -250,8 +250,8 @@ void Driver::on_async() {
 
 void Driver::on_timer() {
   const TimePoint t = now();
-  // What others said while this process did not run is read before anybody is judged: the loop polls before it looks at
-  // its timers again.
+  // If this process was stopped, messages that came meanwhile are read before any timeout is applied: the loop polls
+  // once before its next look at the timers.
   if (t - armed_for_ > kLate && !std::exchange(read_first_, true)) {
     const Duration late = t - armed_for_;
     for (const auto& [id, c] : connections_)
@@ -263,7 +263,7 @@ void Driver::on_timer() {
   while (deadlines_.first() <= t) {
     Connection& c = *connections_.at(deadlines_.all().begin()->second);
     if (c.leaving() || !c.dialled) {
-      destroy(c);  // a stranger that never said who it is, or a flush that takes too long
+      destroy(c);  // a stranger without a handshake in time, or a flush that takes too long
     } else {
       uv_os_fd_t fd = -1;
       if (c.tls && uv_fileno(handle(c.tcp), &fd) == 0) narrow_.stalled(c.dialled_at, c.small_segments, stall_of(fd));
@@ -288,7 +288,7 @@ void Driver::end_if_stopped() {
   if (now() < stop_at_)
     for (const auto& [id, c] : connections_)
       if (c->leaving()) return;  // still flushing
-  if (!posted_.close()) return;  // on_async comes again
+  if (!posted_.close()) return;  // work was posted meanwhile: on_async() runs again
   while (!connections_.empty()) destroy(*connections_.begin()->second);
   timer_.close();
   if (auto* const async = reinterpret_cast<uv_handle_t*>(&async_); !uv_is_closing(async)) uv_close(async, nullptr);
@@ -297,7 +297,7 @@ void Driver::end_if_stopped() {
 void Driver::accept(int status) {
   if (status != 0) {
     if ((status == UV_EMFILE || status == UV_ENFILE) && make_room()) return;
-    log::warn("nobody is accepted for {}: {}", echoline::to_text(kNoFilesPause), uv_strerror(status));
+    log::warn("no connection is accepted for {}: {}", echoline::to_text(kNoFilesPause), uv_strerror(status));
     stop_listening();
     listener_.again_at = now() + kNoFilesPause;
     return arm_timer();
@@ -329,8 +329,8 @@ void Driver::accept(int status) {
   arm_timer();
 }
 
-// Ends the connection that is worth least: one that is being closed anyway, or else the oldest without proof from the
-// network that has most of them. False: all are of use.
+// Ends the least valuable connection: one that is closing anyway, or the oldest unproven one of the network with the
+// most. False: there is none.
 bool Driver::make_room() {
   for (const auto& [at, id] : deadlines_.all()) {
     Connection& c = *connections_.at(id);
@@ -343,15 +343,16 @@ bool Driver::make_room() {
   return least.has_value();
 }
 
-// It is no longer one of those that may be anybody.
+// The handshake is done: the connection no longer counts as unproven.
 void Driver::proven(Connection& c) { unproven_.remove(c.id, std::exchange(c.unproven_from, {})); }
 
-// TCP is there: TLS begins.
+// TCP is connected: start TLS.
 void Driver::opened(Connection& c) {
   tune(c.tcp, c.service == act::Service::kData);
   const auto& context = c.service == act::Service::kEnrol ? anonymous_ : tls_;
   if (!context) return lost(c, "this node has no certificate yet");
-  // The learner's certificate says nothing that its run key does not, and before its welcome nobody knows its clock.
+  // The expiry of the learner's certificate is not checked: its run key proves as much, and a worker does not know the
+  // learner's clock before the welcome.
   const auto judged_at = c.expected == kLearnerId ? std::nullopt : std::optional(core_->run_unix_s(now()));
   c.tls.emplace(TlsSession::client(*context, c.expected, judged_at));
   c.readable = true;
@@ -360,7 +361,7 @@ void Driver::opened(Connection& c) {
 }
 
 void Driver::on_read(Connection& c, ssize_t n, const uv_buf_t* buffer) {
-  if (n == 0 || n == UV_ENOBUFS) return;  // nothing there, or the others' turn
+  if (n == 0 || n == UV_ENOBUFS) return;  // no data, or another connection's turn
   if (n < 0) {
     c.readable = false;
     if (c.leaving())
@@ -383,12 +384,12 @@ void Driver::on_read(Connection& c, ssize_t n, const uv_buf_t* buffer) {
   end_if_stopped();
 }
 
-// Decrypts the next piece straight to where it belongs; false when there is none, or the connection is over.
+// Decrypts the next piece directly to its destination. False if there is none, or the connection is over.
 bool Driver::on_plaintext(Connection& c) {
   const std::span<std::byte> room = c.decoder.room();
   const auto n = c.tls->read(room);
   if (!n) {
-    flush(c);  // says the reason to the peer
+    flush(c);  // tells the peer the reason
     const std::string reason = n.error().message();
     if (c.stage == Connection::Stage::kOpening && !c.dialled) log::debug("{}: {}", c.host, reason);
     lost(c, reason);
@@ -433,7 +434,7 @@ bool Driver::on_plaintext(Connection& c) {
   return true;
 }
 
-// The connection broke or its bytes make no sense: the core is told, and it is closed without a flush.
+// The connection broke or its bytes are invalid: reports it to the core and closes it without a flush.
 void Driver::lost(Connection& c, const std::string& reason, bool corrupt) {
   const ConnId id = c.id;
   const bool opening = c.stage == Connection::Stage::kOpening, tell = (!opening || c.dialled) && !c.download;
@@ -447,7 +448,7 @@ void Driver::lost(Connection& c, const std::string& reason, bool corrupt) {
     core_->on_closed(id, reason, now());
 }
 
-// Lost in the middle of an action, which the core hears of when it is done.
+// Like lost(), for a loss found while an action is performed: the core is told afterwards.
 void Driver::lost_later(ConnId id, std::string reason) {
   later_.push_back([this, id, why = std::move(reason)] {
     if (Connection* c = find(id)) lost(*c, why);
@@ -493,7 +494,7 @@ void Driver::perform(Action&& action) {
       return;
     }
     reading_ = reading->on;
-    // In turn: whoever is started first is read first, and the limit may allow only one.
+    // Round robin: otherwise the first connection could use up the read limit every time.
     const auto next = connections_.upper_bound(last_read_);
     for (auto it = next; it != connections_.end(); ++it) set_reading(*it->second);
     for (auto it = connections_.begin(); it != next; ++it) set_reading(*it->second);
@@ -535,7 +536,7 @@ void Driver::send(const act::Send& send) {
   if (!std::exchange(c->dirty, true)) dirty_.push_back(c->id);
 }
 
-// Hands the block to the kernel. An error shows again in the read.
+// Passes the block to the kernel. A write error shows again when reading.
 void Driver::flush(Connection& c) {
   c.dirty = false;
   if (c.tls && c.tls->has_output()) {
@@ -591,7 +592,7 @@ void Driver::flush(Connection& c) {
   lost_later(c.id, uv_strerror(e));
 }
 
-// A host name that is being looked up.
+// A pending lookup of a host name.
 struct Driver::Lookup {
   uv_getaddrinfo_t request{};
   Driver* driver = nullptr;
@@ -629,7 +630,8 @@ void Driver::dial(const act::Dial& dial) {
     lost_later(dial.conn, fmt::format("{}: {}", dial.to.host, uv_strerror(e)));
 }
 
-// Where a name has several addresses, one is used for as long as it leads to whom was meant, and then the next.
+// If a name has several addresses, the driver keeps using one until it does not lead to the expected peer. Then it
+// tries the next.
 void Driver::looked_up(const act::Dial& dial, int status, const addrinfo* found) {
   Connection* c = find(dial.conn);
   if (!c) return;
@@ -676,7 +678,7 @@ void Driver::connect(Connection& c, const Endpoint& to, const sockaddr_storage& 
   if (e != 0) lost_later(c.id, fmt::format("{}: {}", to_text(to), uv_strerror(e)));
 }
 
-// Flush, say the end, and wait for the peer's end: closing at once could destroy bytes that are still on their way.
+// Flushes, ends the output, and waits for the peer's end. Closing at once could destroy bytes in flight.
 void Driver::leave(Connection& c) {
   if (c.leaving()) return;
   if (c.tls && c.tls->established()) c.tls->close_notify();
@@ -712,11 +714,11 @@ void Driver::set_reading(Connection& c) {
     uv_read_stop(stream(c.tcp));
     return;
   }
-  uv_read_start(  // starting twice does no harm
+  uv_read_start(  // idempotent
       stream(c.tcp),
       [](uv_handle_t* h, std::size_t, uv_buf_t* buffer) {
-        // libuv reads a full buffer after the other while more is there. One a turn: what comes must not keep from
-        // leaving what came before.
+        // libuv fills one buffer after another while more data waits. The driver takes one per turn, so that received
+        // data does not delay outgoing data.
         Connection& connection = *static_cast<Connection*>(h->data);
         Driver& d = *connection.driver;
         const std::size_t most =

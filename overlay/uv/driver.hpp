@@ -22,50 +22,51 @@ struct DriverOptions {
   std::optional<Endpoint> bind;  // absent: this node only dials
   trust::SigningKey key;
   std::variant<trust::Hash, std::vector<std::byte>> authority;  // its fingerprint, or its certificate
-  std::string run_id;                                           // empty: whatever run the authority is of
-  bool admit_anonymous = false;                                 // machines that want to enrol
+  std::string run_id;                                           // empty: any run of the authority
+  bool admit_anonymous = false;                                 // accept machines that enrol
   std::unique_ptr<Disk> disk;                                   // null: none
-  std::uint16_t preferred_port = 0;                             // taken instead of port 0 while nobody else has it
+  std::uint16_t preferred_port = 0;                             // used instead of port 0 while it is free
   ConnectionLimits limits = ConnectionLimits::of(1024);
-  // What machines that have nothing yet may fetch, and who decides that; both or none.
+  // The bundle for new machines, and the gate that admits them; both or neither.
   std::optional<BundleFile> bundle{};
   std::optional<BundleGate> gate{};
 };
 
 class Driver {
  public:
-  // That wait for one peer to read them; the connection of one that lets more pile up is over.
+  // Limit on bytes that wait for one peer to read them. Above it, the connection ends.
   static constexpr std::size_t kUnreadBytesMax = 16 * 1024 * 1024;
-  // Read from one connection before it is the others' turn.
+  // Bytes read from one connection before the next connection's turn.
   static constexpr std::size_t kReadBytes = 256 * 1024;
 
-  // Binds and listens; nothing runs yet. kInvalid when the port is in use or the host has no address.
+  // Binds and listens; nothing runs yet. kInvalid if the port is in use or the host has no address.
   static Result<std::unique_ptr<Driver>> open(DriverOptions options);
-  ~Driver();  // stop() must have been called when run() was
+  ~Driver();  // after run(), call stop() first
   Driver(const Driver&) = delete;
   Driver& operator=(const Driver&) = delete;
 
   Endpoint endpoint() const { return endpoint_; }
   // Wall-clock seconds at TimePoint zero, for CoreOptions.
   double unix_origin_s() const;
-  // Starts the loop thread. `to_application` gets every action that is not about connections or the disk; `start` runs
-  // first.
+  // Starts the loop thread and runs `start` on it first. `to_application` gets every action that concerns neither
+  // connections nor the disk.
   void run(Core& core, std::function<void(const Action&)> to_application, std::function<void(TimePoint)> start);
-  // Runs `work` on the loop thread, in order; false once the loop has ended or is not running.
+  // Runs `work` on the loop thread, in order. False if the loop is not running.
   bool post(std::function<void(TimePoint)> work);
-  // Like post(), and waits for it; runs at once when called on the loop thread.
+  // Like post(), and waits for the end of `work`. On the loop thread, it runs at once.
   bool post_and_wait(const std::function<void(TimePoint)>& work);
-  // Runs `leave`, lets what was sent leave (for at most kFlushMax) and joins the thread. Not from the loop thread.
+  // Runs `leave`, flushes sent bytes (for at most kFlushMax) and joins the thread. Not from the loop thread.
   void stop(std::function<void(TimePoint)> leave);
 
  private:
   static constexpr Duration kFlushMax = std::chrono::seconds(2);
-  static constexpr Duration kLate = std::chrono::seconds(1);  // of a timer: this process was stopped, or its machine
-  static constexpr Duration kNoFilesPause = std::chrono::seconds(1);  // before anybody is accepted again
-  static constexpr std::size_t kAddressesMax = 16;                    // of a host name
+  // A timer this late means that the process or machine was stopped.
+  static constexpr Duration kLate = std::chrono::seconds(1);
+  static constexpr Duration kNoFilesPause = std::chrono::seconds(1);  // without accepting, after running out of files
+  static constexpr std::size_t kAddressesMax = 16;                    // addresses tried per host name
   static constexpr std::size_t kNamesMax = 1024;
 
-  // Of a connection that fetches the bundle; the core does not know of it.
+  // State of a connection that fetches the bundle. The core does not know the connection.
   struct Download {
     std::uint64_t at = 0;
     bool turn = false, reading = false;
@@ -83,33 +84,33 @@ class Driver {
     uv_shutdown_t shutdown{};
     std::optional<TlsSession> tls;
     FrameDecoder decoder;
-    std::vector<std::byte> block;  // encrypted, to be written when the actions are done
-    std::size_t block_plain = 0;   // bytes of frames in it
+    std::vector<std::byte> block;  // encrypted; written once the actions are done
+    std::size_t block_plain = 0;   // bytes of frames in the block
     enum class Stage : std::uint8_t {
-      kOpening,  // the core has not been told of it, or only of the dialling
+      kOpening,  // the core does not know it yet, or has only dialled it
       kOpen,     // the core knows it
-      kLeaving,  // the core is done with it; flushed, then closed
+      kLeaving,  // the core is done with it: flush, then close
     } stage = Stage::kOpening;
-    std::string unproven_from;  // the network it is counted under while its handshake is not done
-    bool heard = false;         // it has said something
+    std::string unproven_from;  // the network it counts for until its handshake is done
+    bool heard = false;         // bytes have come from it
     std::optional<Download> download;
-    bool readable = false;      // connected and not at its end
-    bool held = false;          // the core does not want to read from it
+    bool readable = false;      // connected, and the peer has not ended it
+    bool held = false;          // the core has stopped reading from it
     bool dirty = false;         // listed in dirty_
     bool had_its_turn = false;  // its last read filled the buffer
     std::string dialled_at;     // the address, once it is connected to
     bool small_segments = false;
-    std::size_t turn = 0;         // of the addresses of the name that was dialled
-    std::size_t writing = 0;      // uv_write requests under way
-    TimePoint deadline = kNever;  // of the handshake, or of the flush
+    std::size_t turn = 0;         // index into the addresses of the dialled name
+    std::size_t writing = 0;      // uv_write requests in flight
+    TimePoint deadline = kNever;  // of the handshake or the flush
     bool leaving() const { return stage == Stage::kLeaving; }
-    // Aborts for a stage before the present one.
+    // Enters a later stage (checked).
     void move(Stage to) {
       ECHO_CHECK(to >= stage, "connection {}: from stage {} to {}", id, static_cast<int>(stage), static_cast<int>(to));
       stage = to;
     }
   };
-  // The socket, which stays while nobody is accepted, and libuv's handle on it.
+  // The listening socket and libuv's handle on it. The socket stays open while no connection is accepted.
   struct Listener {
     int fd = -1;
     uv_tcp_t* handle = nullptr;
@@ -174,18 +175,18 @@ class Driver {
   std::function<void(const Action&)> to_application_;
   std::map<ConnId, std::unique_ptr<Connection>> connections_;
   Deadlines deadlines_;
-  std::vector<ConnId> dirty_;                 // with something in their block
-  std::vector<std::function<void()>> later_;  // events found while actions were performed
-  std::map<std::string, std::size_t> turns_;  // of names that were dialled: whose turn it is of their addresses
+  std::vector<ConnId> dirty_;                 // connections with a non-empty block
+  std::vector<std::function<void()>> later_;  // events found while actions were being performed
+  std::map<std::string, std::size_t> turns_;  // the next address to use, by dialled name
   NarrowPaths narrow_;
   UnprovenConnections unproven_;
   TimePoint armed_for_ = kNever;
   std::optional<BundleGate>& gate_ = options_.gate;
-  TimePoint downloads_due_ = kNever;  // when one that waits for the uplink's share goes on
+  TimePoint downloads_due_ = kNever;  // when the next waiting download may continue
   bool read_first_ = false;
   bool draining_ = false, reading_ = true;
-  ConnId last_read_{};          // whose bytes came last
-  TimePoint stop_at_ = kNever;  // not kNever: it is stopping
+  ConnId last_read_{};          // the connection read last
+  TimePoint stop_at_ = kNever;  // not kNever: the driver is stopping
   std::uint64_t next_accepted_ = 2;
 
   PostedWork posted_;

@@ -1,4 +1,4 @@
-// The driver's part in handing out the bundle: requests of machines that have nothing yet, on the learner's port.
+// The driver's part in serving the bundle: HTTP requests of new machines on the learner's port.
 #include "base/log.hpp"
 #include "overlay/uv/driver.hpp"
 
@@ -6,7 +6,7 @@ namespace echoline::overlay {
 namespace {
 
 constexpr std::size_t kBlockBytes = 128 * 1024;
-constexpr Duration kStalledMax = std::chrono::seconds(60);  // without a block that the peer has taken
+constexpr Duration kStalledMax = std::chrono::seconds(60);  // longest time without the peer taking a block
 
 }  // namespace
 
@@ -19,7 +19,7 @@ struct Driver::BundleRead {
   std::vector<char> block;
 };
 
-// It has begun with `first`. The head of a request comes in one piece from every program that is known to ask for it.
+// `first`: the first bytes of the request. All known clients send a request's head in one piece.
 void Driver::begin_request(Connection& c, std::string first) {
   core_->on_closed(c.id, "it asks for the bundle", now());
   c.download = Download{};
@@ -50,7 +50,7 @@ void Driver::take_bundle_turns() {
     }
 }
 
-// The next block, once the one before has left and the uplink's share has room.
+// Reads the next block once the previous one has left and the uplink's share has room.
 void Driver::read_bundle(Connection& c) {
   Download& d = *c.download;
   if (!d.turn || d.reading || c.leaving() || c.writing > 0) return;
@@ -96,7 +96,7 @@ void Driver::send_bundle(Connection& c, std::span<const std::byte> block, std::i
   d.at += plain.size();
   d.not_before = gate_->sent(plain.size(), now());
   if (!write(c, plain)) return lost(c, "its session has failed");
-  later_.push_back([this, id = c.id] {  // after what is dirty has been flushed
+  later_.push_back([this, id = c.id] {  // after the flush of dirty connections
     if (Connection* still = find(id)) read_bundle(*still);
   });
 }

@@ -17,7 +17,7 @@
 
 namespace echoline::overlay {
 
-// Work for the loop thread. Any thread adds, and the loop thread takes.
+// Work for the loop thread. Any thread adds; the loop thread takes.
 class PostedWork {
  public:
   using Work = std::function<void(TimePoint)>;
@@ -27,7 +27,7 @@ class PostedWork {
     open_ = true;
     work_.push_back(std::move(first));
   }
-  // Calls `wake` once the work waits; false if the queue is not open.
+  // Calls `wake` after queueing the work. False if the queue is not open.
   template <class Wake>
   bool add(Work work, Wake wake) {
     const std::lock_guard lock(mutex_);
@@ -38,7 +38,7 @@ class PostedWork {
     const std::lock_guard lock(mutex_);
     return std::exchange(work_, {});
   }
-  // False, and it stays open, while work waits.
+  // Closes the queue. False while work waits: it stays open.
   bool close() {
     const std::lock_guard lock(mutex_);
     open_ = open_ && !work_.empty();
@@ -51,7 +51,7 @@ class PostedWork {
   bool open_ = false;
 };
 
-// Accepted connections that have not proven who they are, by the network they come from.
+// Accepted connections whose handshake is not done, by the network they come from.
 class UnprovenConnections {
  public:
   void add(ConnId id, const std::string& network) { by_network_[network].push_back(id), ++size_; }
@@ -62,7 +62,7 @@ class UnprovenConnections {
     if (from->second.empty()) by_network_.erase(from);
   }
   std::size_t size() const { return size_; }
-  // The oldest of the network that has most of them.
+  // The oldest connection of the network with the most.
   std::optional<ConnId> least() const {
     const auto most = std::max_element(by_network_.begin(), by_network_.end(), [](const auto& a, const auto& b) {
       return a.second.size() != b.second.size() ? a.second.size() < b.second.size()
@@ -76,10 +76,10 @@ class UnprovenConnections {
   std::size_t size_ = 0;
 };
 
-// Of handshakes and flushes.
+// Deadlines of handshakes and flushes.
 class Deadlines {
  public:
-  // `deadline`: of the connection, kNever for none.
+  // `deadline`: the connection's own copy, kNever for none.
   void move(ConnId id, TimePoint& deadline, TimePoint to) {
     if (deadline != kNever) all_.erase({deadline, id});
     deadline = to;

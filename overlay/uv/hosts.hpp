@@ -9,28 +9,29 @@
 
 namespace echoline::overlay {
 
-// A numeric address of a host name; an address as it is. Waits for the name service. kInvalid when there is none.
+// Resolves a host name to a numeric address; an address stays as it is. Waits for the name service. kInvalid if there
+// is none.
 Result<std::string> resolve(const std::string& host);
 
-// Whether only processes of this machine reach a node that listens there.
+// Whether only processes of this machine can reach a node that listens on `host`.
 bool is_loopback(const std::string& host);
 
-// What one party may have many addresses of: an IPv4 address, or the first half of an IPv6 address.
+// The network that one party may control as a whole: an IPv4 address, or the first half of an IPv6 address.
 std::string network_of(const std::string& host);
 
-// Where a process of this machine reaches a node that listens there: on all addresses means also on loopback.
+// The endpoint at which processes of this machine reach a node bound to `bound`: loopback if it listens on all
+// addresses.
 Endpoint reached_from_here(const Endpoint& bound);
 
-// What others may dial to reach a node that listens there on this machine: the machine's name, if it leads to an
-// address that is not loopback, and the addresses of its interfaces, where it listens on all of them; otherwise where
-// it listens.
+// Endpoints at which other machines may reach a node bound to `bound` on this machine. If it listens on all addresses:
+// the machine's name, unless that resolves to loopback, and the addresses of its interfaces. Otherwise `bound` itself.
 std::vector<Endpoint> reached_from_elsewhere(const Endpoint& bound);
 
-// Where a worker listens that joins this learner: where it was told to; or else on all addresses, if it was told by
-// which one others reach it; or else on loopback.
+// The listening host of a worker that joins `learner`: `told` if given; all addresses if the worker advertises one;
+// otherwise loopback.
 struct Listening {
   std::string host;
-  bool leaf = false;  // there the learner's other workers cannot reach it
+  bool leaf = false;  // the learner's other workers cannot reach it
 };
 Listening listens_at(const std::string& told, bool advertised, const std::string& learner);
 

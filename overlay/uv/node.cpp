@@ -81,7 +81,7 @@ Status check(const LearnerOptions& o) {
   return ok();
 }
 
-// A worker's key: 32 bytes in a file nobody else may read, made at first start.
+// A worker's key: 32 bytes in a file that only the owner may read, created at the first start.
 Result<trust::SigningKey> open_key(const fs::path& folder) {
   if (folder.empty()) return trust::SigningKey::generate();
   const fs::path path = folder / "key";
@@ -89,7 +89,7 @@ Result<trust::SigningKey> open_key(const fs::path& folder) {
     ECHO_ASSIGN(std::string bytes, read_file(path, 64));
     trust::SigningKey::Seed seed;
     if (bytes.size() != seed.size())
-      return fail(Code::kCorrupt, "open key", "{}: expected {} bytes, found {}; remove the file to enrol anew",
+      return fail(Code::kCorrupt, "open key", "{}: expected {} bytes, found {}; remove the file to enrol again",
                   path.string(), seed.size(), bytes.size());
     std::memcpy(seed.data(), bytes.data(), seed.size());
     trust::wipe(bytes);
@@ -169,7 +169,7 @@ struct LearnerNode::Impl {
 };
 
 struct PublicationWriter::Impl {
-  // Why the store did not take what was written; found out on the loop thread.
+  // The store's reason for refusing a write; set on the loop thread.
   struct Refusal {
     std::mutex mutex;
     std::optional<Error> error;  // guarded by mutex
@@ -177,7 +177,7 @@ struct PublicationWriter::Impl {
   LearnerNode::Impl* node;
   Sealer sealer;
   bool finished = false;
-  Duration sealing{};  // time that this thread has spent in the sealer
+  Duration sealing{};  // time that this thread has spent sealing
   std::shared_ptr<Refusal> refusal = std::make_shared<Refusal>();
 
   Status refused() const {
@@ -261,7 +261,7 @@ Result<std::unique_ptr<LearnerNode>> LearnerNode::start(LearnerOptions options, 
                                true,
                                std::move(disk),
                                0};
-  // Workers of an earlier process look for the learner where it was.
+  // Workers of an earlier process dial the learner at its previous port.
   if (state) driver_options.preferred_port = state->port;
   driver_options.limits = ConnectionLimits::of(raise_file_limit());
   const ConnectionLimits limits = driver_options.limits;
@@ -418,7 +418,7 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options, Wor
   }
   ECHO_ASSIGN(const trust::SigningKey key, open_key(options.folder));
   std::optional<trust::AuthorityInfo> authority;
-  // A machine may have worked for another run before: the token says for which it is wanted now.
+  // The folder may hold the identity of another run: the token names the run to join now.
   if (const auto token = trust::read_token(options.token); state && token) {
     ECHO_ASSIGN(const trust::AuthorityInfo before, trust::read_authority(state->authority));
     if (trust::fingerprint(before.key) != token->authority) state.reset();
@@ -428,7 +428,7 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options, Wor
     const double learner_unix_s = SystemClock().unix_seconds() + static_cast<double>(state->clock_offset_ms) / 1e3;
     const auto identity = trust::check_certificate(state->certificate, authority->key, state->run_id, std::nullopt);
     const bool its_own = identity && identity->key == key.public_key();
-    if (!its_own || identity->expires_unix_s <= learner_unix_s) {  // it needs another, with what it knows of the run
+    if (!its_own || identity->expires_unix_s <= learner_unix_s) {  // enrol again, with the known facts of the run
       ECHO_ASSIGN(WorkerState fresh, enrol(options, key, its_own ? &*state : nullptr));
       if (fresh.authority == state->authority)
         fresh.floor = state->floor, fresh.beacon_sequence = state->beacon_sequence;

@@ -1,9 +1,10 @@
 // The overlay on real machines: a learner node and worker nodes over mutual TLS, each with one event-loop thread
 // inside.
 //
-// All methods are thread-safe: they hand their work to the loop and return at once, unless they say otherwise. All
-// callbacks run on the loop thread and must not block; they may call the node's methods except stop(), and they may
-// come before start() has returned. Work (installing a delta, training) belongs on the application's own threads.
+// All methods are thread-safe: they pass their work to the loop and return at once, unless stated otherwise. All
+// callbacks run on the loop thread and must not block. They may call the node's methods except stop(), and may run
+// before start() has returned. Long work, such as installing a delta or training, belongs on the application's own
+// threads.
 #pragma once
 #include <filesystem>
 #include <functional>
@@ -18,34 +19,34 @@
 
 namespace echoline::overlay {
 
-struct LearnerOptions : LearnerRules {  // `network` says where it listens, what it sends and what it keeps
+struct LearnerOptions : LearnerRules {  // `network`: address, links and stores
   std::string run_id;                   // 1 to 64 printable characters
-  Bytes policy_bytes;  // of the policy: what learner and workers have room for follows from it (overlay/sizes.hpp)
+  Bytes policy_bytes;  // size of the policy, which determines the stores of learner and workers (overlay/sizes.hpp)
   Duration publication_lifetime = std::chrono::hours(24);
-  // Where the run's authority and the overlay's state are kept (run.key, run.crt, state); empty: nothing survives the
-  // process, and workers of an earlier one cannot come back.
+  // Folder of the run's authority and the overlay's state (run.key, run.crt, state). Empty: nothing survives the
+  // process, and workers cannot come back after a restart.
   std::filesystem::path folder;
-  Bytes message_max{kMessageBytesMax};  // of a worker's messages; a longer one is not kept, and counted against it
-  std::filesystem::path bundle;         // handed out to machines that show a join token; empty: none
-  // After a restart, the version the application goes on from: what was published beyond it is disowned.
+  Bytes message_max{kMessageBytesMax};  // of a worker's messages; a longer one is dropped and counts as misconduct
+  std::filesystem::path bundle;         // served to machines that show a join token; empty: none
+  // After a restart, the version from which the application continues. Later versions become invalid.
   std::optional<Version> resumed_at;
 };
 
 struct LearnerEvents {  // each may be empty
-  // What a joining worker is told first; at most 192 KiB, or nobody can join.
+  // The first message to a joining worker; above 192 KiB, no worker can join.
   std::function<std::string(const MemberInfo&)> welcome;
-  // Where a joining worker stands, of LearnerOptions::regions; empty: all with the learner.
+  // The region of a joining worker, of LearnerOptions::regions; empty: all workers are in the learner's region.
   std::function<std::uint32_t(const MemberInfo&)> region_of;
-  // Whether what rides on a worker's heartbeat is as it should be; of what is not, the fifth ends the membership.
+  // Checks the application's part of a heartbeat. The fifth invalid one ends the worker's membership.
   std::function<Status(std::string_view)> check_heartbeat;
   std::function<void(const HeardFrom&)> heartbeat;
-  std::function<void(const MemberInfo&)> joined;  // again when it came back after away()
-  // Out of reach: what it was doing is void. Its place is kept for away_max; then it is lost.
+  std::function<void(const MemberInfo&)> joined;  // also after away(), when the worker has come back
+  // The worker is unreachable and its work is void. Its place is kept for away_max; then lost() follows.
   std::function<void(WorkerId, const std::string& reason)> away;
   std::function<void(WorkerId, const std::string& reason)> lost;
-  // Something on the worker's machine needs a person: its store is too small, its disk is full.
+  // An operator must solve a problem on the worker's machine: its store is too small, or its disk is full.
   std::function<void(WorkerId, const std::string& what)> trouble;
-  // The worker installed `version` and computed `policy_digest`; comparing it is the application's business.
+  // The worker installed `version` and computed `policy_digest`; the application compares it.
   std::function<void(WorkerId, Version, const Digest& policy_digest)> acked;
   // Application messages arrive whole, once and in order per worker.
   std::function<void(WorkerId, std::string bytes)> message;
@@ -53,26 +54,26 @@ struct LearnerEvents {  // each may be empty
   std::function<void(const chains::Topology&)> topology_changed;
   std::function<void(const SlowHop&)> slow_hop;
   std::function<void(const std::string&)> chose_topology;
-  // A late worker needs a publication that is not stored: answer with one of `current`, the stored deltas from version
-  // `from` folded into one (deltas_from()) or, if `from` is absent, a full snapshot.
+  // A late worker needs a publication that is not stored. Answer with a publication of `current`: the stored deltas
+  // from version `from` folded into one (deltas_from()) or, if `from` is absent, a full snapshot.
   std::function<void(Version current, std::optional<Version> from)> need_catch_up;
 };
 
 struct PublicationHead {
   Version version;
   std::optional<Version> base;  // absent: a full snapshot
-  Digest base_digest{};         // of the policy that `base` is
-  bool catch_up = false;        // for late workers: `version` is published already
+  Digest base_digest{};         // of the policy of version `base`
+  bool catch_up = false;        // for late workers: `version` has been published before
 };
 
-// Bytes of a publication on their way to the workers while the rest of them is still being made. Belongs to one thread;
-// hashing and signing happen on it. Destroyed before finish(), it takes the publication back.
+// Sends a publication to the workers while the rest of it is still being encoded. Belongs to one thread, which also
+// hashes and signs. Destroying it before finish() withdraws the publication.
 class PublicationWriter {
  public:
   ~PublicationWriter();
   Status write(std::span<const std::byte> bytes);
   // Closes the publication. Workers get the note with it (Publication::note). kInvalid: the version was published
-  // before with another digest, or the note has more than kNoteBytesMax.
+  // before with another digest, or the note exceeds kNoteBytesMax.
   Status finish(const Digest& policy_digest, const std::string& note = {});
 
  private:
@@ -84,33 +85,33 @@ class PublicationWriter {
 
 class LearnerNode {
  public:
-  // kInvalid when the port is in use or the options make no sense; kIo when the folder cannot be used.
+  // kInvalid if the port is in use or the options are inconsistent; kIo if the folder cannot be used.
   static Result<std::unique_ptr<LearnerNode>> start(LearnerOptions options, LearnerEvents events);
-  ~LearnerNode();  // stop(); no writer may be left
+  ~LearnerNode();  // stop(); destroy all writers before
 
   Endpoint endpoint() const;
-  // A single-use join token for the machine that calls itself `instance`.
+  // Issues a single-use join token for the machine with instance name `instance`.
   Result<trust::Secret> issue_token(std::string_view instance, Duration lifetime = trust::kTokenLifetime) const;
-  // Of the bundle that is handed out, if one is.
+  // Terms of the served bundle; absent if none is served.
   const std::optional<BundleTerms>& bundle() const;
-  // Opens a publication; waits for the loop. kInvalid: versions must grow, also over restarts of the learner, and a
-  // base must have been published.
+  // Opens a publication; waits for the loop. kInvalid: the version does not grow (restarts included), or the base was
+  // never published.
   Result<std::unique_ptr<PublicationWriter>> begin(const PublicationHead& head);
-  // begin(), write(), finish(): for bytes that are all there.
+  // begin(), write() and finish() in one, for a complete payload.
   Status publish(const PublicationHead& head, std::span<const std::byte> payload, const Digest& policy_digest);
-  // The stored deltas that lead from version `from` to the newest, as need_catch_up asks for them; waits for the loop.
-  // kNotFound: some are no longer stored.
+  // Returns the stored deltas from version `from` to the newest, for need_catch_up; waits for the loop. kNotFound: some
+  // are no longer stored.
   Result<StoredDeltas> deltas_from(Version from) const;
-  // kExhausted above kMessageBytesMax, kCancelled once the node has stopped; nothing happens when the worker is not
-  // there. Messages take turns with chunks and count towards limits.up. The connection of a worker that leaves four of
-  // the largest unread is given up.
+  // Sends a message; no effect if the worker is not connected. kExhausted above kMessageBytesMax; kCancelled once the
+  // node has stopped. Messages take turns with chunks and count towards limits.up. A worker that leaves four messages
+  // of the largest size unread loses its connection.
   Status send(WorkerId worker, std::string bytes);
-  Status send(WorkerId worker, std::shared_ptr<const std::string> bytes);  // the same bytes for many
+  Status send(WorkerId worker, std::shared_ptr<const std::string> bytes);  // shares the bytes between several workers
   void expel(WorkerId worker, std::string reason);
-  // Its machine has ended: lost() comes now instead of after away_max.
+  // The worker's machine has ended: lost() comes now instead of after away_max.
   void give_up(WorkerId worker, std::string reason);
   LearnerStats stats() const;  // waits for the loop; after stop(): the last state
-  // Says goodbye to the workers, flushes (for at most 2 s) and joins the thread. Idempotent.
+  // Sends goodbye to the workers, flushes (for at most 2 s) and joins the thread. Idempotent.
   void stop();
 
  private:
@@ -122,57 +123,58 @@ class LearnerNode {
 
 struct WorkerOptions {
   Endpoint learner;  // an address or host name
-  // With a folder that holds this worker's identity no token is needed as long as its certificate is valid.
+  // No token is needed if the folder holds this worker's identity and its certificate is valid.
   trust::Secret token;
   std::string bind_host = "127.0.0.1";  // where child workers dial this one
   std::uint16_t port = 0;               // 0: any free port
-  std::optional<Endpoint> advertise;    // what others should dial, where a port is mapped; absent: the bound one
+  std::optional<Endpoint> advertise;    // the address that others dial, for mapped ports; absent: the bound one
   std::string name;                     // its offer id, and the instance its token was issued for
-  std::string place;                    // where it stands, as the learner's regions know places; "": not said
+  std::string place;                    // its location, in the names of the learner's regions; "": not reported
   LinkLimits limits;
-  std::optional<Bytes> memory_max;  // chunks kept in memory; absent: by the policy's size, as the next
-  std::optional<Bytes> disk_max;    // publications kept in the folder
-  // Identity, floor and chunks survive a restart here; empty: they do not, and everything stays in memory.
+  std::optional<Bytes> memory_max;  // chunks kept in memory; absent: by the policy's size
+  std::optional<Bytes> disk_max;    // publications kept in the folder; absent: by the policy's size
+  // Identity, floor and chunks survive a restart here. Empty: they do not, and all data stays in memory.
   std::filesystem::path folder;
-  Duration join_timeout = kJoinTimeout;  // until enrolled, and again until welcomed
-  std::optional<Duration> away_max;      // without the learner, else disconnected(); absent: the learner's away_max
+  Duration join_timeout = kJoinTimeout;  // to enrol, and again to be welcomed
+  // Longest time without the learner, then disconnected(); absent: the learner's away_max.
+  std::optional<Duration> away_max;
 };
 
 struct WorkerEvents {  // each may be empty
-  // Welcomed by the learner; again when it came back after away().
+  // The learner has welcomed this worker, for the first time or after away().
   std::function<void(WorkerId, const std::string& welcome_bytes)> joined;
-  // Complete, verified, and in an order that can be installed: a delta comes right after its base was delivered.
+  // A complete, verified publication. Publications come in an installable order: a delta right after its base.
   std::function<void(const Publication&)> publication;
-  // Of one that arrives, before it is complete. No more than kPartsUnreadMax come until parts_read() says that they are
-  // used.
+  // Bytes of a publication that is still arriving. At most kPartsUnreadMax are outstanding; parts_read() reports bytes
+  // as used.
   std::function<void(const PublicationPart&)> part;
   std::function<void(std::string bytes)> message;
-  // The learner is out of reach: messages sent to it are lost until joined() comes again.
+  // The learner is unreachable: messages sent to it are lost until joined() is called again.
   std::function<void(const std::string& reason)> away;
-  // The last callback. `in_order`: the run has ended, or this side left; otherwise the learner is gone, or has refused
-  // or expelled this worker. Starting again means joining anew.
+  // The last callback. `in_order`: the run has ended, or this side left. Otherwise the learner is gone, or has refused
+  // or expelled this worker, and only a new join helps.
   std::function<void(const std::string& reason, bool in_order)> disconnected;
 };
 
 class WorkerNode {
  public:
-  // Enrols first if it has to, which takes until the learner answers. kInvalid: no token, or refused. kUnavailable.
+  // Enrols first if necessary, which takes until the learner answers. kInvalid: no token, or refused. kUnavailable.
   static Result<std::unique_ptr<WorkerNode>> start(WorkerOptions options, WorkerEvents events);
   ~WorkerNode();  // stop()
 
   Endpoint endpoint() const;
   void installed(Version version, const Digest& policy_digest);
-  // The delivered publication could not be installed: a full snapshot will be delivered instead. Until then, drop the
-  // deltas that were already delivered, without a report. After three failures in a row the worker is disconnected.
+  // The delivered publication could not be installed: a full snapshot will follow. Until then, the application drops
+  // deltas that were already delivered, without a report. After three failures in a row, the worker is disconnected.
   void install_failed(Version version, std::string why);
   void parts_read(std::uint64_t bytes);
-  // To the learner. kExhausted above kMessageBytesMax, kCancelled once the node has stopped.
+  // Sends a message to the learner. kExhausted above kMessageBytesMax, kCancelled once the node has stopped.
   Status send(std::string bytes);
-  void set_heartbeat(std::string app_bytes);  // rides on every heartbeat from now on; at most 64 KiB
-  // Hands children over to others, then disconnected() comes; within ten seconds.
+  void set_heartbeat(std::string app_bytes);  // part of every heartbeat from now on; at most 64 KiB
+  // Hands the children over to other parents; disconnected() follows within ten seconds.
   void drain();
   WorkerStats stats() const;
-  void stop();  // tells the learner, flushes and joins the thread. Idempotent.
+  void stop();  // sends goodbye, flushes and joins the thread. Idempotent.
 
  private:
   struct Impl;

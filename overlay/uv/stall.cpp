@@ -1,13 +1,13 @@
 #include "overlay/uv/stall.hpp"
 
-#include <linux/tcp.h>  // knows more than netinet/tcp.h, and cannot stand beside it
+#include <linux/tcp.h>  // has more fields than netinet/tcp.h, and excludes it
 #include <netinet/in.h>
 #include <sys/socket.h>
 
 namespace echoline::overlay {
 
 NarrowPaths::Stall stall_of(int fd) {
-  tcp_info info{};  // an older kernel fills in less
+  tcp_info info{};  // an older kernel fills in fewer fields
   socklen_t size = sizeof info;
   if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return {};
   return {info.tcpi_pmtu, info.tcpi_unacked > 0 ? info.tcpi_retransmits : 0u, info.tcpi_sacked, info.tcpi_rcv_ooopack};

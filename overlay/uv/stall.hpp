@@ -1,10 +1,10 @@
-// What the kernel knows of a connection that does not get on. Internal to overlay/uv.
+// The kernel's data on a stalled connection. Internal to overlay/uv.
 #pragma once
 #include "overlay/narrow_paths.hpp"
 
 namespace echoline::overlay {
 
-// Zeros where the kernel does not tell.
+// Zeros if the kernel has no data.
 NarrowPaths::Stall stall_of(int fd);
 
 }  // namespace echoline::overlay

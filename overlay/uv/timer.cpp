@@ -17,13 +17,13 @@ Timer::~Timer() {
 
 void Timer::open(uv_loop_t& loop, std::function<void()> fire) {
   fire_ = std::move(fire);
-  fd_ = ::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);  // the clock behind SystemClock
+  fd_ = ::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);  // SystemClock uses the same clock
   ECHO_CHECK(fd_ >= 0 && uv_poll_init(&loop, &poll_, fd_) == 0, "no timer: {}", std::strerror(errno));
   poll_.data = this;
   uv_poll_start(&poll_, UV_READABLE, [](uv_poll_t* poll, int, int) {
     Timer& timer = *static_cast<Timer*>(poll->data);
     std::uint64_t times = 0;
-    if (::read(timer.fd_, &times, sizeof times) != sizeof times) return;  // it was armed anew meanwhile
+    if (::read(timer.fd_, &times, sizeof times) != sizeof times) return;  // armed again meanwhile
     timer.armed_ = kNever;
     timer.fire_();
   });

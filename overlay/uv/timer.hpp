@@ -1,5 +1,5 @@
-// A timer of an event loop that keeps to the microsecond. libuv's own timers count whole milliseconds: at 8 Mbit/s,
-// every chunk comes up to a kilobyte late to every hop. Internal to overlay/uv.
+// A timer of an event loop with microsecond resolution. libuv's own timers count whole milliseconds: at 8 Mbit/s, every
+// chunk would be up to a kilobyte late at every hop. Internal to overlay/uv.
 #pragma once
 #include <uv.h>
 
@@ -9,17 +9,17 @@
 
 namespace echoline::overlay {
 
-// Used on the loop's thread only, once the loop runs.
+// Once the loop runs, only the loop's thread may use it.
 class Timer {
  public:
   Timer() = default;
-  ~Timer();  // close() must have been called and the loop have run since
+  ~Timer();  // call close() and run the loop before
   Timer(const Timer&) = delete;
   Timer& operator=(const Timer&) = delete;
 
-  // Once. `fire` is called when the time has come, and may arm it again.
+  // Call once. The timer calls `fire` at its time; `fire` may arm it again.
   void open(uv_loop_t& loop, std::function<void()> fire);
-  // For the one time that is last asked for; kNever: for none. Times of SystemClock.
+  // Sets the one time at which it fires, by SystemClock; kNever: none. The last call counts.
   void arm(TimePoint at);
   void close();
 

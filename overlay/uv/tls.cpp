@@ -16,8 +16,8 @@ constexpr std::string_view kOp = "TLS";
 constexpr std::size_t kOutputBytesMax = 64 * 1024;
 constexpr long kCertificateListBytesMax = 4096;
 
-// Zeros in both first flights, so that each fills a packet of the usual size and has a little more behind it: where
-// large packets do not get through, no handshake does, and who dials sees what overtakes them (narrow_paths.hpp).
+// Both first flights are padded with zeros to more than a packet of the usual size. So on a path that drops large
+// packets every handshake fails, and the dialling node sees small segments overtake large ones (narrow_paths.hpp).
 constexpr unsigned kPaddingExtension = 0xff45;  // for private use
 constexpr std::size_t kHelloPadding = 1700, kAnswerPadding = 900;
 
@@ -37,7 +37,7 @@ using trust::openssl_error;
 using ContextPtr = std::unique_ptr<SSL_CTX, trust::Freed<SSL_CTX_free>>;
 using SslPtr = std::unique_ptr<SSL, trust::Freed<SSL_free>>;
 
-// What the peer answered us with. OpenSSL's reason for a received alert is 1000 and the alert's number.
+// The peer's alert as an error. OpenSSL's reason for a received alert is 1000 plus the alert's number.
 Error alert_error(int alert) {
   switch (alert) {
     case SSL_AD_CERTIFICATE_REQUIRED:
@@ -48,12 +48,12 @@ Error alert_error(int alert) {
       return fail(Code::kInvalid, kOp, "the peer refused our certificate: it is of another run");
     case SSL_AD_BAD_CERTIFICATE:
       return fail(Code::kInvalid, kOp,
-                  "the peer refused our certificate: it is damaged, or somebody else was expected");
+                  "the peer refused our certificate: it is damaged, or the peer expected another node");
   }
   return fail(Code::kCorrupt, kOp, "the peer gave up: alert {} ({})", alert, SSL_alert_desc_string_long(alert));
 }
 
-// The thread's last OpenSSL error as ours; the queue is emptied.
+// Converts the thread's last OpenSSL error and empties the queue.
 Error stream_error(bool established) {
   const unsigned long code = ERR_peek_last_error();
   const int reason = ERR_GET_LIB(code) == ERR_LIB_SSL ? ERR_GET_REASON(code) : 0;
@@ -75,9 +75,9 @@ Error stream_error(bool established) {
 struct TlsContext::Impl {
   ContextPtr ssl;
   trust::Hash fingerprint{};         // of the authority
-  std::vector<std::byte> authority;  // its certificate, when known, and the key in it
+  std::vector<std::byte> authority;  // its certificate, if known, and the key in it
   std::optional<trust::PublicKey> run_key;
-  std::string run_id;  // empty: that of the authority
+  std::string run_id;  // empty: the authority's run
   bool has_own = false;
   std::uint64_t records_per_key = 0;
 };
@@ -88,16 +88,16 @@ struct TlsSession::Impl {
   std::optional<double> now_unix_s;
   SslPtr ssl;
 
-  std::span<const std::byte> source;  // fed and not yet read
+  std::span<const std::byte> source;  // fed and not read yet
   std::vector<std::byte> output;      // of the session itself
   std::vector<std::byte>* sink = &output;
 
   bool established = false, closing = false, peer_closed = false;
   std::size_t handshake_bytes = 0;
-  std::uint64_t records = 0;         // written under the present key
-  trust::PeerIdentity peer;          // what the certificate says; proven once established
+  std::uint64_t records = 0;         // encrypted with the current key
+  trust::PeerIdentity peer;          // from the certificate; proven once established
   std::vector<std::byte> authority;  // found in the peer's chain
-  std::optional<Error> refusal;      // why our callbacks gave up
+  std::optional<Error> refusal;      // the reason of our callbacks' refusal
   std::optional<Error> failure;      // final
 
   static Impl& of(BIO* bio) { return *static_cast<Impl*>(BIO_get_data(bio)); }
@@ -119,7 +119,7 @@ Result<TlsContext> TlsContext::create(const Credentials& credentials, std::uint6
   impl->records_per_key = records_per_key;
   impl->ssl.reset(SSL_CTX_new(TLS_method()));
   SSL_CTX* ctx = impl->ssl.get();
-  // The order counts: AES-128-GCM is the fastest where the processor has AES.
+  // Order of preference: AES-128-GCM is the fastest on processors with AES instructions.
   constexpr const char* kCiphers = "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256:TLS_AES_256_GCM_SHA384";
   if (!ctx || SSL_CTX_set_min_proto_version(ctx, TLS1_3_VERSION) != 1 ||
       SSL_CTX_set_max_proto_version(ctx, TLS1_3_VERSION) != 1 || SSL_CTX_set_ciphersuites(ctx, kCiphers) != 1 ||
@@ -204,7 +204,7 @@ int TlsSession::Impl::write_sink(BIO* bio, const char* from, std::size_t size, s
   return 1;
 }
 
-// OpenSSL reads the fed bytes and writes the caller's block through this, without buffers in between.
+// OpenSSL reads the fed bytes and writes to the caller's block through this, without buffers in between.
 const BIO_METHOD* TlsSession::Impl::method() {
   static const BIO_METHOD* const kMethod = [] {
     BIO_METHOD* method = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "echoline session");
@@ -224,7 +224,7 @@ int TlsSession::Impl::verify(X509_STORE_CTX* store, void*) {
     self.peer = *identity;
     return 1;
   }
-  int why = X509_V_ERR_HOSTNAME_MISMATCH;  // chooses the alert that the peer gets
+  int why = X509_V_ERR_HOSTNAME_MISMATCH;  // selects the alert for the peer
   if (identity) {
     self.refusal = fail(Code::kInvalid, kOp, "expected {}, found {}",
                         *self.expected == kLearnerId ? "the learner" : fmt::format("worker {}", *self.expected),
@@ -238,8 +238,8 @@ int TlsSession::Impl::verify(X509_STORE_CTX* store, void*) {
   return 0;
 }
 
-// The peer's certificate by the rules of the run: signed by the authority we know, or else by the one in the peer's
-// chain that has the fingerprint we know.
+// Checks the peer's certificate: the known authority must have signed it, or else the certificate in the peer's chain
+// with the known fingerprint.
 Result<trust::PeerIdentity> TlsSession::Impl::check(X509_STORE_CTX& store) {
   std::optional<trust::PublicKey> run_key = context->run_key;
   std::string run_id = context->run_id;
@@ -307,7 +307,7 @@ void TlsSession::feed(std::span<const std::byte> ciphertext) {
   if (!impl_->failure) impl_->source = ciphertext;
 }
 
-// The reason of a failure that has just shown, from now on the session's.
+// Records the reason of a new failure; from now on every read() returns it.
 Error TlsSession::Impl::give_up() {
   Error error = stream_error(established);
   failure = refusal ? std::move(*refusal) : std::move(error);
@@ -336,7 +336,7 @@ Result<std::size_t> TlsSession::read(std::span<std::byte> out) {
     }
     const Error error = self.give_up();
     if (total == 0) return error;
-    break;  // the good bytes first
+    break;  // return the good bytes first
   }
   return total;
 }

@@ -1,8 +1,8 @@
 // TLS 1.3 between the nodes of one run, as a transformation of bytes: no socket, no clock.
 //
-// The driver feeds what came from the socket and writes what the session puts out. Both ends show certificates of the
-// run's authority, except a machine that enrols: it has none yet, and knows of the authority only the fingerprint in
-// its token. Sessions are never resumed and carry no early data, so no bytes can be replayed.
+// The driver feeds bytes from the socket and writes the session's output. Both ends show certificates of the run's
+// authority. The exception is an enrolling machine: it has no certificate yet, and knows only the authority's
+// fingerprint from its token. Sessions are never resumed and carry no early data, so no bytes can be replayed.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -18,27 +18,27 @@
 
 namespace echoline::overlay {
 
-// What a node shows and whom it believes.
+// The node's own certificate and the authority it trusts.
 struct Credentials {
   struct Own {
     std::vector<std::byte> certificate;  // DER
     trust::SigningKey key;
   };
-  std::optional<Own> own{};  // absent: a client without a name (enrolment)
+  std::optional<Own> own{};  // absent: an anonymous client (enrolment)
   // The authority's certificate (DER), or only its fingerprint; a server needs the certificate.
   std::variant<trust::Hash, std::vector<std::byte>> authority{};
-  std::string run_id{};  // empty: whatever run the authority is of
+  std::string run_id{};  // empty: any run of the authority
 };
 
-// What all sessions of a node share; immutable, any thread, cheap to copy. Made anew when the certificate is renewed;
-// sessions keep the one they began with.
+// The state shared by all sessions of a node; immutable, any thread, cheap to copy. Renewing the certificate needs a
+// new context; existing sessions keep theirs.
 class TlsContext {
  public:
-  // After so many records under one key a session changes it, well before AES-GCM's limit of 2^24.5.
+  // A session changes its key after this many records, well before AES-GCM's limit of 2^24.5.
   static constexpr std::uint64_t kRecordsPerKey = 1u << 23;
 
-  // kInvalid: key, certificate, authority and run do not belong together; kCorrupt: a certificate cannot be read;
-  // kUnavailable: the machine's OpenSSL is set up without what this needs.
+  // kInvalid: key, certificate, authority and run do not match. kCorrupt: a certificate cannot be read. kUnavailable:
+  // the machine's OpenSSL lacks a required feature.
   static Result<TlsContext> create(const Credentials& credentials, std::uint64_t records_per_key = kRecordsPerKey);
 
   struct Impl;  // inside tls.cpp
@@ -51,16 +51,16 @@ class TlsContext {
 
 // One end of one connection. Belongs to one thread at a time.
 //
-//   on bytes from the socket:   feed(bytes); until read(out) returns 0 or fails: use what it returned;
-//                               then write take_output() to the socket, on failure too: it says the reason to the peer
+//   on bytes from the socket:   feed(bytes); until read(out) returns 0 or fails: use the bytes it returned;
+//                               then write take_output() to the socket, on failure too: it tells the peer the reason
 //   to send, once established:  write(plaintext, block); write block to the socket
 //
-// Output must reach the socket in the order it came.
+// Output must reach the socket in order.
 class TlsSession {
  public:
-  // Bytes from a peer before the handshake is done; more are refused.
+  // Limit on a peer's bytes before the handshake is done.
   static constexpr std::size_t kHandshakeBytesMax = 8192;
-  // Plaintext of one record, and the most by which a record is longer.
+  // Plaintext bytes of one record, and the most bytes that encryption adds to it.
   static constexpr std::size_t kRecordBytesMax = 16384;
   static constexpr std::size_t kRecordOverheadBytes = 22;
   // The most that write() appends for `plaintext` bytes.
@@ -68,8 +68,8 @@ class TlsSession {
     return plaintext + (plaintext / kRecordBytesMax + 3) * kRecordOverheadBytes;
   }
 
-  // `expected`: whom the caller dials (kLearnerId: the learner); nobody else is accepted. The first output is there at
-  // once. `now_unix_s`: the time at which certificates must be valid; absent: expiry is not checked.
+  // `expected`: the peer that the caller dials (kLearnerId: the learner); every other peer is refused. The first output
+  // is available at once. `now_unix_s`: the time at which certificates must be valid; absent: expiry is not checked.
   static TlsSession client(const TlsContext& context, WorkerId expected, std::optional<double> now_unix_s);
   // kRequired: a peer without a certificate is refused. kOptional: it is admitted as PeerIdentity::Kind::kNobody.
   // The context must have a certificate of its own and the authority's; kInvalid otherwise.
@@ -80,38 +80,38 @@ class TlsSession {
   TlsSession(TlsSession&&) noexcept;
   TlsSession& operator=(TlsSession&&) noexcept;
 
-  // The next bytes from the socket. They are read in place: they must stay until read() has returned 0 or failed, and
-  // no others may be fed before.
+  // Feeds the next bytes from the socket. They are read in place: they must stay valid until read() has returned 0 or
+  // failed, and only then may the next bytes be fed.
   void feed(std::span<const std::byte> ciphertext);
-  // Goes on with the handshake and decrypts into `out` (not empty) as much as fits. 0: everything fed was used and more
-  // is needed, or the peer has closed. An error is final, comes again at every call, and may follow on bytes that were
-  // good. kCorrupt: not TLS 1.3, or forged. kInvalid: the peer has no certificate of this run, is somebody else, or
-  // refuses ours. kStale: its certificate has expired. kExhausted: too many bytes before the handshake was done.
+  // Continues the handshake and decrypts into `out` (not empty) as much as fits. 0: all fed bytes are used and more are
+  // needed, or the peer has closed. An error is final and repeats at every call; it may come after good bytes.
+  // kCorrupt: not TLS 1.3, or forged. kInvalid: the peer has no certificate of this run, is another node than expected,
+  // or refuses ours. kStale: its certificate has expired. kExhausted: too many bytes before the handshake was done.
   Result<std::size_t> read(std::span<std::byte> out);
 
-  // Encrypts `plaintext` straight from the caller's memory and appends it, after output not yet taken, to `block`.
+  // Encrypts `plaintext` directly from the caller's memory and appends it to `block`, after pending output.
   // kUnavailable before established() or after close_notify().
   Status write(std::span<const std::byte> plaintext, std::vector<std::byte>& block);
 
-  // What the session itself wants sent: handshake, alerts, close. Bounded; empty most of the time.
+  // The session's own messages to send: handshake, alerts, close. Bounded; usually empty.
   bool has_output() const;
   std::vector<std::byte> take_output();
 
-  // Both ends have proven themselves and write() works. A client learns only from read() that its own certificate
-  // was refused.
+  // Both ends are authenticated and write() works. A client learns only from read() that the server refused its
+  // certificate.
   bool established() const;
-  // The peer by its certificate; kNobody before established() and when it has shown none.
+  // The peer's identity from its certificate; kNobody before established(), or if it has none.
   const trust::PeerIdentity& identity() const;
-  // The certificate (DER) of the run's authority, once established: the one an enrolling worker, which knew only the
-  // fingerprint, keeps.
+  // The certificate (DER) of the run's authority, once established. An enrolling worker, which knew only the
+  // fingerprint, keeps it.
   const std::vector<std::byte>& authority() const;
 
-  // A session that was accepted gives its buffers back whenever they are empty; from now on it keeps them.
+  // An accepted session releases its buffers whenever they are empty. After this call, it keeps them.
   void keep_buffers();
 
-  // Tells the peer that nothing more comes; the output has it.
+  // Ends this side's output; the message to the peer is in the output.
   void close_notify();
-  // The peer has told so.
+  // The peer has ended its output.
   bool peer_closed() const;
 
   struct Impl;  // inside tls.cpp

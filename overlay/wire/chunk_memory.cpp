@@ -13,21 +13,21 @@
 namespace echoline::overlay {
 namespace {
 
-constexpr std::size_t kStep = 4096;           // sizes are rounded up to it, so that the last chunk fits others
-constexpr std::size_t kSlabBytes = 2u << 20;  // one huge page, where the system has them
+constexpr std::size_t kStep = 4096;  // sizes are rounded up to it, so that a publication's last chunk can be reused
+constexpr std::size_t kSlabBytes = 2u << 20;  // one huge page, if the system has them
 constexpr std::size_t kPooledMax = kSlabBytes / 2;
 constexpr std::size_t kEmptySlabsKept =
     32;  // with their pages; of further ones the system takes them when it needs them
 
-// Slabs of equal pieces. A fresh page costs the system more than a relay spends on the rest of the bytes in it, so
-// memory is asked for in huge pages and used again.
+// Slabs of equal pieces. A fresh page costs the system more than a relay's work on the bytes in it, so the pool
+// allocates huge pages and reuses them.
 class Pool {
  public:
   std::byte* take(std::size_t size) {
     const std::lock_guard lock(mutex_);
     auto& open = open_[size];
     if (open.empty()) open.insert(new_slab(size));
-    std::byte* const base = *open.begin();  // the lowest first, so that the others fall empty
+    std::byte* const base = *open.begin();  // the lowest first, so that the others become empty
     Slab& slab = slabs_.at(base);
     std::byte* const piece = slab.free.back();
     slab.free.pop_back();
@@ -64,7 +64,7 @@ class Pool {
     return base;
   }
 
-  // Several at a time: what is cut off to align them is address space, not memory.
+  // Maps several slabs at a time. The parts cut off for alignment are address space, not memory.
   void map_slabs() {
     constexpr std::size_t kSlabs = 16;
     void* const mapped =
@@ -78,12 +78,12 @@ class Pool {
 
   std::mutex mutex_;
   std::map<std::size_t, std::set<std::byte*>> open_;  // slabs with a free piece, by the size of pieces
-  std::unordered_map<std::byte*, Slab> slabs_;        // that hold a piece
+  std::unordered_map<std::byte*, Slab> slabs_;        // slabs with a piece in use
   std::vector<std::byte*> empty_;
 };
 
 Pool& pool() {
-  static Pool* const pool = new Pool;  // outlives every chunk, also those of other static objects
+  static Pool* const pool = new Pool;  // never destroyed: chunks in static objects may outlive it
   return *pool;
 }
 

@@ -1,12 +1,12 @@
-// Memory for chunks, in huge pages and used again and again: fresh small pages cost more than all else a relay does.
+// Reused memory for chunks, in huge pages. Fresh small pages cost a relay more than all its other work.
 #pragma once
 #include <cstddef>
 #include <memory>
 
 namespace echoline::overlay {
 
-// Uninitialised memory for `size` bytes. What is dropped is kept for the next callers: 64 MiB of it for good, and more
-// for as long as the system has no other use for it. Any thread may call it, and drop the last reference.
+// Returns uninitialised memory for `size` bytes. Released memory is kept for later calls: 64 MiB permanently, more
+// until the system needs it. Any thread may call this and may drop the last reference.
 std::shared_ptr<std::byte> chunk_memory(std::size_t size);
 
 }  // namespace echoline::overlay

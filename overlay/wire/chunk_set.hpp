@@ -13,7 +13,7 @@ namespace echoline::overlay {
 // Stripe j of s holds the chunks i with i mod s = j; s is a power of two, at most 64.
 inline constexpr std::uint32_t kStripesMax = 64;
 
-// Stripes of one topology that travel together: bit j of `wanted` stands for stripe j.
+// The stripes wanted over one edge: bit j of `wanted` is stripe j.
 struct StripeMask {
   std::uint32_t stripes = 1;
   std::uint64_t wanted = 1;
@@ -24,7 +24,7 @@ struct StripeMask {
            (stripes == 64 || wanted >> stripes == 0);
   }
   bool contains(std::uint32_t chunk) const { return wanted >> (chunk % stripes) & 1; }
-  // Part of all chunks, at least that of one stripe.
+  // The fraction of all chunks; at least that of one stripe.
   double share() const { return static_cast<double>(std::max(1, std::popcount(wanted))) / stripes; }
   // Bit i: whether chunk i mod 64 is in one of the stripes.
   std::uint64_t pattern() const {
@@ -75,7 +75,7 @@ class ChunkSet {
         return static_cast<std::uint32_t>(w * 64 + 64 - static_cast<unsigned>(std::countl_zero(words_[w])));
     return 0;
   }
-  // The lowest index in this set, of the given stripes, and not in `other`.
+  // The lowest index of the given stripes that is in this set and not in `other`.
   std::optional<std::uint32_t> first_not_in(const ChunkSet& other, const StripeMask& mask) const {
     const std::uint64_t pattern = mask.pattern();
     for (std::size_t w = 0; w < words_.size(); ++w)
@@ -83,7 +83,7 @@ class ChunkSet {
         return static_cast<std::uint32_t>(w * 64 + static_cast<std::size_t>(std::countr_zero(bits)));
     return std::nullopt;
   }
-  // How many chunks of the given stripes are in this set.
+  // Number of chunks of the given stripes in this set.
   std::uint32_t count_of(const StripeMask& mask) const {
     const std::uint64_t pattern = mask.pattern();
     std::uint32_t n = 0;
@@ -98,7 +98,7 @@ class ChunkSet {
       bytes[i] = static_cast<char>(words_[i / 8] >> (8 * (i % 8)));
     return bytes;
   }
-  // Nothing when the length is not that of `size` bits or a bit beyond them is set.
+  // Absent if the length does not fit `size` bits, or a bit beyond them is set.
   static std::optional<ChunkSet> from_bytes(std::uint32_t size, std::string_view bytes) {
     if (bytes.size() != (size + std::size_t{7}) / 8) return std::nullopt;
     ChunkSet set;

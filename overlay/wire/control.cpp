@@ -18,10 +18,10 @@ Error bad(fmt::format_string<Args...> format, Args&&... args) {
 
 // ---- values ----
 
-// What people read: text, on one line, at both ends of the wire. Nobody above meets what a machine really sent.
+// Text for people, on one line. Both encoding and decoding clean it, so callers never see a peer's raw bytes.
 std::string line(std::string_view text) { return printable(text, kTextBytesMax - std::string_view("...").size()); }
 
-// Bytes that are not for people, as they are.
+// Binary fields, unchanged.
 Result<std::string> bytes_of(const std::string& from, std::string_view what, std::size_t bytes_max) {
   if (from.size() > bytes_max) return bad("{} of {} bytes, the limit is {}", what, from.size(), bytes_max);
   return from;
@@ -202,7 +202,7 @@ Result<std::vector<Progress>> read_progress(const Message& w) {
   return items;
 }
 
-// ---- messages: write_to puts one into the envelope, read makes one of what was found there ----
+// ---- messages: write_to puts a message into the envelope, read decodes it ----
 
 void write_to(wire::ControlMessage& out, const Enrol& m) {
   auto& w = *out.mutable_enrol();
@@ -354,7 +354,7 @@ void write_to(wire::ControlMessage& out, const DialChild& m) {
 }
 Result<DialChild> read(const wire::DialChild& w) {
   ECHO_ASSIGN(Endpoint endpoint, read(w.endpoint()));
-  if (w.worker() == 0) return bad("the learner is nobody's child");
+  if (w.worker() == 0) return bad("expected a worker, found the learner, which has no parent");
   return DialChild{WorkerId{w.worker()}, std::move(endpoint)};
 }
 

@@ -1,5 +1,5 @@
-// Control messages as plain values, checked when they are decoded. The protobuf form is control.proto. Names, hosts and
-// reasons are text on one line: whatever a machine sent, what is decoded has no control characters and is UTF-8.
+// Control messages as plain values, checked when decoded. The protobuf form is control.proto. Names, hosts and reasons
+// decode to one line of UTF-8 without control characters, whatever a peer sent.
 #pragma once
 #include <map>
 #include <span>
@@ -23,16 +23,17 @@ inline constexpr std::size_t kSignedBytesMax = 64 * 1024;
 inline constexpr std::size_t kRevokedMax = 8192;  // ranges of workers in one beacon
 inline constexpr std::size_t kReportsMax = 256;   // edges, holdings, progress items in one message
 inline constexpr std::uint64_t kPolicyBytesMax = std::uint64_t{kChunksMax} * kChunkBytesMax;
-inline constexpr Duration kStageMax = std::chrono::hours(24);  // of an acknowledgement; a longer one counts as that
+// of a stage in an acknowledgement; longer ones are cut to it
+inline constexpr Duration kStageMax = std::chrono::hours(24);
 
-// A message of the learner that any node can check and pass on: the body exactly as it was signed.
+// A message that any node can verify and forward: the body exactly as the learner signed it.
 struct Signed {
   std::string body;
   trust::Signature signature{};
   friend bool operator==(const Signed&, const Signed&) = default;
 };
 
-// Lets a child be served by a parent; see grant.hpp.
+// Permits a parent to serve a child; see grant.hpp.
 struct SignedGrant : Signed {};
 
 // ---- enrolment ----
@@ -40,14 +41,14 @@ struct SignedGrant : Signed {};
 struct Enrol {
   std::string token, instance;
   trust::PublicKey key{};
-  trust::Signature proof{};  // by that key over the token: who enrols holds it
+  trust::Signature proof{};  // by that key over the token: proves possession of the key
 };
 struct Enrolled {
   WorkerId worker;
   std::vector<std::byte> certificate, authority;  // DER
   std::uint64_t unix_ms = 0;                      // the learner's clock
 };
-// A machine that enrolled before, and whose certificate has ended, comes back with the key it has.
+// An enrolled machine whose certificate has expired comes back with its key.
 struct Return {
   trust::PublicKey key{};
   trust::Signature proof{};  // by that key over the run's fingerprint
@@ -65,8 +66,8 @@ struct Installed {
   Version version;
   Digest policy_digest{};
   std::uint64_t epoch = 0;  // of the learner; see LearnerState
-  // In an acknowledgement, by the worker's clock: from the arrival of the last byte until the application was given the
-  // policy, and from then until it was active. At most kStageMax each.
+  // In an acknowledgement, by the worker's clock: from the last byte until the application was given the policy, and
+  // from then until the policy was active. At most kStageMax each.
   Duration verify{}, install{};
   friend bool operator==(const Installed&, const Installed&) = default;
 };
@@ -75,15 +76,15 @@ struct Hello {
   Endpoint data;
   std::optional<BitRate> up, down;
   std::optional<Installed> installed;
-  std::string place{};  // where it says that it stands; "" where it does not say
+  std::string place{};  // its location, as it reports it; "" if not reported
 };
 struct Welcome {
   WorkerId worker;
-  Duration heartbeat{}, patience{};  // patience: silence of the learner the worker should put up with
-  std::uint64_t unix_ms = 0;         // the learner's clock, by which certificates and manifests expire
+  Duration heartbeat{}, patience{};  // patience: how long the worker tolerates silence of the learner
+  std::uint64_t unix_ms = 0;         // the learner's clock, which decides when certificates and manifests expire
   std::string application;
   Duration away_max{};  // how long the learner keeps the place of a worker that is away
-  Bytes policy{};       // size of the policy, by which stores are measured; zero: not known
+  Bytes policy{};       // size of the policy, which determines the stores' sizes; zero: unknown
 };
 struct Parent {
   WorkerId worker;
@@ -96,10 +97,10 @@ struct Parent {
 struct Assign {
   std::uint32_t stripes = 1;
   std::vector<Parent> parents;
-  std::optional<SignedGrant> grant{};  // to be shown to the parents
+  std::optional<SignedGrant> grant{};  // the worker shows it to the parents
   friend bool operator==(const Assign& a, const Assign& b) { return a.stripes == b.stripes && a.parents == b.parents; }
 };
-// Learner -> parent: what was granted to this child until then has ended.
+// Learner -> parent: grants to this child issued up to `issued` have ended.
 struct Release {
   WorkerId child;
   std::uint64_t issued = 0;
@@ -109,12 +110,12 @@ struct DialChild {
   WorkerId worker;
   Endpoint endpoint;
 };
-// Worker -> learner: my parents cannot bring me to `target`.
+// Worker -> learner: its parents cannot bring it to `target`.
 struct NeedHelp {
   Version target;
   bool full_only = false;
   std::optional<Version> position;
-  bool stalled = false;  // they, or whoever was to help, have brought nothing for long; otherwise one of them says so
+  bool stalled = false;  // parents and helper have sent nothing for long; false: one of them reported that it cannot
 };
 struct Help {
   Parent from;
@@ -123,8 +124,8 @@ struct Help {
   std::optional<SignedGrant> grant{};
 };
 
-// What a child holds and wants: the version it will have installed when its application is done with what it was
-// given, the stripes it receives over this edge, and the chunks of publications beyond its position.
+// A child's state and demand: the version it will have installed once its application is done, the stripes it receives
+// over this edge, and its chunks of publications beyond that version.
 struct Have {
   struct Item {
     PublicationId publication{};
@@ -138,25 +139,27 @@ struct Have {
 struct PeerHello {
   std::string run_id;
   std::uint32_t stream = 0;            // of the edge's parallel connections, from 0
-  std::optional<Version> catch_up_to;  // a helper: bring me there, then I close
-  bool full_only = false;              // by one full snapshot: deltas could not be installed
+  std::optional<Version> catch_up_to;  // asks a helper to bring the child to this version; the child then closes
+  bool full_only = false;              // wants one full snapshot: it cannot install deltas
   Have have;
   std::optional<SignedGrant> grant{};
-  bool have_follows = false;  // in the next message: a stranger says no more than kStrangerBytesMax
+  // the list is in the next message, because a stranger's frame holds at most kStrangerBytesMax
+  bool have_follows = false;
 };
 struct MoreStreams {
-  std::uint32_t streams = 1;  // parallel connections wanted, where the parent dials
+  std::uint32_t streams = 1;  // number of parallel connections wanted; only if the parent dials
 };
 struct ChunkRequest {
   PublicationId publication{};
   std::uint32_t index = 0;
 };
-// Parent -> child: my store cannot bring you to `target` (behind: it could, but a full snapshot is far cheaper).
+// Parent -> child: the parent's store cannot bring it to `target`. Behind: it could, but a full snapshot is far
+// cheaper.
 struct CannotServe {
   Version target;
   bool behind = false;
 };
-// How many chunks of every stripe somebody holds.
+// Numbers of chunks that a node holds, by stripe.
 struct Progress {
   PublicationId publication{};
   std::vector<std::uint32_t> chunks;  // by stripe
@@ -177,16 +180,16 @@ struct Poisoned {
   PublicationId publication{};
   std::uint32_t index = 0;
 };
-// What holds an edge back, as the sending side's kernel sees it.
+// The bottleneck of an edge, as the sender's kernel sees it.
 enum class EdgeLimit : std::uint8_t { kNothingToSend = 0, kPath = 1, kReceiver = 2, kOwnLimit = 3 };
 struct EdgeReport {
   WorkerId child;
-  std::uint64_t bytes = 0;  // since the edge was opened
-  BitRate rate;             // while there was something to send
+  std::uint64_t bytes = 0;  // since the edge opened
+  BitRate rate;             // while it had something to send
   EdgeLimit limit = EdgeLimit::kNothingToSend;
   std::uint32_t streams = 1;
 };
-// A publication a worker holds whole and can serve to others.
+// A publication that a worker holds whole and can serve.
 struct Holding {
   PublicationKey key;
   std::uint64_t payload_bytes = 0;
@@ -203,18 +206,18 @@ struct Heartbeat {
 struct Draining {};
 struct Goodbye {
   std::string reason;
-  bool run_ended = false;  // the learner's, in good order
+  bool run_ended = false;  // true: the learner has ended the run in good order
 };
-// Worker -> learner: something here needs a person.
+// Worker -> learner: a problem on this machine that an operator must solve.
 struct Trouble {
   std::string text;
 };
-// Learner -> worker: something that a person there should know.
+// Learner -> worker: information for the operator there.
 struct Notice {
   std::string text;
 };
 
-// Signed bodies travel as they are and are opened in proof.hpp.
+// Signed bodies travel unchanged; proof.hpp opens them.
 struct SignedAnnouncement : Signed {};
 struct SignedManifest : Signed {};
 struct SignedBeacon : Signed {};
@@ -224,9 +227,9 @@ using ControlMessage = std::variant<Enrol, Enrolled, Renew, Renewed, Hello, Welc
                                     ChunkRequest, CannotServe, EdgeStatus, EdgeFailed, Poisoned, Installed, Heartbeat,
                                     Draining, Goodbye, Trouble, SignedGrant, Release, Notice, Return>;
 
-// A whole frame. Texts are cut to kTextBytesMax; other limits are the caller's duty (checked).
+// Encodes a whole frame. Texts are cut to kTextBytesMax. The caller must respect all other limits (checked).
 std::vector<std::byte> encode_control(const ControlMessage& message);
-// kCorrupt with what was expected and found.
+// kCorrupt with the expected and the found value.
 Result<ControlMessage> decode_control(std::span<const std::byte> body);
 
 }  // namespace echoline::overlay

@@ -89,7 +89,7 @@ std::span<std::byte> FrameDecoder::room() {
         if (!chunk_) chunk_ = chunk_memory(body_bytes_);
         return {chunk_.get() + filled_, body_bytes_ - filled_};
       }
-      // Memory grows with bytes that came, not with a length that was announced.
+      // The buffer grows with received bytes, not with the announced length.
       if (filled_ == message_.size()) message_.resize(std::min(body_bytes_, filled_ + kGrowth));
       return std::span(message_).subspan(filled_);
     case Part::kWhole:

@@ -24,13 +24,13 @@ enum class FrameType : std::uint8_t {
 
 inline constexpr std::size_t kFrameHeaderBytes = 8;
 inline constexpr std::size_t kControlBytesMax = 256 * 1024;
-inline constexpr std::size_t kStrangerBytesMax = 4 * 1024;      // one frame of a peer that is not admitted
+inline constexpr std::size_t kStrangerBytesMax = 4 * 1024;      // one frame of a peer that is not admitted yet
 inline constexpr std::size_t kApplicationBytesMax = 64 * 1024;  // one frame: a message, or a part of one
 inline constexpr std::size_t kChunkBytesMax = 1024 * 1024;
 inline constexpr std::size_t kChunkBytesMin = 1024;
 inline constexpr std::uint32_t kChunksMax = 1u << 20;  // of one publication
 
-// What a publication brings: a version may travel as a full snapshot and as deltas on different bases.
+// The key of a publication. A version may travel as a full snapshot and as deltas on different bases.
 struct PublicationKey {
   Version version;
   std::optional<Version> base;  // absent: a full snapshot
@@ -45,7 +45,7 @@ inline constexpr std::size_t kProofHashesMax = 6;  // log2(kSealChunksMax)
 inline constexpr std::size_t kChunkHeadFixedBytes = 96;
 inline constexpr std::size_t kChunkHeadBytesMax = kChunkHeadFixedBytes + 32 * kProofHashesMax;
 
-// What stands before a chunk's bytes: where they belong, and the proof that the learner sealed them.
+// The head of a chunk: the place of its bytes, and the proof that the learner sealed them.
 struct ChunkHead {
   PublicationId publication{};
   std::uint32_t index = 0;
@@ -58,40 +58,40 @@ struct ChunkHead {
 
 // Frame bytes of a control or application message; the body's size must be within its type's limit (checked).
 std::vector<std::byte> encode_frame(FrameType type, std::span<const std::byte> body);
-// The header of an application frame, whose body follows. `more`: the message goes on in the next application frame.
+// The header of an application frame; the body follows it. `more`: the message continues in the next application frame.
 std::vector<std::byte> application_header(std::size_t body_bytes, bool more);
 // Frame header and chunk head; the chunk's bytes follow on the wire.
 std::vector<std::byte> encode_chunk_head(const ChunkHead& head);
 
 struct Frame {
   FrameType type = FrameType::kControl;
-  Slice body;         // of a chunk: its bytes
-  Slice head;         // of a chunk: encode_chunk_head(chunk), so that it is forwarded as it came
+  Slice body;         // the message body, or the chunk's bytes
+  Slice head;         // of a chunk: encode_chunk_head(chunk), kept for forwarding
   ChunkHead chunk;    // of a chunk
-  bool more = false;  // of an application frame: the message goes on in the next one
+  bool more = false;  // of an application frame: the message continues in the next one
 };
 
-// Turns a byte stream into frames, without copying what a chunk consists of. The driver puts bytes where room() says
-// (decrypting straight into the chunk's memory), tells how many, and takes the frame when one is whole:
+// Turns a byte stream into frames without copying chunk bytes. The driver decrypts bytes straight into room(), reports
+// their number, and takes complete frames:
 //   while (n = read_into(decoder.room())) { ECHO_TRY(decoder.advance(n)); if (auto f = decoder.take()) use(*f); }
-// A length is checked against its limit before it is believed. After an error the stream is lost.
+// A length is checked against its limit before it is used. After an error, the stream is unusable.
 class FrameDecoder {
  public:
-  // A stranger may send small control messages, no more; admit() lifts that once the peer is known.
+  // A stranger may send only small control messages. admit() lifts this limit once the peer is known.
   void admit() { admitted_ = true; }
-  // Where the next bytes belong; never empty unless a whole frame waits in take().
+  // Where the next bytes go. Empty only while a complete frame waits in take().
   std::span<std::byte> room();
-  // The first `n` bytes of room() have come. kCorrupt with what was expected and found.
+  // The first `n` bytes of room() were filled. kCorrupt with the expected and the found value.
   Status advance(std::size_t n);
   std::optional<Frame> take();
-  // The next bytes are exactly this chunk's bytes, already in shared memory: keeps them instead of a copy. False when
-  // the stream does not stand there.
+  // Uses `data`, already in shared memory, as the chunk bytes that come next in the stream, without a copy. False if no
+  // chunk's bytes come next.
   bool adopt(const Slice& data);
-  // The chunk whose bytes are expected next, none of them here yet; null elsewhere.
+  // The head of the chunk whose bytes come next, none of them read yet; null otherwise.
   const ChunkHead* awaiting_chunk() const {
     return part_ == Part::kBody && type_ == FrameType::kChunk && filled_ == 0 ? &frame_.chunk : nullptr;
   }
-  // Bytes held for a frame that is not whole.
+  // Bytes held for an incomplete frame.
   std::size_t buffered_bytes() const { return filled_; }
 
  private:
@@ -106,7 +106,7 @@ class FrameDecoder {
   bool admitted_ = false;
   Part part_ = Part::kHeader;
   std::size_t filled_ = 0;      // bytes of the current part
-  std::size_t body_bytes_ = 0;  // of control and application frames; of a chunk: its bytes
+  std::size_t body_bytes_ = 0;  // bytes of a control or application frame's body, or of a chunk
   std::size_t head_bytes_ = 0;  // of a chunk frame: header, head and path
   FrameType type_ = FrameType::kControl;
   std::array<std::byte, kFrameHeaderBytes + kChunkHeadBytesMax> head_{};

@@ -66,7 +66,7 @@ bool WorkerSet::contains(WorkerId id) const {
 
 void WorkerSet::widen(std::size_t ranges_max, const std::vector<WorkerId>& live) {
   if (ranges_.size() <= ranges_max) return;
-  std::vector<std::pair<std::uint64_t, std::size_t>> gaps;  // how wide, and before which range
+  std::vector<std::pair<std::uint64_t, std::size_t>> gaps;  // width, and the range after it
   for (std::size_t i = 1; i < ranges_.size(); ++i) {
     const std::uint64_t first = ranges_[i - 1].last + 1, last = ranges_[i].first - 1;
     const auto in = std::lower_bound(live.begin(), live.end(), WorkerId{first});
@@ -137,7 +137,7 @@ SignedBeacon sign(const Beacon& b, const trust::SigningKey& key) {
   return sign_body<SignedBeacon>(w, kBeacon, key);
 }
 
-// The tree has the least power of two of leaves that holds all pieces; what is missing at the end is all zeros.
+// The tree has as many leaves as the smallest power of two that holds all pieces; missing leaves are zeros.
 std::vector<ChunkHead> seal(const PublicationId& publication, std::uint32_t first,
                             std::span<const std::span<const std::byte>> pieces, const trust::SigningKey& key,
                             std::vector<trust::Hash>& hashes) {

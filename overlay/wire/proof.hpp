@@ -1,8 +1,8 @@
-// What the learner signs about a publication, and how a node checks it before it believes, keeps or forwards anything.
+// The learner's signatures over a publication, and the checks of a node before it uses, keeps or forwards any part.
 //
-// A publication opens with a signed announcement; its chunks are sealed while it is still being encoded, a few at a
-// time, by a signature over the Merkle root of their hashes; a signed manifest closes it. A beacon is the learner's
-// signed heartbeat. All of it can be passed on by anybody and forged by nobody but the holder of the run's key.
+// A publication opens with a signed announcement. While it is still being encoded, the learner seals its chunks, a few
+// at a time, with a signature over the Merkle root of their hashes. A signed manifest closes it. A beacon is the
+// learner's signed heartbeat. Any node can forward these messages; only the run's key can make them.
 #pragma once
 #include <span>
 #include <string>
@@ -29,14 +29,14 @@ struct Manifest {
   std::uint64_t payload_bytes = 0;
   trust::Hash content{};   // BLAKE3 over the hashes of all chunks in order
   Digest policy_digest{};  // of the policy after installation; the application's own
-  std::string note;        // what the application tells of the policy; at most kNoteBytesMax
+  std::string note;        // the application's description of the policy; at most kNoteBytesMax
   std::uint32_t chunk_count(std::uint32_t chunk_bytes) const {
     return static_cast<std::uint32_t>((payload_bytes + chunk_bytes - 1) / chunk_bytes);
   }
   friend bool operator==(const Manifest&, const Manifest&) = default;
 };
 
-// Workers by ranges of their ids: many that came one after the other take no more room than one.
+// A set of workers as ranges of their ids: consecutive ids take the room of one range.
 class WorkerSet {
  public:
   struct Range {
@@ -47,11 +47,11 @@ class WorkerSet {
   WorkerSet(std::initializer_list<WorkerId> ids) {
     for (const WorkerId id : ids) append(id.value, id.value);
   }
-  // Beyond all that is in it (checked).
+  // Adds ids above all in the set (checked).
   void append(std::uint64_t first, std::uint64_t last);
   bool contains(WorkerId id) const;
   const std::vector<Range>& ranges() const { return ranges_; }
-  // Fewer ranges, by filling gaps in which there is nobody of `live` (ascending), smallest gaps first.
+  // Reduces the number of ranges by filling gaps without a member of `live` (ascending), smallest gaps first.
   void widen(std::size_t ranges_max, const std::vector<WorkerId>& live);
   friend bool operator==(const WorkerSet&, const WorkerSet&) = default;
 
@@ -69,7 +69,7 @@ struct Beacon {
 };
 
 PublicationId id_of(const SignedAnnouncement& announcement);
-// What an announcement says of its chunk size, unchecked; 0 when it cannot be read.
+// The chunk size that an announcement states, unverified; 0 if it cannot be read.
 std::uint32_t announced_chunk_bytes(const SignedAnnouncement& announcement);
 SignedAnnouncement sign(const Announcement& announcement, const trust::SigningKey& key);
 SignedManifest sign(const Manifest& manifest, const trust::SigningKey& key);
@@ -81,20 +81,20 @@ std::vector<ChunkHead> seal(const PublicationId& publication, std::uint32_t firs
                             std::span<const std::span<const std::byte>> pieces, const trust::SigningKey& key,
                             std::vector<trust::Hash>& hashes);
 
-// Checks against the run's public key. Pure; the two virtual functions exist so that a simulation of ten thousand
-// workers hashes each chunk once.
+// Checks signatures against the run's public key. Pure. The two virtual functions let a simulation of ten thousand
+// workers hash each chunk once.
 class Checker {
  public:
   Checker(std::string run_id, const trust::PublicKey& run_key) : run_id_(std::move(run_id)), verifier_(run_key) {}
   virtual ~Checker() = default;
 
-  // kCorrupt: not signed by this run's learner, of another run, or breaking a limit. Expiry is the caller's business.
+  // kCorrupt: not signed by this run's learner, of another run, or breaking a limit. The caller checks expiry.
   Result<Announcement> open(const SignedAnnouncement& announcement) const;
   Result<Manifest> open(const SignedManifest& manifest) const;
   Result<Beacon> open(const Signed& beacon) const;
   // kCorrupt: the body was not signed by this run's learner, for this purpose.
   Status check(std::string_view context, const Signed& message) const;
-  // The root that the chunk and its path lead to, for seal_holds(); `hash` is chunk_hash() of its bytes.
+  // The Merkle root from the chunk and its path, for seal_holds(). `hash` is chunk_hash() of its bytes.
   static trust::Hash root_of(const ChunkHead& head, const trust::Hash& hash);
   bool seal_holds(const ChunkHead& head, const trust::Hash& root) const;
 

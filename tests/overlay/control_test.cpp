@@ -299,7 +299,7 @@ TEST(Control, MembershipIsChecked) {
     w.patience = bad;
     EXPECT_THAT(refusal(w), HasSubstr("from 1 ms to a day"));
   }
-  EXPECT_THAT(refusal(DialChild{kLearnerId, {"h", 1}}), HasSubstr("nobody's child"));
+  EXPECT_THAT(refusal(DialChild{kLearnerId, {"h", 1}}), HasSubstr("which has no parent"));
   EXPECT_THAT(refusal(DialChild{WorkerId{1}, {"h", 0}}), HasSubstr("port"));
   EXPECT_THAT(refusal(Help{{WorkerId{1}, {"h", 0}, 1, false}, Version{1}, false}), HasSubstr("port"));
 }

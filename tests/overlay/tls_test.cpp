@@ -180,7 +180,7 @@ TEST(Tls, AnEnrollingMachineRefusesImpostors) {
       tls_pair({.authority = authority.fingerprint()}, kLearnerId, tls_node(authority, kThree), Policy::kOptional);
   played.settle();
   expect_error(played.client_reading.error, Code::kInvalid, "expected the learner, found worker 3");
-  expect_error(played.server_reading.error, Code::kInvalid, "somebody else was expected");
+  expect_error(played.server_reading.error, Code::kInvalid, "the peer expected another node");
   EXPECT_EQ(played.client.identity(), trust::PeerIdentity{});
 }
 
@@ -243,7 +243,7 @@ TEST(Tls, AnUnexpectedWorkerIsRefused) {
   TlsPair pair = tls_pair(tls_node(authority, kThree), WorkerId{5}, tls_node(authority, kFour));
   pair.settle();
   expect_error(pair.client_reading.error, Code::kInvalid, "expected worker 5, found worker 4");
-  expect_error(pair.server_reading.error, Code::kInvalid, "somebody else was expected");
+  expect_error(pair.server_reading.error, Code::kInvalid, "the peer expected another node");
 }
 
 TEST(Tls, ContextsRefuseInvalidCredentials) {
