@@ -20,13 +20,13 @@ namespace {
 
 constexpr std::size_t kMailboxMax = 4096;
 constexpr Duration kPoll = std::chrono::milliseconds(100);  // how often a stop request is noticed
-constexpr Duration kSlice = std::chrono::milliseconds(10);  // for which the engine works before others are heard
+constexpr Duration kSlice = std::chrono::milliseconds(10);  // engine time between two looks at the mailbox
 constexpr Duration kAskEvery = std::chrono::milliseconds(50);
-constexpr Duration kMemoryEvery = std::chrono::seconds(1);  // looked at for heartbeats
+constexpr Duration kMemoryEvery = std::chrono::seconds(1);  // interval of memory readings for heartbeats
 constexpr Duration kHandOverMax = std::chrono::seconds(10);
-constexpr Duration kFinishMax = std::chrono::seconds(8);  // of what it has leases for, when it is asked to stop
+constexpr Duration kFinishMax = std::chrono::seconds(8);  // time to finish leased work after a stop request
 constexpr std::uint32_t kGroupsPerRequestMax = 64;
-constexpr std::size_t kAtTaskMax = 4096;  // rollouts whose task is thinking, beside those that the engine has
+constexpr std::size_t kAtTaskMax = 4096;  // rollouts that wait for their task, beside those in the engine
 
 struct Joined {
   WorkerId id;
@@ -49,11 +49,10 @@ struct TaskAnswered {};
 struct PartsArrived {};
 using Event = std::variant<Joined, Arrived, Message, Away, Disconnected, TaskAnswered, PartsArrived>;
 
-// Bytes of publications on their way, from the loop thread to the agent's; the node bounds them
-// (overlay::kPartsUnreadMax).
+// Bytes of arriving publications, from the loop thread to the agent's. The node bounds them (overlay::kPartsUnreadMax).
 class Parts {
  public:
-  // True: there were none.
+  // Returns whether it was empty.
   bool push(const overlay::PublicationPart& part) {
     const std::lock_guard lock(mutex_);
     parts_.push_back(part);
@@ -80,7 +79,7 @@ class Agent {
     overlay::WorkerEvents events;
     events.joined = [this](WorkerId id, const std::string&) { post(Joined{id}); };
     events.publication = [this](const overlay::Publication& p) {
-      news_ = true;  // before it can be taken, or it would stay
+      news_ = true;  // before the event: the agent may take that at once
       post(Arrived{p, clock_.now()});
     };
     events.part = [this](const overlay::PublicationPart& part) {
@@ -91,7 +90,7 @@ class Agent {
     events.disconnected = [this](const std::string& reason, bool in_order) { post(Disconnected{reason, in_order}); };
     ECHO_ASSIGN(node_, overlay::WorkerNode::start(options_.node, std::move(events)));
     const Status result = work();
-    if (!result && !ended_) abandon();  // others get what it was at
+    if (!result && !ended_) abandon();  // other workers get its groups
     if (stop_ && !ended_) hand_over();
     mailbox_.close();
     node_->stop();
@@ -100,12 +99,12 @@ class Agent {
   }
 
  private:
-  // Called on the loop thread. A mailbox this full means that generation has hung for minutes.
+  // Called on the loop thread. A full mailbox means that generation has hung for minutes.
   void post(Event event) {
     if (!mailbox_.try_push(std::move(event))) overflowed_ = true;
   }
 
-  // Asked to stop: whoever receives policies from this worker is given another parent first.
+  // On a stop request: the learner first gives this worker's children another parent.
   void hand_over() {
     node_->drain();
     const TimePoint deadline = clock_.now() + kHandOverMax;
@@ -131,8 +130,8 @@ class Agent {
     return ok();
   }
 
-  // Asked to stop: what is nearly done is handed in, unless nobody wants it any more. The learner hears of it at once,
-  // and gives the next to others.
+  // On a stop request: nearly finished groups are handed in, unless the learner no longer wants them. The learner is
+  // told at once and gives this worker no further leases.
   bool nothing_to_finish() {
     const TimePoint now = clock_.now();
     if (finish_by_ == kNever) {
@@ -156,7 +155,7 @@ class Agent {
     return std::max(now, wake);
   }
 
-  // Takes one event, waiting until `deadline`, and everything that is there already.
+  // Takes one event, waiting until `deadline`, and all further events that are already queued.
   Status wait_for_event(TimePoint deadline) {
     const TimePoint now = clock_.now();
     auto event = mailbox_.pop(deadline > now ? deadline - now : Duration(0));
@@ -181,7 +180,7 @@ class Agent {
     } else if (auto* message = std::get_if<Message>(&event)) {
       return handle_message(message->bytes);
     } else if (auto* away = std::get_if<Away>(&event)) {
-      // The learner takes its leases back and hears nothing until this worker has joined again.
+      // The learner takes its leases back, and receives nothing until this worker has joined again.
       log::warn("the learner is out of reach: {}", away->reason);
       asking_.away();
       abandon();
@@ -201,7 +200,7 @@ class Agent {
     switch (message.body_case()) {
       case schema::LearnerMessage::kRunSpec: {
         asking_.told_the_run();
-        if (task_) break;  // told again after it was away
+        if (task_) break;  // sent again after an absence
         ECHO_ASSIGN(auto spec, data_plane::unpack_run_spec(message.run_spec()));
         ECHO_ASSIGN(task_, make_task(std::move(spec)));
         groups_.emplace(*task_, id_, [this] { mailbox_.try_push(TaskAnswered{}); });
@@ -247,7 +246,7 @@ class Agent {
     if (bytes > 0) node_->parts_read(bytes);
   }
 
-  // What becomes of the responses under way when there is a new policy is for the run to say.
+  // The run decides what happens to unfinished responses when a new policy arrives.
   Status install_pending() {
     if (pending_.empty()) return ok();
     switch (task_->spec.on_new_policy()) {
@@ -264,7 +263,7 @@ class Agent {
       auto [publication, arrived] = std::move(pending_.front());
       pending_.pop_front();
       const TimePoint begun = clock_.now();
-      if (!pending_.empty()) publication.activate = false;  // the next is here already
+      if (!pending_.empty()) publication.activate = false;  // a newer one waits behind it
       const Status installed = engine_->install(publication);
       if (installed) {
         if (publication.activate) node_->installed(publication.version, publication.policy_digest);
@@ -283,8 +282,8 @@ class Agent {
 
   bool finishing() const { return !pending_.empty() && task_->spec.on_new_policy() == schema::ON_NEW_POLICY_FINISH; }
 
-  // Rollouts that are asked for or under way may be so many at once. A machine that is held to a speed has the group it
-  // is at, and what it can do in the time that asking for more takes.
+  // Limit on rollouts requested or in progress. A machine held to a speed has its current group, and the work of the
+  // time that a request for more takes.
   std::size_t rollouts_at_once() const {
     const std::size_t group = task_->spec.group_size();
     std::size_t most = std::max(engine_->capacity(), group);
@@ -303,7 +302,7 @@ class Agent {
     return engine_ && engine_->version() && engine_->takes_work() && !finishing() &&
            for_engine() + task_->spec.group_size() <= rollouts_at_once();
   }
-  // Those whose task is thinking keep no engine busy.
+  // Rollouts that wait for their task do not occupy the engine.
   std::size_t for_engine() const { return under_way() - std::min(groups_->at_task(), kAtTaskMax); }
 
   void request_work() {
@@ -339,7 +338,7 @@ class Agent {
     for (Sequence& sequence : advance.next) engine_->submit(std::move(sequence));
   }
 
-  // Nothing comes of the groups under way: the learner gives them to somebody else.
+  // Returns the leases of all groups in progress; the learner gives them to other workers.
   void abandon() {
     if (!groups_ || groups_->empty()) return;
     schema::WorkerMessage message;
@@ -427,7 +426,7 @@ class Agent {
   SystemClock clock_;
   BoundedQueue<Event> mailbox_;
   std::atomic<bool> overflowed_ = false;
-  std::atomic<bool> news_ = false;  // the mailbox has a publication
+  std::atomic<bool> news_ = false;  // the mailbox holds a publication
   Parts parts_;
   std::unique_ptr<overlay::WorkerNode> node_;
   WorkerId id_;
@@ -441,16 +440,16 @@ class Agent {
     std::uint64_t rollouts = 0;
     schema::Submission submission;
   };
-  std::deque<Held> held_;     // finished, in the order in which they are due
-  std::optional<Pace> pace_;  // that it is held to
+  std::deque<Held> held_;     // finished, by due time
+  std::optional<Pace> pace_;  // emulated speed, if any
   Asking asking_;
-  TimePoint ask_at_{};            // not before
-  TimePoint finish_by_ = kNever;  // asked to stop
+  TimePoint ask_at_{};            // earliest time of the next request
+  TimePoint finish_by_ = kNever;  // deadline after a stop request
   Duration progress_every_ = std::chrono::seconds(3);
   TimePoint progress_due_{};
-  std::uint64_t waits_ = 0;  // told of while something was held, or a task was thinking
+  std::uint64_t waits_ = 0;  // signs of progress sent while submissions or tasks waited
   TimePoint noted_at_{};
-  bool was_working_ = false;  // then
+  bool was_working_ = false;  // at noted_at_
   double busy_s_ = 0;
   std::uint64_t generated_ = 0;
   ProcessMemory memory_;

@@ -1,4 +1,5 @@
-// The worker process: joins a learner, installs every policy it publishes, generates and scores rollouts, returns them.
+// The worker process: joins a learner, installs every published policy, generates and scores rollouts, and returns
+// them.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -12,26 +13,28 @@
 
 namespace echoline::worker {
 
-inline constexpr double kAheadSeconds = 0.25;  // that a machine held to a speed has work beyond the group it is at
+// Lead time for new work on a machine held to a speed, beyond its current group.
+inline constexpr double kAheadSeconds = 0.25;
 
 struct AgentOptions {
-  overlay::WorkerOptions node;               // the learner that it joins, and its place in the overlay
-  std::optional<double> rollouts_per_s_max;  // generation speed is held to this (a rented machine's, emulated)
+  overlay::WorkerOptions node;               // the learner to join, and the worker's place in the overlay
+  std::optional<double> rollouts_per_s_max;  // limit on the generation speed, to emulate a rented machine
   EngineMaker engine;                        // worker/engines/make.hpp
 };
 
 struct AgentReport {
   std::uint64_t rollouts = 0;  // acknowledged by the learner
-  std::uint64_t refused = 0;   // returned but not accepted
+  std::uint64_t refused = 0;   // returned but refused by the learner.
   std::uint64_t versions = 0;  // installed
-  Duration install_waits{};    // of all of them: from the complete publication until its installation began,
-  Duration install_times{};    // and from then until it was in place and told
-  std::string reason;          // why it ended
-  bool in_order = true;        // the run has ended, or it was asked to stop; false: it lost its learner for good
+  Duration install_waits{};    // sum over installations: from the complete publication until its installation began,
+  Duration install_times{};    // and from then until the policy was in place and reported
+  std::string reason;          // why the worker ended
+  bool in_order = true;  // the run has ended, or the worker was asked to stop; false: it lost its learner for good
 };
 
-// Runs until the learner ends the run or goes away, or `stop` turns true (checked several times a second; the batch
-// under way is then abandoned and its leases return to the pool). An error when it never got to work.
+// Runs until the learner ends the run or is lost for good, or `stop` turns true (checked several times a second). On
+// `stop`, groups that cannot be finished soon are abandoned, and their leases return to the pool. Error: the worker
+// never began to work.
 Result<AgentReport> run_agent(const AgentOptions& options, const std::atomic<bool>& stop);
 
 }  // namespace echoline::worker

@@ -1,4 +1,4 @@
-// When a worker may ask its learner for work. Pure. Private to worker/.
+// Decides when a worker may ask its learner for work. Pure. Private to worker/.
 #pragma once
 #include "base/clock.hpp"
 
@@ -7,9 +7,10 @@ namespace echoline::worker {
 class Asking {
  public:
   void joined() { joined_ = true; }
-  // The learner takes its leases back and hears nothing until this worker has joined again.
+  // The learner takes its leases back, and receives nothing until this worker has joined again.
   void away() { joined_ = awaits_grant_ = told_to_wait_ = false; }
-  // A learner that resumes loads its model first: nothing that was asked is answered, until it tells of the run.
+  // A learner that resumes loads its model first. It answers no request for work until it has sent the run's
+  // description.
   void told_to_wait() { told_to_wait_ = true, awaits_grant_ = false; }
   void told_the_run() { told_to_wait_ = false; }
   void asked() { awaits_grant_ = true; }
@@ -17,7 +18,7 @@ class Asking {
 
   bool is_joined() const { return joined_; }
   bool awaits_grant() const { return awaits_grant_; }
-  // kNever: not until something else has come from the learner.
+  // kNever: only after another message from the learner.
   TimePoint not_before() const { return joined_ && !told_to_wait_ && !awaits_grant_ ? ask_again_ : kNever; }
 
  private:

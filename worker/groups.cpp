@@ -22,7 +22,7 @@ schema::WorkFailed failure(const schema::Lease& lease, schema::WorkFailure kind,
   return failed;
 }
 
-// Of a task that the learner scores: one response, and nothing comes of it here.
+// The task of a group that the learner scores: one response, not scored here.
 class Unscored final : public data_plane::QuickEpisode {
  public:
   Result<data_plane::Step> take(std::string_view) override { return data_plane::Step{}; }
@@ -37,7 +37,7 @@ Result<std::unique_ptr<data_plane::Episode>> episode_of(const Task& task, const 
   return task.adapter->begin(lease.problem(), data_plane::episode_seed(task.spec.seed(), lease.group(), member));
 }
 
-// WORK_FAILURE_GENERATION is the policy's fault. What else goes wrong in an engine may be the group's.
+// WORK_FAILURE_GENERATION blames the policy. Other failures of an engine may be due to the group.
 schema::WorkFailure kind_of(const Error& error) {
   if (error.code == Code::kExhausted) return schema::WORK_FAILURE_MEMORY;
   return error.code == Code::kInvalid ? schema::WORK_FAILURE_PROMPT : schema::WORK_FAILURE_UNKNOWN;
@@ -114,7 +114,7 @@ Sequence Groups::next_turn(std::uint64_t lease, std::size_t which) {
   return sequence;
 }
 
-// A turn of the policy's own.
+// Appends a turn drawn by the policy.
 void Groups::note(Member& member, const Response& turn) {
   const std::size_t before = member.tokens.size();
   for (const Span& span : turn.spans) {
@@ -189,7 +189,7 @@ Groups::Advance Groups::advance() {
   std::erase_if(advance.next, [&](const Sequence& sequence) {
     if (sequences_.contains(sequence.id)) return false;
     for (Ended& ended : advance.ended)
-      std::erase(ended.abandoned, sequence.id);  // its group failed before it came inside
+      std::erase(ended.abandoned, sequence.id);  // its group failed before it was submitted
     return true;
   });
   return advance;

@@ -1,5 +1,5 @@
-// Groups in the making: from a lease to sequences for an engine, from what came of them to the task and back to the
-// engine turn by turn, and to a scored submission. No network and no engine.
+// Groups in progress: a lease becomes sequences for an engine. Turn by turn, their outcomes go to the task, and the
+// task's answers back to the engine. In the end, a scored submission results. No network and no engine.
 #pragma once
 #include <functional>
 #include <map>
@@ -19,7 +19,7 @@
 
 namespace echoline::worker {
 
-// What the run told this worker, made usable.
+// The run's description in usable form.
 struct Task {
   schema::RunSpec spec;
   std::unique_ptr<data_plane::Adapter> adapter;  // null: the learner scores everything
@@ -29,24 +29,24 @@ struct Task {
 
 Result<Task> make_task(schema::RunSpec spec);
 
-// What the learner is to be told of a lease.
+// The message to the learner that ends a lease.
 using Settled = std::variant<schema::Submission, schema::WorkFailed>;
 
-// The submission, or WORK_FAILURE_SIZE with the reason that the learner's door would give: a trajectory has more
-// metadata than the run allows (rollout.metadata_max).
+// Returns the submission if its size is within the run's limits. Otherwise WORK_FAILURE_SIZE with the reason that the
+// learner would give: a trajectory has more metadata than rollout.metadata_max.
 Settled within_limits(const schema::Lease& lease, schema::Submission submission, Bytes metadata_max);
 
-// A group fails as a whole and alone: with the first of its sequences that does, or where its task does. What a task is
-// asked is answered on any thread; everything else is one thread's.
+// A group fails as a whole, with its first failed sequence or its failed task, and affects no other group. Tasks answer
+// on any thread; all other calls are on one thread.
 class Groups {
  public:
-  // `wake` is called on a task's thread when advance() has something to do; it may be empty. The task must outlive the
+  // `wake` is called on a task's thread when advance() has work to do; it may be empty. The task must outlive the
   // groups.
   Groups(const Task& task, WorkerId worker, std::function<void()> wake = {});
 
-  // The sequences of a group, in order, or why there are none.
+  // Returns the sequences of a group, in order, or the reason for having none.
   std::variant<std::vector<Sequence>, schema::WorkFailed> begin(schema::Lease lease, TimePoint now);
-  // A turn has been drawn, and goes to its task. A sequence that is not known is one that was abandoned.
+  // Passes a drawn turn to its task. An unknown sequence was abandoned before, and is ignored.
   void take(Outcome outcome);
 
   struct Ended {
@@ -55,17 +55,17 @@ class Groups {
     std::vector<std::uint64_t> abandoned;  // sequences that are still inside the engine
   };
   struct Advance {
-    std::vector<Sequence> next;  // turns that follow
+    std::vector<Sequence> next;  // the next turns
     std::vector<Ended> ended;
   };
-  // What has come of take() and of tasks since.
+  // Returns the results of take() and of tasks since the last call.
   Advance advance();
 
   std::vector<std::uint64_t> leases() const;
-  std::size_t rollouts() const;  // of all groups, however many of them are finished
-  std::size_t at_task() const;   // those whose task is thinking
+  std::size_t rollouts() const;  // of all groups, finished ones included
+  std::size_t at_task() const;   // rollouts that wait for their task's answer
   bool empty() const { return groups_.empty(); }
-  // All groups are forgotten; their sequences inside the engine are returned.
+  // Drops all groups and returns their sequences inside the engine.
   std::vector<std::uint64_t> drop();
 
  private:
@@ -73,13 +73,13 @@ class Groups {
     std::unique_ptr<data_plane::Episode> episode;
     std::vector<model::Token> tokens;  // of turns and observations
     std::vector<float> logprobs;
-    std::vector<bool> drawn;  // by the policy
+    std::vector<bool> drawn;  // whether the policy drew the token
     std::vector<Span> spans;
-    std::vector<model::Token>
-        aside;  // what is asked in between, of the policy in somebody else's place; empty: nothing
+    // The prompt of a question beside the conversation, which the policy answers in another role; empty: none.
+    std::vector<model::Token> aside;
     std::size_t turns = 0, asides = 0;
     data_plane::Score score;
-    bool ended = false;  // its last turn, by itself
+    bool ended = false;  // its last turn ended by itself
   };
   struct Group {
     schema::Lease lease;
@@ -93,7 +93,7 @@ class Groups {
     std::size_t member = 0;
     bool at_task = false;  // not inside the engine
   };
-  // Where tasks leave their answers; outlives the groups, in case a task does.
+  // Answers of tasks. It outlives the groups, because a task may.
   struct Answers {
     std::mutex mutex;
     std::vector<std::pair<std::uint64_t, Result<data_plane::Step>>> given;  // by sequence; at most one each
@@ -103,7 +103,7 @@ class Groups {
   Sequence next_turn(std::uint64_t lease, std::size_t member);
   std::int64_t room(const Member& member) const;
   static void note(Member& member, const Response& turn);
-  // Goes on with a member; false when it has ended.
+  // Continues a member with its task's answer; false if the member has ended.
   Result<bool> go_on(Member& member, data_plane::Step step) const;
   void end(std::uint64_t lease, std::optional<schema::WorkFailed> failed);
   schema::Submission submission(const Group& group) const;

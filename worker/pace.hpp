@@ -1,4 +1,4 @@
-// Holds results to the speed of the machine that was rented. Pure. Private to worker/.
+// Delays results to the speed of the rented machine. Pure. Private to worker/.
 #pragma once
 #include <algorithm>
 
@@ -6,14 +6,15 @@
 
 namespace echoline::worker {
 
-// As if one group were generated after the other at that speed. What leaves late, because the system wakes this process
-// late, does not delay what comes after it; a machine that is too slow makes up for nothing.
+// Models groups that are generated one after another at the given speed. A result that leaves late, because the system
+// woke this process late, does not delay the next ones. A machine that is too slow catches up at most kMadeUpMax of a
+// group's time.
 class Pace {
  public:
   static constexpr double kMadeUpMax = 0.25;  // of a group's time
 
   explicit Pace(double rollouts_per_s) : rollouts_per_s_(rollouts_per_s) {}
-  // When so many rollouts may leave that were begun then and are ready `now`.
+  // The time at which `rollouts` rollouts, begun at `begun` and ready `now`, may leave.
   TimePoint due(TimePoint begun, std::uint64_t rollouts, TimePoint now) {
     const Duration takes = from_seconds(static_cast<double>(rollouts) / rollouts_per_s_);
     const TimePoint due = std::max(begun, free_at_) + takes;

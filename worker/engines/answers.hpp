@@ -1,4 +1,4 @@
-// Reading the JSON of a server that may answer anything. Private to worker/.
+// Defensive parsing of a server's JSON answers. Private to worker/.
 #pragma once
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -27,7 +27,7 @@ inline Result<json> parse_answer(std::string_view body) {
   return parsed;
 }
 
-// The value at a path of keys; null where there is none.
+// The value at a path of keys; null if there is none.
 template <class... Keys>
 const json& at(const json& value, const Keys&... keys) {
   static const json kNone;
@@ -58,7 +58,7 @@ inline Result<std::vector<model::Token>> tokens_of(const json& value, std::strin
   return tokens;
 }
 
-// Servers write null for a number that is none.
+// Servers write null for a number that is not finite.
 inline Result<double> logprob_of(const json& value) {
   if (value.is_null()) return std::numeric_limits<double>::quiet_NaN();
   if (!value.is_number()) return odd_answer("expected a log-probability, found {}", excerpt(value));

@@ -16,14 +16,14 @@ template <class Incoming>
 void add_part(std::optional<Incoming>& incoming, const overlay::PublicationPart& part, const auto& begin) {
   if (part.offset == 0) incoming = Incoming{part.id, part.version, begin()};
   if (!incoming || incoming->id != part.id || incoming->patch.bytes() != part.offset) return;
-  if (!incoming->patch.add(part.bytes.bytes())) incoming.reset();  // whole() will say what is wrong
+  if (!incoming->patch.add(part.bytes.bytes())) incoming.reset();  // whole() will report the error
 }
 
-// All of `publication`, whatever has come of it; leads to the policy it names.
+// Decodes all of `publication`, with or without earlier parts, and checks the resulting policy's digest.
 template <class Patch>
 Result<Patch> whole(auto incoming, const overlay::Publication& publication, const auto& begin) {
   Patch patch = incoming && incoming->id == publication.id ? std::move(incoming->patch) : begin();
-  std::uint64_t here = patch.bytes();  // of it: the rest follows
+  std::uint64_t here = patch.bytes();  // bytes decoded so far: the rest follows
   ECHO_TRY(publication.payload.visit([&](std::span<const std::byte> piece) -> Status {
     const std::size_t known = std::min<std::uint64_t>(here, piece.size());
     here -= known;

@@ -1,4 +1,4 @@
-// A policy that is decoded while it arrives, for engines that hold one. Private to worker/.
+// Decodes a policy while it arrives, for engines that hold a copy. Private to worker/.
 #pragma once
 #include <functional>
 #include <optional>
@@ -11,20 +11,20 @@
 
 namespace echoline::worker {
 
-// A snapshot may arrive while deltas come and go beside it. One thread.
+// A snapshot may arrive while deltas are decoded beside it. One thread.
 class ArrivingPolicy {
  public:
-  using BeginDelta = std::function<delta::IncomingDelta()>;  // on the policy that is installed
+  using BeginDelta = std::function<delta::IncomingDelta()>;  // on the installed policy
   explicit ArrivingPolicy(BeginDelta begin_delta, const delta::DecodeOptions& options = {})
       : begin_delta_(std::move(begin_delta)), options_(options) {}
 
-  // Decodes what has come of a snapshot, or of a delta on the `installed` version; of anything else nothing. Of each
-  // kind, one.
+  // Decodes bytes of a snapshot, or of a delta on the `installed` version; ignores other parts. Holds at most one of
+  // each kind.
   void add(const overlay::PublicationPart& part, std::optional<Version> installed);
-  // These decode the rest of `publication`. kCorrupt: its bytes are wrong, or lead to another policy than was
-  // announced. What came of others is forgotten, but for a newer snapshot where a delta is applied.
+  // Decodes the rest of `publication` and returns the policy. kCorrupt: its bytes are wrong, or lead to another policy
+  // than announced. Parts of other publications are dropped, except a newer snapshot when a delta is applied.
   Result<delta::OwnedState> snapshot(const overlay::Publication& publication);
-  // And applies it (delta::IncomingDelta::apply). kStale: the delta needs another base.
+  // Decodes the rest and applies it (delta::IncomingDelta::apply). kStale: the delta needs another base.
   Result<std::vector<delta::TensorWrite>> apply_delta(const overlay::Publication& publication,
                                                       std::optional<Version> installed);
 

@@ -76,7 +76,7 @@ class Builtin final : public Engine {
   model::RunningBatch batch_;
   Installer installer_;
   const std::atomic<bool>* news_;  // may be null
-  std::vector<Outcome> refused_;   // by add(), to be told by poll()
+  std::vector<Outcome> refused_;   // by add(); poll() returns them
   std::uint64_t progress_ = 0;
 };
 

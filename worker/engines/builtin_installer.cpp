@@ -12,13 +12,13 @@ Status Installer::install(const overlay::Publication& publication) {
   if (!publication.base) {
     ECHO_ASSIGN(delta::OwnedState fresh, arriving_.snapshot(publication));
     ECHO_TRY(model::load_policy(*model_, fresh.view()));
-    version_.reset();  // until the device knows it as well
+    version_.reset();  // absent until the device has the policy, too
     if (on_device_) ECHO_TRY(on_device_->loaded());
     state_ = std::move(fresh);
   } else {
     ECHO_ASSIGN(const auto written, arriving_.apply_delta(publication, version_));
     if (const Status loaded = load_changes(written); !loaded) {
-      version_.reset();  // it may hold some of the changes: only a snapshot helps now
+      version_.reset();  // the model may hold some of the changes: only a snapshot helps now
       return loaded;
     }
   }
@@ -27,7 +27,7 @@ Status Installer::install(const overlay::Publication& publication) {
   return ok();
 }
 
-// What state_ holds since `written`, into the model; a GPU proves that its memory then holds the same.
+// Loads the written parts of state_ into the model. On a GPU, verifies that its memory holds the same values.
 Status Installer::load_changes(std::span<const delta::TensorWrite> written) {
   if (on_device_) return on_device_->apply(written, state_.digest());
   return model::load_changes(*model_, state_.view(), written);

@@ -1,4 +1,4 @@
-// Turns publications into an installed policy: decode, verify, apply, load into the model.
+// Installs publications: decodes, verifies, applies, and loads the policy into the model.
 #pragma once
 #include <memory>
 #include <optional>
@@ -13,22 +13,22 @@
 
 namespace echoline::worker {
 
-// One thread, the one that generates: install() runs between two tokens.
+// Used by the generating thread: install() runs between two tokens.
 class Installer {
  public:
-  // `on_device`: the model's weights, where a GPU has them.
+  // `on_device`: the model's weights on a GPU, if it has one.
   explicit Installer(std::shared_ptr<model::Transformer> model, unsigned threads = 1,
                      std::optional<model::DeviceWeights> on_device = std::nullopt)
       : model_(std::move(model)), on_device_(std::move(on_device)), threads_(threads) {}
   Installer(const Installer&) = delete;
   Installer& operator=(const Installer&) = delete;
 
-  // Decodes what has come of a snapshot, or of a delta on the installed version; anything else is not looked at.
+  // Decodes bytes of a snapshot, or of a delta on the installed version; ignores other parts.
   void arriving(const overlay::PublicationPart& part);
 
-  // Installs a snapshot, or a delta on top of the installed version. The digest of the result must be the one the
-  // publication names. kStale: the delta needs another base; kCorrupt: bytes or digest are wrong; kInvalid: the
-  // policy does not fit the model. On failure the installed policy stays as it is.
+  // Installs a snapshot, or a delta on the installed version. The digest of the result must match the publication.
+  // kStale: the delta needs another base. kCorrupt: bytes or digest are wrong. kInvalid: the policy does not fit the
+  // model. On failure, the installed policy stays.
   Status install(const overlay::Publication& publication);
 
   std::optional<Version> version() const { return version_; }

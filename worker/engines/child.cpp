@@ -19,9 +19,9 @@ namespace echoline::worker {
 namespace {
 
 constexpr int kAliveFd = 3, kLookMs = 50, kGraceMs = 5000;
-constexpr int kSignalled = 128;  // exit status of the one in between, plus the signal
+constexpr int kSignalled = 128;  // exit status of the guard, plus the signal
 
-// All that is needed after the fork, when only async-signal-safe calls are allowed.
+// All data needed after the fork, where only async-signal-safe calls are allowed.
 struct Launch {
   std::vector<char*> argv, envp, remove;
   int alive = -1, null = -1;
@@ -38,8 +38,8 @@ struct Launch {
   ::_exit(127);
 }
 
-// Until the engine ends, or the other end of the socket closes: that happens however this program ends. A byte before
-// it says that it ended in order.
+// Waits until the engine ends or the socket's other end closes, which happens however this program ends. A byte before
+// the close means that this program ended in order.
 [[noreturn]] void guard(const Launch& launch) {
   ::setpgid(0, 0);
   for (const int s : {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGCHLD}) ::signal(s, SIG_DFL);
@@ -52,10 +52,10 @@ struct Launch {
   if (engine < 0) ::_exit(127);
   ::setpgid(engine, engine);
   ::dup2(launch.alive, kAliveFd);
-  ::close_range(kAliveFd + 1, ~0U, 0);  // the socket's other end above all
+  ::close_range(kAliveFd + 1, ~0U, 0);  // in particular the socket's other end
   int status = 0;
   bool in_order = false, running = true;
-  // The engine is a shell's command: when the shell has ended, its processes still have to.
+  // The engine is started by a shell: after the shell has ended, its remaining processes must end, too.
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   for (int left = -1;;) {
     for (int one = 0; const pid_t ended = ::waitpid(-1, &one, WNOHANG);) {
@@ -80,7 +80,7 @@ struct Launch {
   pollfd alive{kAliveFd, POLLIN, 0};
   char byte = 0;
   while (!in_order && ::poll(&alive, 1, 0) > 0) {
-    if (::read(kAliveFd, &byte, 1) <= 0) {  // this program is gone
+    if (::read(kAliveFd, &byte, 1) <= 0) {  // this program has ended
       if (!launch.remove.empty()) ::execve(launch.remove[0], launch.remove.data(), launch.envp.data());
       break;
     }
@@ -129,7 +129,7 @@ Child::~Child() {
   const char in_order = 'e';
   [[maybe_unused]] const auto sent = ::send(socket_, &in_order, 1, MSG_NOSIGNAL);
   ::close(socket_);
-  if (!ended_) ::waitpid(guard_, nullptr, 0);  // it ends the engine by force soon
+  if (!ended_) ::waitpid(guard_, nullptr, 0);  // the guard kills the engine soon
 }
 
 std::optional<std::string> Child::ended() {

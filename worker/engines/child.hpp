@@ -1,4 +1,4 @@
-// A process of this one, with whatever it starts, that does not outlive it. Private to worker/.
+// A child process, with its descendants, that does not outlive this process. Private to worker/.
 #pragma once
 #include <filesystem>
 #include <memory>
@@ -11,20 +11,21 @@
 
 namespace echoline::worker {
 
-// A small process stands between: it waits for the end of either, then ends the other with its process group: by
-// SIGTERM, and after five seconds by SIGKILL. Where this process was the one that died, it removes a folder that this
-// one left.
+// A small guard process stands between the two. It waits for the end of either, then ends the other with its process
+// group: by SIGTERM, and after five seconds by SIGKILL. If this process died first, the guard removes the folder
+// `remove_after`.
 class Child {
  public:
-  // Runs `command` by the shell, with its output on our standard error. `environment` is added to ours.
+  // Runs `command` in the shell, with its output on this process's standard error. `environment` is added to this
+  // process's.
   static Result<std::unique_ptr<Child>> start(const std::string& command,
                                               const std::vector<std::pair<std::string, std::string>>& environment,
                                               const std::filesystem::path& remove_after);
-  ~Child();  // ends it; waits up to 6 s
+  ~Child();  // ends the child; waits up to 6 s
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
 
-  // How it ended, once it has: "exited with status 1".
+  // The way it ended, such as "exited with status 1"; absent while it runs.
   std::optional<std::string> ended();
 
  private:

@@ -1,5 +1,4 @@
-// Whether an engine has the weights that it says it has, by the log-probabilities that it gives to the tokens of one
-// fixed text. Pure. Private to worker/.
+// Checks an engine's weights by the log-probabilities of one fixed text. Pure. Private to worker/.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -12,22 +11,22 @@
 
 namespace echoline::worker {
 
-// What it proves: weights changed where they had to, and the same weights are there again after a restart. What it does
-// not: that changed weights are the right ones; nobody can say without running the model.
+// Proves that weights changed when they had to, and that the same weights are present again after a restart. Does not
+// prove that changed weights are the right ones: that takes a run of the model.
 class Fingerprints {
  public:
   using Values = std::vector<double>;  // nats
   static constexpr std::size_t kKept = 16;
-  static constexpr double kSameMax = 0.1;  // nats per token, mean: kernels differ from process to process
+  static constexpr double kSameMax = 0.1;  // nats per token, mean; kernels differ between processes
 
   enum class Verdict {
-    kNew,    // as no policy before
-    kSame,   // as this policy before
-    kStale,  // as another policy before, exactly
-    kOther,  // not as this policy before
+    kNew,    // unlike every earlier policy
+    kSame,   // as with this policy before
+    kStale,  // exactly as with another policy before
+    kOther,  // not as with this policy before
   };
 
-  // `noise`: how far two answers of the same weights in the same process were apart.
+  // `noise`: the distance between two answers of the same weights in the same process.
   Verdict judge(const overlay::Digest& digest, const Values& values, double noise) const {
     double own = -1, nearest = std::numeric_limits<double>::infinity();
     for (const auto& [known, seen] : seen_) {
@@ -48,7 +47,7 @@ class Fingerprints {
     if (seen_.size() > kKept) seen_.pop_front();
   }
 
-  // Nats per token, mean; infinite where they are not comparable.
+  // Nats per token, mean; infinite if they are not comparable.
   static double distance(const Values& a, const Values& b) {
     if (a.size() != b.size() || a.empty()) return std::numeric_limits<double>::infinity();
     double sum = 0;
@@ -57,7 +56,7 @@ class Fingerprints {
   }
 
  private:
-  std::deque<std::pair<overlay::Digest, Values>> seen_;  // the newest last
+  std::deque<std::pair<overlay::Digest, Values>> seen_;  // newest last
 };
 
 }  // namespace echoline::worker

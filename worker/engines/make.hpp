@@ -1,4 +1,4 @@
-// Which engine generates on a worker, and what is to be known of it.
+// The choice of a worker's engine, and its options.
 #pragma once
 #include <filesystem>
 #include <functional>
@@ -16,30 +16,32 @@ enum class EngineKind { kBuiltin, kSglang, kVllm };
 
 struct EngineOptions {
   EngineKind kind = EngineKind::kBuiltin;
-  std::size_t rollouts_at_once = 256;  // responses generated together, at most
-  // That decode policies, and of libtorch; 0: as many as the machine has. Absent: 1 where the built-in engine computes
-  // on a CPU, which several workers may share, otherwise 0.
+  std::size_t rollouts_at_once = 256;  // most responses generated together
+  // Threads of policy decoding and of libtorch; 0: one per processor. Absent: 1 for the built-in engine on a CPU, which
+  // several workers may share; otherwise 0.
   std::optional<unsigned> threads;
 
-  // Built in. It is empty in a program without libtorch, otherwise make_builtin_engine().
+  // The built-in engine. Empty in a program without libtorch, otherwise make_builtin_engine().
   std::function<Result<std::unique_ptr<Engine>>(const BuiltinOptions&)> builtin;
-  std::string device = "cpu";      // where it computes: cpu, cuda, cuda:N
-  std::optional<Bytes> cache_max;  // for keys and values; absent: as many as the engine takes
+  std::string device = "cpu";      // cpu, cuda or cuda:N
+  std::optional<Bytes> cache_max;  // for keys and values; absent: as much as the engine takes
 
-  // A server of its own. Exactly one of the two: a shell command that starts it, in which {model} and {port} stand for
-  // the folder of the policy and the port to listen on, or the address of one that runs already and reads that folder.
+  // A server as engine: exactly one of the two. `command`: a shell command that starts a server, in which {model} and
+  // {port} stand for the policy's folder and the port to listen on. `url`: the address of a running server that reads
+  // that folder.
   std::string command, url;
-  std::filesystem::path folder;                  // of the policy; empty: a new one in memory
-  Duration patience = std::chrono::minutes(10);  // with its start, with the loading of a policy, with an answer
-  // With a call that only has it stop or go on: one that is dead behind its server may keep it open for ever.
+  std::filesystem::path folder;                  // of the policy; empty: a new folder in memory
+  Duration patience = std::chrono::minutes(10);  // timeout of its start, of loading a policy, and of an answer
+  // Timeout of a call that only pauses or resumes. Behind a live server, a dead engine may keep such a call open for
+  // ever.
   Duration control_patience = std::chrono::seconds(30);
-  Duration retry_first = std::chrono::milliseconds(250);  // doubled from one attempt to the next
+  Duration retry_first = std::chrono::milliseconds(250);  // doubles with every attempt
 };
 
 // At least 1.
 unsigned threads_of(const EngineOptions& options);
 
-// kInvalid: options that do not go together.
+// kInvalid: contradictory options.
 Result<EngineMaker> engine_maker(EngineOptions options);
 
 }  // namespace echoline::worker

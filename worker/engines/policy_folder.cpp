@@ -19,9 +19,9 @@ namespace fs = std::filesystem;
 constexpr std::string_view kOperation = "policy folder";
 constexpr const char *kLock = ".echoline-worker", *kMaking = "echoline-making-", *kPrefix = "echoline-engine-";
 constexpr int kFoldersMax = 1000;
-constexpr std::uint64_t kBesides = 16 << 20;  // headers, and other files
+constexpr std::uint64_t kBesides = 16 << 20;  // bytes for headers and other files
 
-// Held as long as the descriptor is open, by this process alone.
+// An exclusive lock, held by this process while the descriptor is open.
 std::unique_ptr<Descriptor> take_lock(const fs::path& folder, bool create) {
   auto lock =
       std::make_unique<Descriptor>(::open((folder / kLock).c_str(), O_RDWR | O_CLOEXEC | (create ? O_CREAT : 0), 0600));
@@ -37,7 +37,7 @@ void empty(const fs::path& folder) {
   }
 }
 
-// What workers left that were killed.
+// Removes the folders of killed workers.
 void sweep(const fs::path& memory) {
   std::error_code ec;
   for (fs::directory_iterator it(memory, ec), end; !ec && it != end; it.increment(ec)) {
@@ -66,8 +66,8 @@ Result<std::unique_ptr<PolicyFolder>> PolicyFolder::make(const std::map<std::str
       fs::remove_all(making, ec);
       return fail(Code::kIo, kOperation, "{}: a folder cannot be made there", memory.string());
     }
-    // The first number that is free, so that a worker that starts anew gives its server the path of before: vLLM keeps
-    // what it has compiled by that. Only under such a name may others take it for one that was left.
+    // The lowest free number: a restarted worker then gives its server the same path, and vLLM finds its compiled code
+    // by the path. Only folders with such a name can be taken for leftovers by other workers.
     for (int number = 1;; ++number) {
       made->path_ = memory / fmt::format("{}{}", kPrefix, number);
       fs::rename(making, made->path_, ec);
@@ -105,7 +105,7 @@ PolicyFolder::~PolicyFolder() {
   empty(path_);
   std::error_code ec;
   fs::remove(path_ / kLock, ec);
-  fs::remove(path_, ec);  // a mount point stays
+  fs::remove(path_, ec);  // fails for a mount point, which stays
 }
 
 void PolicyFolder::arriving(const overlay::PublicationPart& part) { arriving_.add(part, version_); }
@@ -123,8 +123,8 @@ Status PolicyFolder::install(const overlay::Publication& publication) {
   return ok();
 }
 
-// Over the tensors that are there, where they are the same ones. Nothing is written before the digest of all is proven,
-// and a crash on the way leaves a folder that is removed.
+// Overwrites the existing tensors if names, types and shapes are the same. Nothing is written before the digest of the
+// whole policy is proven. A crash in between leaves a folder that the next worker removes.
 Status PolicyFolder::install_snapshot(const overlay::Publication& publication) {
   ECHO_ASSIGN(const delta::OwnedState state, arriving_.snapshot(publication));
   const delta::StateView tensors = state.view();

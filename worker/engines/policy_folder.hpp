@@ -1,5 +1,4 @@
-// The installed policy as a Hugging Face directory in memory, for an engine that reads it from there. Private to
-// worker/.
+// The installed policy as a Hugging Face directory in memory, for an engine that reads it. Private to worker/.
 #pragma once
 #include <filesystem>
 #include <map>
@@ -18,21 +17,22 @@
 
 namespace echoline::worker {
 
-// Where folders are made that nobody has chosen.
+// Folders are made here if the user has not chosen one.
 inline constexpr const char* kMemoryFolder = "/dev/shm";
 
-// A tensor of the policy that the files have a second time, under `name`.
+// A tensor of the policy that the files contain a second time, under `name`.
 struct RepeatedTensor {
   std::string name, of;
 };
 
-// One thread. The folder is this object's alone, and goes with it; what a process left that was killed, the next one
-// removes. Its size is that of the policy. A snapshot takes as much memory again while it is decoded, a delta 6 bytes
-// for every value that changes.
+// One thread. The folder belongs to this object and is removed with it. If a process is killed, the next one removes
+// its folder. The folder has the policy's size. Decoding takes the same memory again for a snapshot, and 6 bytes per
+// changed value for a delta.
 class PolicyFolder {
  public:
-  // `files`: configuration and tokenizer, by name. `where`: a folder that is empty, absent or one of these; empty: a
-  // new one in `memory`. `threads` decode. kInvalid: it holds other files; kUnavailable: another worker has it.
+  // `files`: configuration and tokenizer, by name. `where`: a folder that is absent, empty, or made by this class;
+  // empty: a new one in `memory`. `threads`: for decoding. kInvalid: it holds other files. kUnavailable: another worker
+  // uses it.
   static Result<std::unique_ptr<PolicyFolder>> make(const std::map<std::string, std::string>& files,
                                                     const std::filesystem::path& where = {},
                                                     const std::filesystem::path& memory = kMemoryFolder,
@@ -42,15 +42,15 @@ class PolicyFolder {
   PolicyFolder(const PolicyFolder&) = delete;
   PolicyFolder& operator=(const PolicyFolder&) = delete;
 
-  // Decodes what has come of a snapshot, or of a delta on the installed version; nothing is written.
+  // Decodes bytes of a snapshot, or of a delta on the installed version. Writes nothing.
   void arriving(const overlay::PublicationPart& part);
-  // As Engine::install(), on the files; kExhausted: they do not fit. Whoever reads them must not be at it.
+  // Like Engine::install(), on the files. kExhausted: they do not fit. The engine must not read the files meanwhile.
   Status install(const overlay::Publication& publication);
   std::optional<Version> version() const { return version_; }
   const overlay::Digest& digest() const { return digest_; }
 
   const std::filesystem::path& path() const { return path_; }
-  bool is_new() const { return is_new_; }  // made by this process, of this name
+  bool is_new() const { return is_new_; }  // this process has created it
 
  private:
   PolicyFolder(unsigned threads, std::optional<RepeatedTensor> repeated)
@@ -65,14 +65,14 @@ class PolicyFolder {
   bool is_new_ = false;
   std::unique_ptr<Descriptor> lock_;
   std::vector<delta::MappedFile> files_;
-  delta::StateView policy_;                   // in the files' memory; empty until there is a policy
-  std::vector<std::span<std::byte>> memory_;  // of each of its tensors
+  delta::StateView policy_;                   // in the files' memory; empty until a policy is installed
+  std::vector<std::span<std::byte>> memory_;  // writable memory of each tensor
   std::optional<Version> version_;
   overlay::Digest digest_{};
   const unsigned threads_;
   const std::optional<RepeatedTensor> repeated_;
-  std::optional<std::size_t> repeated_of_;  // the number of the tensor in the policy, where it has it
-  std::span<std::byte> repetition_;         // the second memory of that tensor
+  std::optional<std::size_t> repeated_of_;  // index of that tensor in the policy, if it has it
+  std::span<std::byte> repetition_;         // memory of the second copy
   ArrivingPolicy arriving_{[this] { return delta::IncomingDelta(policy_, {.threads = threads_}); },
                            {.threads = threads_}};
 };

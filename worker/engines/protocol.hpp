@@ -1,4 +1,4 @@
-// What an inference server is asked and what it answers, as bytes; no network. Private to worker/.
+// The requests to an inference server and its answers, as bytes; no network. Private to worker/.
 #pragma once
 #include <filesystem>
 #include <memory>
@@ -18,19 +18,19 @@ struct Call {
   std::string method, path, body;
 };
 
-// The next tokens of a sequence. Every token of the vocabulary may come: top_p and the like are not asked for.
+// Asks for the next tokens of a sequence. Every token of the vocabulary may be drawn: no top_p or the like.
 struct Draw {
-  std::vector<model::Token> context;  // the prompt and what was drawn after it
+  std::vector<model::Token> context;  // the prompt and the tokens drawn so far
   std::int64_t tokens_max = 0;
   std::uint64_t seed = 0;
-  std::string weights;  // other weights have another name: a server keeps keys and values of a context apart by it
+  std::string weights;  // name of the weights; a server caches keys and values by it
   double temperature = 1;
-  std::vector<model::Token> ends;  // a response ends with the first of these
-  std::vector<std::string> stop;   // or when its text contains one of these
+  std::vector<model::Token> ends;  // the first of these tokens ends the response
+  std::vector<std::string> stop;   // the first of these strings in its text ends it, too
 };
 
 struct Piece {
-  // Tokens up to `end`, from the end of the span before, were drawn under the version that the server calls `weights`.
+  // Tokens drawn under the version that the server calls `weights`: from the end of the previous span up to `end`.
   struct WeightSpan {
     std::string weights;
     std::size_t end = 0;
@@ -38,61 +38,61 @@ struct Piece {
   std::vector<model::Token> tokens;
   std::vector<double> logprobs;
   bool aborted = false;
-  std::vector<WeightSpan> spans;  // of all tokens, where the server says them
+  std::vector<WeightSpan> spans;  // covers all tokens, if the server reports spans
 };
 
 struct Probed {
-  std::vector<double> logprobs;  // of all tokens but the first
+  std::vector<double> logprobs;  // of all tokens except the first
   std::optional<std::string> weights;
 };
 
-// A call on the way to other weights. What counts as success is for `accepts` to say of an answer with status 200.
+// One call of a change of weights. `accepts` decides whether an answer with status 200 means success.
 struct Step {
   Call call;
-  bool optional = false;   // a server that does not know it does without
+  bool optional = false;   // skipped if the server does not know the call
   bool long_work = false;  // it loads weights
   Status (*accepts)(std::string_view body) = nullptr;
 };
 
-// Bodies are read defensively: kCorrupt says what was expected and what was found.
+// Parses answers defensively. kCorrupt with the expected and the found value.
 class Protocol {
  public:
   virtual ~Protocol() = default;
   virtual std::string_view name() const = 0;
   virtual std::vector<std::pair<std::string, std::string>> environment() const { return {}; }  // of a child
-  virtual Call health() const = 0;                                                             // 200: it can be asked
+  virtual Call health() const = 0;  // 200: the server takes requests
 
   virtual Call draw(const Draw& draw) const = 0;
-  // Form only: as many log-probabilities as tokens, for the context that was asked about where the server repeats it.
+  // Checks only the form: one log-probability per token, and the right context if the server repeats it.
   virtual Result<Piece> drawn(const Draw& draw, std::string_view body) const = 0;
 
-  // The folder that it was started on; empty: the answer does not say it.
+  // The folder with which the server was started; empty: the answer does not contain it.
   virtual std::optional<Call> served_model() const { return std::nullopt; }
   virtual std::filesystem::path served_folder(std::string_view) const { return {}; }
-  // Asks which interface the server has, where releases differ. settle_interface() takes the answer, of any status, and
-  // later calls are of that interface.
+  // Asks for the server's interface, if releases differ. settle_interface() takes the answer, of any status; later
+  // calls use that interface.
   virtual std::optional<Call> which_interface() const { return std::nullopt; }
   virtual Status settle_interface(int, std::string_view) { return ok(); }
-  // Whether the weights of a tied model have to contain the output head as a tensor of its own.
+  // Whether a tied model's weights must contain the output head as a separate tensor.
   virtual bool wants_own_head() const { return false; }
 
-  // What the model says of the tokens of a text.
+  // Asks for the log-probabilities of a text.
   virtual Call probe(const std::vector<model::Token>& text) const = 0;
   virtual Result<Probed> probed(const std::vector<model::Token>& text, std::string_view body) const = 0;
 
-  // One token, and how far the most likely token is before the fifth, in nats as log-probabilities are reported.
+  // Draws one token. spread_of(): the difference between the highest and the fifth reported log-probability. [nats]
   virtual Call spread(const std::vector<model::Token>& text, double temperature) const = 0;
   virtual Result<double> spread_of(std::string_view body) const = 0;
-  virtual std::string_view temper_how() const = 0;  // what to do where they are not those of the temperature
+  virtual std::string_view temper_how() const = 0;  // advice if log-probabilities ignore the temperature
 
-  // In this order: no response goes on; other weights; responses are taken again. Responses under way go on then where
-  // the server keeps them; otherwise they come back at the pause with the tokens they have.
+  // Called in this order: pause all responses, load other weights, resume. If keeps_responses(), unfinished responses
+  // continue after that. Otherwise they return at the pause with the tokens drawn so far.
   virtual bool keeps_responses() const { return false; }
   virtual Step pause() const = 0;
   virtual std::vector<Step> load(const std::filesystem::path& folder, Version version) const = 0;
   virtual Step resume() const = 0;
-  // Gives the weights that the server has their version: of a server that has just begun with the folder, or where
-  // versions have the same weights. None: it cannot be told.
+  // Names the server's current weights `version`: after it has started on the folder, or if two versions have equal
+  // weights. Empty: the server cannot be told.
   virtual std::vector<Step> name_weights(Version version) const = 0;
 };
 

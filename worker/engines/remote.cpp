@@ -28,24 +28,24 @@ namespace echoline::worker {
 namespace {
 
 constexpr std::string_view kOperation = "engine";
-constexpr std::int64_t kPieceTokens =
-    512;                       // asked for at a time: what is lost with a connection, and how often progress is seen
-constexpr int kTriesMax = 5;   // in a row, to get the engine to work
-constexpr int kLossesMax = 3;  // of one sequence, before it is taken for the cause
+// Tokens per request: the loss with a broken connection, and the interval of progress.
+constexpr std::int64_t kPieceTokens = 512;
+constexpr int kTriesMax = 5;   // consecutive failed attempts before the engine counts as broken
+constexpr int kLossesMax = 3;  // of one sequence, before it counts as their cause
 constexpr Duration kSlice = std::chrono::milliseconds(50), kHealthEvery = std::chrono::milliseconds(200);
 constexpr Duration kHealthPatience = std::chrono::seconds(5);
 constexpr Duration kSilenceMax = std::chrono::seconds(10), kSayEvery = std::chrono::minutes(1);
-// For those that were aborted to come back: as long as some do. One that arrived when it was paused already waits
-// there.
+// Time for aborted responses to return: as long as some do. A request that arrived during the pause already waits at
+// the server.
 constexpr Duration kDrainMax = std::chrono::seconds(5), kDrainQuiet = std::chrono::milliseconds(150);
 constexpr Duration kBackoffMax = std::chrono::seconds(30);
 constexpr Duration kForever = std::chrono::hours(24);
 constexpr std::size_t kAnswerMax = 64u << 20;
-constexpr double kLogprobSlack = 1e-3;  // above 0, as rounding gives it
+constexpr double kLogprobSlack = 1e-3;  // above 0, by rounding
 const RepeatedTensor kOwnHead{"lm_head.weight", "model.embed_tokens.weight"};
-constexpr double kSpreadMin = 0.05;  // nats; less tells nothing about the temperature
+constexpr double kSpreadMin = 0.05;  // nats; smaller values say nothing about the temperature
 
-// Shell words.
+// Quotes one shell word.
 std::string quoted(const std::string& text) {
   std::string out = "'";
   for (const char c : text) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
@@ -58,7 +58,7 @@ std::string replaced(std::string text, std::string_view what, const std::string&
   return text;
 }
 
-// One that nobody listens on now.
+// A port without a listener.
 int free_port() {
   const Descriptor listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
@@ -119,7 +119,7 @@ class Remote final : public Engine {
   void arriving(const overlay::PublicationPart& part) override { folder_->arriving(part); }
   Status install(const overlay::Publication& publication) override {
     ECHO_TRY(state());
-    if (phase_.looked_at() || phase_.is(kLoading)) rest();  // it may be reading the files
+    if (phase_.looked_at() || phase_.is(kLoading)) rest();  // the server may be reading the files
     ECHO_TRY(folder_->install(publication));
     schema::PolicyNote note;
     if (!note.ParseFromString(publication.note)) note.Clear();
@@ -153,35 +153,35 @@ class Remote final : public Engine {
     std::uint64_t request = 0;  // 0: in the queue
     int losses = 0;
   };
-  // What is to be done before responses are asked for. Without a call: those that were aborted come back.
+  // A step before the engine takes sequences. Without a call: wait for aborted responses to return.
   struct Errand {
     std::optional<Call> call;
     std::function<Status(const HttpAnswer&)> then;
-    bool long_work = false;  // loads weights or reads a text: it may take as long as the patience
+    bool long_work = false;  // loads weights or reads a text: its timeout is options.patience
   };
   struct Script {
     std::deque<Errand> errands;
-    std::uint64_t request = 0;      // of the first errand, or of a look at the server's health
-    TimePoint drained_by = kNever;  // of an errand without a call
+    std::uint64_t request = 0;      // of the first errand, or of a health check
+    TimePoint drained_by = kNever;  // deadline of an errand without a call
   };
-  // To get the engine to work.
+  // Attempts to get the engine to work.
   struct Attempts {
-    int failed = 0;  // in a row
+    int failed = 0;  // consecutive
     TimePoint next{}, deadline{}, next_look{};
-    TimePoint since{}, say_at = kNever;  // of the wait for a server; kNever: nothing is said of it
-    std::string health = "nobody answers";
+    TimePoint since{}, say_at = kNever;  // of the wait for a server; kNever: no log message
+    std::string health = "no answer";
   };
-  // The policy that the engine loads, and the one that it generates with.
+  // The target policy of the engine, and the policy it generates with.
   struct Held {
     std::optional<Version> target, version;
     overlay::Digest digest{};
-    std::set<Version> named;  // versions under which responses that are under way may have been drawn
+    std::set<Version> named;  // versions under which unfinished responses may have been drawn
   };
-  // What the engine says of a text tells which weights it has.
+  // Evidence of the engine's weights: its log-probabilities of a text.
   struct Proof {
     std::vector<model::Token> text;
     std::vector<double> first;
-    std::vector<double> of_learner;  // log-probabilities of the text under the policy in the folder; empty: not told
+    std::vector<double> of_learner;  // log-probabilities of the text under the policy in the folder; empty: not sent
     Truth truth;
     Fingerprints fingerprints;
     double spread = 0;
@@ -204,7 +204,7 @@ class Remote final : public Engine {
     return ok();
   }
 
-  // ---- what happens ----
+  // ---- events ----
 
   void pump(Duration wait) {
     const TimePoint now = clock_.now();
@@ -281,7 +281,8 @@ class Remote final : public Engine {
         answer.status == 0 ? answer.trouble : fmt::format("{} answered {}", protocol_->health().path, answer.status);
     if (answer.status != 200) return;
     if (!phase_.is(kSuspected)) return load(owns() ? Look::kFresh : Look::kLoaded);
-    // The same process is known to have its weights; another one may answer at an address by now.
+    // A child of this worker is still the same process and keeps its weights. At an address, another process may answer
+    // now.
     script_.errands.clear();
     if (!owns()) {
       look(Look::kWhetherSame);
@@ -290,8 +291,8 @@ class Remote final : public Engine {
     phase_.move(kLoading);
   }
 
-  // From any policy to the one in the folder. kFresh: a process of this worker, which has read the folder and nothing
-  // else.
+  // Brings the engine from any policy to the one in the folder. kFresh: a child of this worker that has read only this
+  // folder.
   void load(Look how) {
     script_.errands.clear();
     phase_.move(kLoading);
@@ -319,7 +320,7 @@ class Remote final : public Engine {
   }
 
   void bring_to_target(Look how) {
-    if (!protocol_->keeps_responses()) held_.named.clear();  // all come back before it has other weights
+    if (!protocol_->keeps_responses()) held_.named.clear();  // all return before the weights change
     if (held_.version) held_.named.insert(*held_.version);
     held_.named.insert(*held_.target);
     if (how == Look::kFresh) {
@@ -336,7 +337,7 @@ class Remote final : public Engine {
     look(how);
   }
 
-  // The policy in the folder is another version of the weights that the engine has.
+  // The engine's weights already equal the policy in the folder; only their version is new.
   void name_again() {
     held_.target = folder_->version();
     const std::vector<Step> steps = protocol_->name_weights(*held_.target);
@@ -349,7 +350,7 @@ class Remote final : public Engine {
     for (const Step& step : steps) add(step);
   }
 
-  // A server that was started on another folder would load that one again and again.
+  // A server that was started on another folder would always load that one.
   void ask_what_it_serves() {
     const std::optional<Call> call = protocol_->served_model();
     if (!call) return;
@@ -358,7 +359,7 @@ class Remote final : public Engine {
                                  ECHO_TRY(good(answer, protocol_->served_model()->path));
                                  const std::filesystem::path served = protocol_->served_folder(answer.body);
                                  std::error_code ec;
-                                 // A path that is not here is one of the server's own machine or container.
+                                 // A path that does not exist here is on the server's own machine or container.
                                  if (served.empty() || !std::filesystem::is_directory(served, ec) ||
                                      std::filesystem::equivalent(served, folder_->path(), ec))
                                    return ok();
@@ -418,7 +419,7 @@ class Remote final : public Engine {
         answer.status == 404 ? fmt::format(": is it {}, with its calls for other weights?", protocol_->name()) : "");
   }
 
-  // ---- whether it has the weights that it should have ----
+  // ---- check of its weights ----
 
   void look(Look look) {
     const auto probe = [this](std::function<Status(Probed)> then) {
@@ -430,7 +431,7 @@ class Remote final : public Engine {
                                  },
                                  true});
     };
-    // Twice: what the same weights answer may differ a little.
+    // Two probes: the answers of the same weights may differ a little.
     probe([this](Probed probed) {
       proof_.first = std::move(probed.logprobs);
       return ok();
@@ -452,7 +453,7 @@ class Remote final : public Engine {
       if (verdict == Verdict::kOther)
         return fail(Code::kStale, kOperation, "it answers otherwise than with version {} before", *held_.target);
       if (verdict == Verdict::kStale) {
-        // Who has just read the files has what is in them.
+        // A server that has just read the files has their weights.
         if (look == Look::kLoaded)
           return fail(Code::kStale, kOperation,
                       "it answers as under another version after it said that it has loaded version {}", *held_.target);
@@ -465,8 +466,7 @@ class Remote final : public Engine {
     });
   }
 
-  // Log-probabilities have to be those of the temperature that tokens are drawn with; some report those of
-  // temperature 1.
+  // Log-probabilities must be those of the sampling temperature. Some servers report those of temperature 1.
   void check_temperature() {
     const double temperature = task_.spec.temperature();
     if (proof_.temperature_checked || temperature == 1.0) return;
@@ -502,9 +502,9 @@ class Remote final : public Engine {
     });
   }
 
-  // ---- what goes wrong with it ----
+  // ---- failures ----
 
-  // Everything under way is asked for again.
+  // Queues all unfinished requests again.
   void recall() {
     for (const auto& [request, id] : sent_) {
       http_.cancel(request);
@@ -515,10 +515,10 @@ class Remote final : public Engine {
     sent_.clear();
   }
 
-  // A process that reads the files is ended; of another one nothing is known from here on.
+  // Ends a child that reads the files. The state of a server at an address is unknown from here on.
   void rest() {
     if (script_.request != 0) http_.cancel(script_.request);
-    // It may be paused, and would say that it is not well until it goes on. Nothing hangs on the answer.
+    // The server may be paused, and would be unhealthy until it resumes. The answer does not matter.
     if (phase_.is(kLoading) && !owns()) send(protocol_->resume().call, options_.control_patience);
     script_ = {};
     recall();
@@ -557,7 +557,7 @@ class Remote final : public Engine {
     }
   }
 
-  // An answer that says nothing about the sequence: others may come all the same, so the server is looked at first.
+  // The answer tells nothing about the sequence, and others may still succeed: check the server's health first.
   void suspect(const std::string& why) {
     if (!phase_.is(kReady)) return;
     log::warn("{}: {}", protocol_->name(), why);
@@ -621,7 +621,7 @@ class Remote final : public Engine {
       again(true);
       return suspect(answer.trouble);
     }
-    if (answer.status >= 500) {  // of this sequence, or of an engine that is dead behind its server
+    if (answer.status >= 500) {  // caused by this sequence, or by a dead engine behind its server
       again(true);
       return suspect(fmt::format("it answered {}: {}", answer.status, printable(answer.body, 200)));
     }
@@ -649,7 +649,7 @@ class Remote final : public Engine {
     again(piece->aborted && piece->tokens.empty() && phase_.is(kReady));
   }
 
-  // Which version each token was drawn under. kStale: one that the engine cannot have.
+  // The version under which each token was drawn. kStale: a version that the engine cannot have.
   Result<std::vector<Span>> versions_of(const Piece& piece) const {
     if (piece.spans.empty()) return std::vector<Span>{{held_.version.value_or(Version{}), piece.tokens.size()}};
     std::vector<Span> spans;
@@ -664,7 +664,7 @@ class Remote final : public Engine {
     return spans;
   }
 
-  // Exactly as the engine says, or not at all.
+  // Takes all tokens of the answer, or none if any check fails.
   Status take(Live& live, const Draw& asked, const Piece& piece, const std::vector<Span>& versions) const {
     const auto wrong = [](std::string what) { return fail(Code::kCorrupt, "answer of the engine", "{}", what); };
     const std::size_t count = piece.tokens.size();
@@ -683,7 +683,7 @@ class Remote final : public Engine {
         return wrong(fmt::format("it goes on after token {}, which ends a response", piece.tokens[i]));
       live.response.ended = ends;
     }
-    // A stop string that only the server sees ends nothing, and it is asked to go on.
+    // If only the server sees a stop string, the response has not ended: the next request continues it.
     const bool stopped = !asked.stop.empty() && count > 0;
     if (!piece.aborted && !live.response.ended && !stopped && std::ssize(piece.tokens) < asked.tokens_max)
       return wrong(fmt::format("it stops after {} of {} tokens, and none of them ends a response of this run", count,
@@ -715,15 +715,15 @@ class Remote final : public Engine {
   const EngineHost host_;
   std::unique_ptr<Protocol> protocol_;
   std::unique_ptr<PolicyFolder> folder_;
-  std::unique_ptr<Child> child_;  // ends before its folder goes
+  std::unique_ptr<Child> child_;  // must end before its folder is removed
   HttpClient http_;
   std::string url_;
-  bool interface_known_ = false;  // of the server that is there now
+  bool interface_known_ = false;  // of the current server
 
   std::map<std::uint64_t, Live> live_;
-  std::deque<std::uint64_t> queue_;              // of those, without a request
-  std::map<std::uint64_t, std::uint64_t> sent_;  // the others, by request
-  std::vector<Outcome> done_;                    // to be told by poll()
+  std::deque<std::uint64_t> queue_;              // sequences without a request
+  std::map<std::uint64_t, std::uint64_t> sent_;  // the other sequences, by request
+  std::vector<Outcome> done_;                    // poll() returns them
   TimePoint heard_at_{};
 
   RemotePhase phase_;

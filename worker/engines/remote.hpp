@@ -1,4 +1,4 @@
-// An engine that is a server, over HTTP: SGLang or vLLM.
+// An engine that is an HTTP server: SGLang or vLLM.
 #pragma once
 #include <memory>
 
@@ -6,10 +6,10 @@
 
 namespace echoline::worker {
 
-// As Engine says, and: it keeps the policy as a directory that the server reads, starts the server with the first
-// policy (or waits for one that is started by others), lets it load what is installed, and looks whether it has. Where
-// the server dies, hangs or has other weights than it should, what is inside is drawn again elsewhere or later, from
-// where it was. kInvalid: the run samples in a way that such an engine does not report the log-probabilities of.
+// Implements Engine. It keeps the policy as a directory that the server reads. It starts the server with the first
+// policy, or waits for a running one, has it load each installed policy, and verifies the result. If the server dies,
+// hangs or has wrong weights, the sequences inside are continued later from their last tokens. kInvalid: the engine
+// cannot report log-probabilities for the run's sampling.
 Result<std::unique_ptr<Engine>> make_remote_engine(const EngineOptions& options, const Task& task,
                                                    const EngineHost& host);
 

@@ -1,4 +1,4 @@
-// Whether an engine that is a server can be asked for responses, as one state machine. Private to worker/engines/.
+// The state machine of a remote engine: can it take requests? Private to worker/engines/.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -14,10 +14,10 @@ class RemotePhase {
  public:
   enum Phase : std::uint8_t {
     kEmpty,      // no policy yet
-    kDown,       // until the next attempt
-    kWaking,     // until the server says that it is well; a process of this worker reads the policy as it starts
-    kSuspected,  // an answer was odd: likewise, but the server may have kept its weights and its requests
-    kLoading,    // a script brings it to the newest policy, and proves that it has it
+    kDown,       // waits for the next attempt
+    kWaking,     // waits until the server is healthy; a server started by this worker reads the policy as it starts
+    kSuspected,  // like kWaking, after an odd answer; the server may have kept its weights and requests.
+    kLoading,    // a script of calls brings it to the newest policy and verifies it
     kReady,
     kBroken,  // for good
   };
@@ -29,7 +29,7 @@ class RemotePhase {
   bool looked_at() const { return is(kWaking) || is(kSuspected); }
   const std::optional<Error>& error() const { return error_; }  // of kBroken
 
-  // Aborts for a phase that does not follow this one.
+  // Moves to the next phase (checked).
   void move(Phase to) {
     constexpr auto bit = [](auto... phases) { return static_cast<std::uint8_t>((0 | ... | (1 << phases))); };
     constexpr std::array<std::uint8_t, 7> follow{
@@ -41,7 +41,7 @@ class RemotePhase {
         bit(kLoading, kSuspected, kDown, kBroken),  // kReady
         bit(),                                      // kBroken
     };
-    ECHO_CHECK((follow[phase_] >> to & 1) != 0, "an engine that is {} is to be {}", kNames[phase_], kNames[to]);
+    ECHO_CHECK((follow[phase_] >> to & 1) != 0, "no transition from phase {} to {}", kNames[phase_], kNames[to]);
     phase_ = to;
   }
   void break_down(Error error) {

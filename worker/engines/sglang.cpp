@@ -5,7 +5,7 @@
 namespace echoline::worker {
 namespace {
 
-// [[logprob, token, text], ...]
+// Layout: [[logprob, token, text], ...]
 struct Scored {
   std::vector<model::Token> tokens;
   std::vector<double> logprobs;
@@ -120,7 +120,7 @@ class Sglang final : public Protocol {
  private:
   static Call post(const char* path, const json& body) { return {"POST", path, body.dump()}; }
   static Call generate(const json& body) { return post("/generate", body); }
-  // All that a server or a model might have a default of its own for.
+  // All parameters for which a server or model may have its own default.
   static json sampling(double temperature, std::int64_t tokens_max, std::uint64_t seed,
                        const std::vector<model::Token>& ends) {
     json params = {{"max_new_tokens", tokens_max},

@@ -1,4 +1,4 @@
-// Whether an engine has the policy's weights: by what the learner says of a text. Private to worker/engines/.
+// Checks an engine's weights against the learner's log-probabilities of a text. Private to worker/engines/.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -9,14 +9,14 @@
 
 namespace echoline::worker {
 
-// Kernels and number formats of an engine are its own, so its log-probabilities differ a little from the learner's: by
+// An engine has its own kernels and number formats, so its log-probabilities differ a little from the learner's: by
 // 7e-6 nats a token in fp32 and 0.03 in bf16 (vLLM 0.32 on a CPU, SmolLM2-135M). That distance stays about the same
-// from policy to policy. It grows with every policy if a part of the weights stays behind.
+// from policy to policy. If a part of the weights is stale, it grows with every policy.
 class Truth {
  public:
-  static constexpr double kFarthest = 0.5;  // nats a token, in the mean
-  static constexpr double kLeast = 5e-5;    // a distance below it is rounding, whatever was usual
-  static constexpr double kGrowth = 4;      // times what was usual
+  static constexpr double kFarthest = 0.5;  // mean nats per token
+  static constexpr double kLeast = 5e-5;    // smaller distances are rounding, whatever was usual
+  static constexpr double kGrowth = 4;      // times the usual distance
 
   static double distance(std::span<const double> engine, std::span<const double> learner) {
     if (engine.size() != learner.size() || engine.empty()) return HUGE_VAL;
@@ -25,7 +25,7 @@ class Truth {
     return sum / static_cast<double>(engine.size());
   }
 
-  // `fresh`: the engine has just begun with these weights, so that none can be of an earlier policy.
+  // `fresh`: the engine has just started with these weights, so none can be of an earlier policy.
   Status check(double distance, bool fresh) {
     if (!(distance <= kFarthest))
       return fail(

@@ -1,5 +1,5 @@
-// vLLM: tokens in, tokens out (/inference/v1/generate, `--enable-scale-out`) or else completions as OpenAI has them;
-// and its calls for those who train (VLLM_SERVER_DEV_MODE=1). Written from what vLLM 0.32 answered.
+// vLLM: tokens in and out by /inference/v1/generate (`--enable-scale-out`), or else OpenAI completions; and its calls
+// for trainers (VLLM_SERVER_DEV_MODE=1). Based on the answers of vLLM 0.32.
 #include "worker/engines/answers.hpp"
 #include "worker/engines/protocol.hpp"
 
@@ -38,16 +38,17 @@ class Vllm final : public Protocol {
   }
   Status settle_interface(int status, std::string_view body) override {
     generates_ = false;
-    if (status == 403 || status == 404 || status == 405) return ok();  // not there, or not enabled
+    if (status == 403 || status == 404 || status == 405) return ok();  // absent or not enabled
     if (status != 200)
       return fail(Code::kUnavailable, "engine", "{}: expected status 200, found {} ({})", kGenerate, status,
                   printable(body, 300));
     ECHO_ASSIGN(const json answer, parse_answer(body));
     ECHO_ASSIGN(const json choice, only_choice(answer));
-    generates_ = at(choice, "weight_versions").is_array();  // releases before 0.32 do not say under which weights
+    generates_ = at(choice, "weight_versions").is_array();  // releases before 0.32 do not report the weights
     return ok();
   }
-  // On a CPU a reload leaves a tied head as the first policy had it (vLLM 0.32 packs it apart from the embedding).
+  // On a CPU, a reload leaves a tied head with the first policy's values (vLLM 0.32 packs it separately from the
+  // embedding).
   bool wants_own_head() const override { return true; }
 
   Call draw(const Draw& d) const override {
@@ -119,7 +120,7 @@ class Vllm final : public Protocol {
   Call spread(const std::vector<model::Token>& text, double temperature) const override {
     json params = sampling(temperature, 1);
     params["logprobs"] = 5;
-    params["return_tokens_as_token_ids"] = true;  // two tokens of the same text would be one
+    params["return_tokens_as_token_ids"] = true;  // otherwise two tokens with the same text would be one
     return completion(text, std::move(params));
   }
   Result<double> spread_of(std::string_view body) const override {
@@ -134,7 +135,7 @@ class Vllm final : public Protocol {
       all.push_back(logprob);
     }
     std::sort(all.rbegin(), all.rend());
-    all.resize(std::min<std::size_t>(all.size(), 5));  // the one that was drawn may be a sixth
+    all.resize(std::min<std::size_t>(all.size(), 5));  // the drawn token may be a sixth
     return all.empty() ? 0.0 : all.front() - all.back();
   }
   std::string_view temper_how() const override { return "start it with --logprobs-mode processed_logprobs"; }
@@ -144,7 +145,7 @@ class Vllm final : public Protocol {
   std::vector<Step> load(const std::filesystem::path&, Version version) const override {
     std::vector<Step> steps{{.call = post("/collective_rpc", {{"method", "reload_weights"}}), .long_work = true}};
     if (generates_)
-      steps.push_back(version_step(version));  // keys and values of other weights are apart by `cache_salt`
+      steps.push_back(version_step(version));  // `cache_salt` separates keys and values of different weights
     else
       steps.push_back({{"POST", "/reset_prefix_cache", ""}});
     return steps;
@@ -169,8 +170,8 @@ class Vllm final : public Protocol {
   static Step version_step(Version version) {
     return {.call = post("/update_weight_version", {{"new_version", fmt::format("{}", version)}})};
   }
-  // All that generation_config.json might say otherwise, which vLLM takes its defaults from. No seed: nothing replays a
-  // server's draws, and on a CPU a seeded prompt that is read in parts ends vLLM 0.32.
+  // All parameters for which generation_config.json may have other values, since vLLM takes its defaults from it. No
+  // seed: a server's draws are never replayed, and on a CPU, a seeded prompt that is read in parts crashes vLLM 0.32.
   static json sampling(double temperature, std::int64_t tokens_max) {
     return {{"max_tokens", tokens_max},
             {"temperature", temperature},
@@ -181,7 +182,7 @@ class Vllm final : public Protocol {
             {"presence_penalty", 0.0},
             {"repetition_penalty", 1.0}};
   }
-  // [{"version": "3", "start": 0, "end": 5}, ...], which have to cover all tokens.
+  // [{"version": "3", "start": 0, "end": 5}, ...]; the spans must cover all tokens.
   static Status read_spans(const json& list, Piece& piece) {
     std::size_t end = 0;
     if (list.is_array())
