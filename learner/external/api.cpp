@@ -56,7 +56,7 @@ void answer(Response& response, const Error& error) {
   answer(response, json{{"error", {{"code", to_string(error.code)}, {"message", error.message()}}}});
 }
 
-// A number of seconds among the words behind the '?'.
+// A number of seconds from the query string.
 Result<double> seconds_in(const Request& request, const char* name, double otherwise, double most) {
   if (!request.has_param(name)) return otherwise;
   const std::string text = request.get_param_value(name);
@@ -79,7 +79,7 @@ Result<std::uint64_t> number_in(const Request& request, const char* name, std::u
   return request.has_param(name) ? whole_number(request.get_param_value(name), name) : Result(otherwise);
 }
 
-// {"figures": {name: number}}; an empty body says nothing.
+// Reads {"figures": {name: number}}; an empty body has no figures.
 Result<json> figures_of(const std::string& body) {
   if (body.empty()) return json::object();
   const json parsed = json::parse(body, nullptr, false);
@@ -108,7 +108,7 @@ struct Api::State {
   std::thread thread;
   std::atomic<bool> ended = false;
   json address;
-  overlay::trust::Secret wanted;  // the header that shows the token; empty: on a socket
+  overlay::trust::Secret wanted;  // the required header with the token; empty: on a socket
 
   State(ApiOptions o, Exchange& e)
       : options(std::move(o)),
@@ -126,11 +126,11 @@ struct Api::State {
       server.listen_after_bind();
       ended = true;
     });
-    while (!server.is_running() && !ended) std::this_thread::yield();  // before that, stop() would be lost
+    while (!server.is_running() && !ended) std::this_thread::yield();  // stop() has no effect before
     return ok();
   }
 
-  // In a folder for its owner only: from the first moment on nobody else can connect.
+  // The folder admits only its owner, so no other user can connect at any time.
   Status listen_on_socket() {
     const std::filesystem::path folder = std::filesystem::absolute(options.folder) / "trainer",
                                 path = folder / "api.sock";
@@ -143,7 +143,7 @@ struct Api::State {
     std::error_code error;
     std::filesystem::permissions(folder, std::filesystem::perms::owner_all, error);
     if (error) return fail(Code::kIo, "learner.api", "{}: {}", folder.string(), error.message());
-    std::filesystem::remove(path, error);  // of an earlier process
+    std::filesystem::remove(path, error);  // left by an earlier process
     server.set_address_family(AF_UNIX);
     if (!server.bind_to_port(path.string().c_str(), 1))
       return fail(Code::kIo, "learner.api", "cannot listen on {}", path.string());
@@ -228,7 +228,7 @@ struct Api::State {
         if (const Status done = work(request, response); !done) answer(response, done.error());
       };
     };
-    // A call that changes something. Sent again with the same id, it gets the answer of the first time.
+    // A call that changes state. When repeated with the same id, it gets the first answer again.
     const auto once = [this, route](auto work) {
       return route([this, work](const Request& request, Response& response) -> Status {
         ECHO_ASSIGN(RecentCalls::Turn turn, calls.begin(request.get_header_value(kRequestId), request.path));
@@ -315,7 +315,7 @@ struct Api::State {
                   answer(response, status);
                   return ok();
                 }));
-    // The one large body: memory for it is laid out once, and it is gone as soon as the policy is read.
+    // The one large body: its memory is allocated once, and released as soon as the policy is read.
     server.Post(R"(/v1/policy/([0-9]+))", [this, once](const Request& request, Response& response,
                                                        const httplib::ContentReader& read) {
       std::string body;
@@ -324,7 +324,7 @@ struct Api::State {
         body.append(bytes, size);
         return true;
       });
-      if (!whole) {  // the error handler says why
+      if (!whole) {  // the error handler gives the reason
         if (response.status < 400) response.status = 400;
         return;
       }

@@ -7,7 +7,7 @@
 namespace echoline::learner {
 namespace {
 
-constexpr std::size_t kEvaluationsMax = 64;  // that the service has not looked at yet
+constexpr std::size_t kEvaluationsMax = 64;  // evaluations waiting for the service
 
 std::string new_lease() {
   std::random_device unforeseeable;

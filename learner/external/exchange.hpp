@@ -1,5 +1,5 @@
-// Where the service and an external trainer meet: one batch at a time is offered, taken under a lease, and consumed or
-// given back; policies, and how good they are, come the other way.
+// Transfers between the service and an external trainer. The service offers one batch at a time; the trainer takes it
+// under a lease, then consumes it or gives it back. The trainer sends policies and evaluations.
 #pragma once
 #include <condition_variable>
 #include <cstdint>
@@ -22,85 +22,85 @@ namespace echoline::learner {
 struct ExchangeOptions {
   std::uint64_t publish_every = 1;  // κ
   std::uint64_t steps_total = 1;
-  std::uint64_t evaluate_every = 0;  // steps; 0: only before the first and after the last
+  std::uint64_t evaluate_every = 0;  // steps; 0: only before the first and after the last step
 };
 
-// What a trainer said of a batch that it has consumed.
+// A trainer's report on a consumed batch.
 struct Consumed {
   nlohmann::json figures;             // numbers by name
   std::optional<TokenScores> scores;  // of the batch's tokens
 };
 
-// How good the policy of a version is on the held-out problems, as the trainer's answers or its word have it.
+// A policy's result on the held-out problems: graded from the trainer's responses, or the trainer's own figures.
 struct PolicyEvaluation {
   Version version;
   double accuracy = 0;
   std::optional<double> reward_mean;
   std::uint64_t problems = 0;
-  ByTask by_task = {};  // of answers to several tasks
+  ByTask by_task = {};  // if responses are to several tasks
 };
 
 struct TakenBatch {
-  std::string lease;       // names this taking of it
-  std::uint64_t step = 0;  // that consuming it will have done
+  std::string lease;       // identifies this lease of the batch
+  std::uint64_t step = 0;  // the learner step that the batch is for
   std::shared_ptr<const std::string> bytes;
 };
 
-// Thread-safe: the service's thread offers and waits, those of the API do the rest. Waits end with stop().
+// Thread-safe: the service's thread offers and waits; the API's threads make all other calls. stop() ends all waits.
 class Exchange {
  public:
-  // The policy after `steps_done` steps is known and need not be published. `digest` is its digest, where it may have
-  // been published to an earlier process, whose answer was lost.
+  // The policy after `steps_done` steps exists and need not be published. `digest`: its digest, if an earlier process
+  // may have accepted it without its answer reaching the trainer.
   Exchange(const ExchangeOptions& options, const Clock& clock, std::uint64_t steps_done,
            std::optional<delta::Digest> digest = {});
 
   // ---- the service's thread ----
 
-  // The batch of learner step `step`, counted from 1; its responses have `tokens` tokens in all.
+  // Offers the batch of learner step `step`, counted from 1. Its responses have `tokens` tokens in all.
   void offer(std::uint64_t step, std::shared_ptr<const std::string> batch, std::size_t tokens);
-  // What the trainer said of it once it has consumed it; nothing when `wait` is over first.
+  // Returns the trainer's report once it has consumed the batch; absent after `wait`.
   std::optional<Consumed> wait_consumed(Duration wait);
-  // The policy of a version that is to be published; nothing when `wait` is over first.
+  // Returns the policy of `version`, to be published by the service; absent after `wait`.
   std::optional<delta::OwnedState> wait_policy(Version version, Duration wait);
-  // What has been said since the last call; nothing yet: waits at most so long for it.
+  // Returns the evaluations since the last call. If there are none, waits up to `wait` for one.
   std::vector<PolicyEvaluation> wait_evaluations(Duration wait);
-  // Whether the trainer evaluates, and the evaluation of the newest policy is still to come from one that was heard of
-  // within `patience`.
+  // Whether the evaluation of the newest policy will still come: the trainer evaluates, and has called within
+  // `patience`.
   bool evaluation_comes(Duration patience) const;
   void stop();
 
   // ---- the API's threads ----
 
-  // The trainer lives: to be told of every call.
+  // The trainer is alive: called for every API call.
   void heard();
-  // Nothing when there is no batch after `wait`. It is this trainer's until `lease` is over, then anybody's.
-  // kUnavailable: another one has it, unless `takeover` is wanted: that one's lease ends.
+  // Takes the batch under a lease; absent if no batch is offered within `wait`. When the lease expires, any trainer may
+  // take the batch. kUnavailable: another trainer holds it. `takeover` ends that trainer's lease instead.
   Result<std::optional<TakenBatch>> take(Duration wait, Duration lease, bool takeover);
-  // The batch that was taken under this lease, if the lease still holds.
+  // The batch taken under this lease, if the lease still holds.
   std::optional<TakenBatch> taken_as(const std::string& lease) const;
-  // The lease holds for `lease` from now.
+  // Extends the lease: it ends `time` from now.
   Status renew(const std::string& lease, Duration time);
-  // It was trained on; returns the learner steps done. `figures`: numbers by name. kStale: the lease is not the batch's
-  // any more.
+  // The batch was trained on. Returns the number of learner steps done. `figures`: numbers by name. kStale: the lease
+  // no longer holds the batch.
   Result<std::uint64_t> consume(const std::string& lease, nlohmann::json figures);
-  // Before consuming it: what the trainer's model says of its tokens. Said again, the last word counts.
+  // Reports the trainer's log-probabilities of the batch's tokens, before consuming it. The last call counts.
   Status score(const std::string& lease, TokenScores scores);
-  // How many tokens its responses have.
+  // Number of tokens in the batch's responses.
   Result<std::size_t> tokens(const std::string& lease) const;
-  // Somebody else may have it.
+  // Ends the lease: any trainer may take the batch.
   Status give_back(const std::string& lease);
-  // The policy after `version` learner steps, of the step done or the one under way. The same bytes again are accepted
-  // and change nothing. kStale: the version has other bytes already, or is passed by; kInvalid: it is not that far, or
-  // a version that is not published (κ).
+  // Publishes the policy after `version` learner steps, for the last step done or the current one. Equal bytes are
+  // accepted again without effect. kStale: the version has other bytes, or a later one exists. kInvalid: the step is
+  // not reached yet, or the version is not one to publish (κ).
   Status publish(Version version, delta::OwnedState policy);
 
-  // The trainer has asked for the held-out problems: from now on its evaluations are waited for.
+  // The trainer has asked for the held-out problems: from now on, the service waits for its evaluations.
   void evaluates();
-  // kInvalid: the policy of this version is not made yet; kExhausted: too many at a time.
+  // kInvalid: the policy of this version does not exist yet. kExhausted: too many evaluations wait.
   Status evaluated(const PolicyEvaluation& evaluation);
 
-  // steps, batch (none, waiting, taken) with its step, the version waited for or null, the newest published or null,
-  // the version that is to be evaluated or null.
+  // JSON fields: steps; batch (none, waiting, taken) with its step; and three versions, each null if absent: the one
+  // the service waits for, the newest published, and the one to evaluate.
   nlohmann::json status() const;
 
  private:
@@ -108,9 +108,9 @@ class Exchange {
     std::uint64_t step = 0;
     std::shared_ptr<const std::string> bytes;
     std::size_t tokens = 0;
-    std::string lease = {};  // empty: nobody has it
+    std::string lease = {};  // empty: not taken
     TimePoint until{};
-    std::optional<nlohmann::json> figures = {};  // it is consumed
+    std::optional<nlohmann::json> figures = {};  // set once it is consumed
     std::optional<TokenScores> scores = {};
   };
   bool taken(TimePoint now) const { return batch_ && !batch_->lease.empty() && now < batch_->until; }
@@ -127,15 +127,15 @@ class Exchange {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   // Guarded by mutex_.
-  std::uint64_t steps_;  // done
+  std::uint64_t steps_;  // steps done
   std::optional<Batch> batch_;
   std::optional<std::pair<Version, delta::OwnedState>> policy_;  // waits for the service
-  std::optional<std::pair<Version, delta::Digest>> accepted_;    // the newest policy that publish() took
+  std::optional<std::pair<Version, delta::Digest>> accepted_;    // the newest policy accepted by publish()
   std::optional<Version> wanted_, published_;
   std::optional<Version> to_evaluate_;
-  std::vector<PolicyEvaluation> evaluations_;  // for the service
+  std::vector<PolicyEvaluation> evaluations_;  // wait for the service
   bool evaluates_ = false, stopped_ = false;
-  TimePoint heard_{};  // of the trainer
+  TimePoint heard_{};  // time of the trainer's last call
 };
 
 }  // namespace echoline::learner

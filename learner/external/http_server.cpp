@@ -18,16 +18,16 @@
 namespace echoline::learner {
 namespace {
 
-constexpr std::uint64_t kFreeBytes = 1 << 20;  // of each request; they do not count for receiving_max
+constexpr std::uint64_t kFreeBytes = 1 << 20;  // of each request; not counted towards receiving_max
 constexpr std::size_t kBufferBytes = 64 << 10;
 constexpr Duration kSlice =
     std::chrono::milliseconds(200);  // after which a thread that sends looks whether the server ends
 constexpr Duration kLastAnswer = std::chrono::seconds(1);
-// For how long a connection that ends early still reads: a reset would take the answer from a client that is still
+// Time for which a connection that ends early still reads. A reset would destroy the answer to a client that is still
 // sending.
 constexpr Duration kLinger = std::chrono::seconds(2);
 
-// A thread for each connection. HttpServer bounds their number.
+// One thread per connection. HttpServer bounds their number.
 class ThreadPerConnection final : public httplib::TaskQueue {
  public:
   void enqueue(std::function<void()> task) override {
@@ -44,7 +44,7 @@ class ThreadPerConnection final : public httplib::TaskQueue {
     try {
       std::thread(run).detach();
     } catch (const std::system_error&) {
-      run();  // no thread left: the task itself closes the connection, after one request at the latest
+      run();  // no thread left: this task handles one request at most, then closes the connection
     }
   }
   void shutdown() override {
@@ -65,7 +65,7 @@ class HttpServer::Connection final : public httplib::Stream {
   Connection(HttpServer& server, socket_t socket) : server_(server), socket_(socket) {}
   ~Connection() override { received_ = 0, count(); }
 
-  // False: the client has closed the connection, was idle for too long, or the server ends.
+  // False: the client closed the connection or was idle for too long, or the server ends.
   bool wait_for_request() {
     received_ = 0, count();
     if (begin_ == end_ && !ready(POLLIN, server_.clock_.now() + server_.limits_.idle_max)) return false;
@@ -106,7 +106,7 @@ class HttpServer::Connection final : public httplib::Stream {
     return static_cast<ssize_t>(some);
   }
 
-  // All of it, or -1.
+  // Writes all bytes; -1 on failure.
   ssize_t write(const char* from, std::size_t size) override {
     if (!std::exchange(writing_, true)) begun_ = server_.clock_.now(), sent_ = 0;
     for (std::size_t done = 0; done < size;) {
@@ -136,7 +136,7 @@ class HttpServer::Connection final : public httplib::Stream {
   bool closes() const { return closes_ || broken_; }
   void close_after_answer() { closes_ = true; }
 
-  // What the client still sends is read and thrown away for a moment, so that it gets the answer.
+  // Reads and discards further bytes for a moment, so that the client receives the answer.
   void linger() {
     ::shutdown(socket_, SHUT_WR);
     const TimePoint by = server_.clock_.now() + kLinger;
@@ -160,7 +160,7 @@ class HttpServer::Connection final : public httplib::Stream {
       if (server_.clock_.now() >= by) return false;
     }
   }
-  // Returns what all requests that are arriving count together.
+  // Updates and returns the counted bytes of all arriving requests.
   std::uint64_t count() {
     const std::uint64_t now = received_ > kFreeBytes ? received_ - kFreeBytes : 0;
     const std::uint64_t before = std::exchange(counted_, now);
@@ -170,8 +170,8 @@ class HttpServer::Connection final : public httplib::Stream {
   HttpServer& server_;
   const socket_t socket_;
   const std::unique_ptr<std::array<char, kBufferBytes>> buffer_ = std::make_unique<std::array<char, kBufferBytes>>();
-  std::size_t begin_ = 0, end_ = 0;  // of what is in the buffer and not read
-  TimePoint begun_{};                // the request, or its answer
+  std::size_t begin_ = 0, end_ = 0;  // the unread part of the buffer
+  TimePoint begun_{};                // start of the request, or of its answer
   bool writing_ = false, closes_ = false;
   std::uint64_t received_ = 0, sent_ = 0, counted_ = 0;
   std::optional<Broken> broken_;
@@ -181,7 +181,8 @@ thread_local HttpServer::Connection* HttpServer::here_ = nullptr;
 
 HttpServer::HttpServer(const HttpLimits& limits) : limits_(limits) {
   new_task_queue = [] { return new ThreadPerConnection(); };
-  set_keep_alive_timeout(std::chrono::ceil<std::chrono::seconds>(limits.idle_max).count());  // what answers say
+  // The value in answers' headers.
+  set_keep_alive_timeout(std::chrono::ceil<std::chrono::seconds>(limits.idle_max).count());
   set_keep_alive_max_count(1'000'000'000);
 }
 

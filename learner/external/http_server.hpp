@@ -1,5 +1,5 @@
-// An HTTP server in which a slow client delays no other client: every connection has a thread of its own, and every
-// request and answer a time limit as a whole. Private to learner/external/.
+// An HTTP server in which a slow client delays no other client. Every connection has its own thread, and every request
+// and answer has a time limit. Private to learner/external/.
 #pragma once
 #include <httplib.h>
 
@@ -21,29 +21,28 @@ struct HttpLimits {
   // received so far. The same holds for an answer.
   Duration stall_max = std::chrono::seconds(60);
   double bytes_per_s_min = 10e6;
-  Bytes receiving_max{
-      1ull << 40};  // requests that are still arriving, of all connections together; the first MiB of each is free
+  // Bytes of all requests that are still arriving; the first MiB of each does not count.
+  Bytes receiving_max{1ull << 40};
 };
 
 class HttpServer final : public httplib::Server {
  public:
   explicit HttpServer(const HttpLimits& limits);
 
-  // The code and the text for a client whose request, the one this thread handles, broke a limit before it was
-  // complete. The connection ends after the answer.
+  // The status and text for this thread's request, if it broke a limit before it was complete. The connection ends
+  // after the answer.
   struct Broken {
     int status;
     std::string message;
   };
   static std::optional<Broken> broken();
-  // The rest of the request that this thread handles is not read: the connection ends after the answer.
+  // Ends the connection after the answer; the rest of this thread's request is not read.
   static void close_after_answer(httplib::Response& response);
 
-  // Call after binding: httplib's own backlog has room for 5 connections that are not accepted yet.
+  // Call after binding: httplib's default backlog holds only 5 unaccepted connections.
   void widen_backlog();
 
-  // Idle connections and requests that are still arriving end now. Answers on their way get a second. Call before
-  // stop().
+  // Ends idle connections and arriving requests now. Answers in transfer get one second. Call before stop().
   void end_connections();
 
  private:
@@ -52,11 +51,11 @@ class HttpServer final : public httplib::Server {
 
   const HttpLimits limits_;
   const SystemClock clock_;
-  std::atomic<TimePoint> end_by_ = kNever;    // answers; kNever: the server goes on
+  std::atomic<TimePoint> end_by_ = kNever;    // deadline of answers; kNever: the server goes on
   std::atomic<std::uint64_t> receiving_ = 0;  // bytes, as receiving_max counts them
   std::mutex mutex_;
   std::set<socket_t> open_;               // guarded by mutex_
-  static thread_local Connection* here_;  // whose request this thread handles
+  static thread_local Connection* here_;  // the connection of this thread
 };
 
 }  // namespace echoline::learner

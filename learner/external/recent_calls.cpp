@@ -26,7 +26,7 @@ void RecentCalls::Turn::done(std::string result) {
   if (!calls_) return;
   const std::lock_guard lock(calls_->mutex_);
   const auto call = calls_->calls_.find(id_);
-  if (call == calls_->calls_.end()) return;  // forgotten while its earlier result was looked at
+  if (call == calls_->calls_.end()) return;  // dropped while its earlier result was in use
   if (!call->second.result) calls_->order_.push_back(id_);
   call->second.result = std::move(result);
   for (; calls_->order_.size() > calls_->most_; calls_->order_.pop_front())

@@ -1,5 +1,5 @@
-// Calls that are sent again because their answer was lost: each is done once and answered as often as it comes. Private
-// to learner/external/.
+// Makes API calls idempotent: a call that a client repeats because its answer was lost is executed once and gets the
+// same answer. Private to learner/external/.
 #pragma once
 #include <condition_variable>
 #include <deque>
@@ -13,19 +13,19 @@
 
 namespace echoline::learner {
 
-// Thread-safe. Remembers the results of the newest calls, by the request id that the client gave each.
+// Thread-safe. Remembers the results of the newest calls, by the client's request id.
 class RecentCalls {
  public:
   static constexpr std::size_t kIdBytesMax = 64;
   explicit RecentCalls(std::size_t most) : most_(most) {}
 
-  // One call being done. If it ends without done(), it has changed nothing and is done when it comes again.
+  // One call in progress. If it ends without done(), it has changed nothing, and a repetition is executed.
   class Turn {
    public:
     Turn(Turn&& other) noexcept
         : calls_(std::exchange(other.calls_, nullptr)), id_(std::move(other.id_)), result_(std::move(other.result_)) {}
     ~Turn();
-    // The result of the same call before; absent: do it.
+    // The result of the same call before; absent: execute it.
     const std::optional<std::string>& result() const { return result_; }
     void done(std::string result);
 
@@ -38,8 +38,8 @@ class RecentCalls {
     std::optional<std::string> result_;
   };
 
-  // Waits while another thread does the same call. `call` says what is called. Without an id every call is a new one.
-  // kInvalid: the id is too long, or was another call's.
+  // Waits while another thread executes the same call. `call` describes the call. Without an id, every call is new.
+  // kInvalid: the id is too long, or belongs to a different call.
   Result<Turn> begin(const std::string& id, const std::string& call);
 
  private:

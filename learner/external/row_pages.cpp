@@ -30,7 +30,7 @@ Result<RowPage> RowPages::after(std::uint64_t rows, std::uint64_t most) {
     if (*file.place().row % kMarkEvery == 0) note(file.place());
   }
   RowPage page{"[", {}, false};
-  // Rows are looked at as objects, so that a damaged file is named, and passed on as they were written.
+  // Rows are parsed only to report a damaged file. The page contains them unchanged.
   for (std::uint64_t taken = 0; taken < std::min(most, kPageRowsMax) && page.rows.size() < kPageBytesMax; ++taken) {
     ECHO_ASSIGN(const auto text, file.next_checked());
     if (!text) break;
@@ -40,7 +40,7 @@ Result<RowPage> RowPages::after(std::uint64_t rows, std::uint64_t most) {
   page.rows += ']';
   page.next = file.place().row;
   const auto further = file.next();
-  page.more = !further || further->has_value();  // the page behind says what is wrong
+  page.more = !further || further->has_value();  // an error shows in the next page
   return page;
 }
 

@@ -1,4 +1,4 @@
-// Pages of a growing JSON Lines file, for callers that have some of its rows already. Private to learner/external.
+// Pages of a growing JSON Lines file, for callers that have its first rows already. Private to learner/external.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -17,8 +17,8 @@ inline constexpr std::size_t kPageBytesMax = 1 << 20;  // a page ends with the r
 
 struct RowPage {
   std::string rows = "[]";            // a JSON array, at most kPageBytesMax + kRowBytesMax
-  std::optional<std::uint64_t> next;  // rows of the file up to the page's end; absent in a page of the last rows
-  bool more = false;                  // whole rows follow
+  std::optional<std::uint64_t> next;  // number of file rows up to the page's end; absent in a page of the last rows
+  bool more = false;                  // complete rows follow
 };
 
 // Thread-safe. Memory: 16 bytes for every 4,096 rows.
@@ -26,18 +26,18 @@ class RowPages {
  public:
   explicit RowPages(std::filesystem::path path) : path_(std::move(path)) {}
 
-  // The rows after the first `rows`, at most `most` and kPageRowsMax. kCorrupt, kIo, kNotFound: learner/row_file.hpp.
+  // Rows from number `rows` on, at most `most` and kPageRowsMax. kCorrupt, kIo, kNotFound: learner/row_file.hpp.
   Result<RowPage> after(std::uint64_t rows, std::uint64_t most);
-  // The last `most` rows, at most kPageRowsMax and those of them that a page takes, from the end.
+  // The last `most` rows: at most kPageRowsMax, and at most one page, counted from the end.
   Result<RowPage> last(std::uint64_t most);
 
  private:
-  RowPlace near(std::uint64_t rows) const;  // the last known place that is not behind so many rows
+  RowPlace near(std::uint64_t rows) const;  // the last known place at or before row `rows`
   void note(const RowPlace& place);
 
   std::filesystem::path path_;
   mutable std::mutex mutex_;
-  std::vector<RowPlace> marks_;  // rising; guarded by mutex_
+  std::vector<RowPlace> marks_;  // ascending; guarded by mutex_
 };
 
 }  // namespace echoline::learner

@@ -10,8 +10,8 @@
 namespace echoline::learner {
 namespace {
 
-constexpr double kLogRatioMax = 20;   // as in the loss: what follows from it stays finite
-constexpr double kLogprobMin = -100;  // an impossible token is a very unlikely one
+constexpr double kLogRatioMax = 20;   // as in the loss: keeps results finite
+constexpr double kLogprobMin = -100;  // an impossible token counts as a very unlikely one
 
 Result<std::vector<float>> values_of(const delta::TensorView& tensor, std::size_t tokens) {
   if (tensor.dtype != delta::DType::kF32 ||
@@ -50,7 +50,7 @@ Scored scored(const std::vector<schema::Trajectory>& batch, const TokenScores& s
   double entropy = 0, behaviour_kl = 0;
   std::uint64_t all_tokens = 0, responses = 0;
   const bool with_entropy = !scores.entropies.empty();
-  std::size_t first = 0;  // of the response
+  std::size_t first = 0;  // first token of the response
   for (const schema::Trajectory& t : batch) {
     const std::size_t begin = first;
     first += static_cast<std::size_t>(t.response_tokens_size());

@@ -1,5 +1,5 @@
-// What an external trainer's model says of the tokens of a batch, and what that tells of the workers that handed them
-// in. Private to learner/external/.
+// An external trainer's log-probabilities of a batch's tokens, and their use for judging the workers. Private to
+// learner/external/.
 #pragma once
 #include <map>
 #include <nlohmann/json.hpp>
@@ -13,22 +13,22 @@
 
 namespace echoline::learner {
 
-// Of every response token of a batch, in its order; nats. NaN: not computed.
+// Values for every response token of a batch, in its order; nats. NaN: not computed.
 struct TokenScores {
   std::vector<float> logprobs;   // log π of the token
-  std::vector<float> entropies;  // H of the distribution it was drawn from; empty: of none
+  std::vector<float> entropies;  // entropy of the token's distribution; empty: not computed
 };
 
-// A safetensors file with `logprobs`, and if wanted `entropies`, F32 [tokens]. kInvalid says what is wrong.
+// Parses a safetensors file with `logprobs` and optionally `entropies`, F32 [tokens]. kInvalid with the reason.
 Result<TokenScores> parse_scores(const std::string& bytes, std::size_t tokens);
 
 struct Scored {
-  std::map<WorkerId, Scrutiny> scrutiny;  // responses all of whose trained tokens were scored
-  nlohmann::json
-      figures;  // entropy, behaviour_kl, scored_responses: over their tokens, as the built-in trainer has them
+  std::map<WorkerId, Scrutiny> scrutiny;  // counts responses whose trained tokens all have scores
+  // entropy, behaviour_kl and scored_responses, over the tokens of these responses, as in the built-in trainer.
+  nlohmann::json figures;
 };
 
-// The scores are of this batch.
+// `scores` must belong to `batch`.
 Scored scored(const std::vector<schema::Trajectory>& batch, const TokenScores& scores);
 
 }  // namespace echoline::learner

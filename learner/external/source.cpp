@@ -24,7 +24,7 @@ namespace echoline::learner {
 namespace {
 
 constexpr Duration kPoll = std::chrono::milliseconds(200);
-// With a trainer that evaluates and has said nothing: it may be at it, or gone.
+// Wait for a trainer that evaluates and has not reported: it may be evaluating, or gone.
 constexpr Duration kEvaluationPatience = std::chrono::minutes(10);
 
 class External final : public PolicySource {
@@ -90,7 +90,7 @@ class External final : public PolicySource {
         if (consumed->scores) {
           Scored seen = scored(batch, *consumed->scores);
           done.scrutiny = std::move(seen.scrutiny);
-          seen.figures.update(done.figures);  // the trainer's own word first
+          seen.figures.update(done.figures);  // the trainer's own figures take precedence
           done.figures = std::move(seen.figures);
         }
         return std::optional(std::move(done));
@@ -102,7 +102,7 @@ class External final : public PolicySource {
   }
 
   Result<delta::SharedState> policy(Version version) override {
-    while (policy_version_ != version) {  // the one to begin with is there
+    while (policy_version_ != version) {  // the initial policy exists already
       if (auto published = exchange_->wait_policy(version, kPoll)) {
         policy_ = delta::share(std::move(*published));
         policy_version_ = version;
@@ -119,7 +119,7 @@ class External final : public PolicySource {
     return ok();
   }
 
-  // A trainer evaluates when it likes; only at the end it is waited for.
+  // A trainer evaluates at its own times. The run waits for it only at its end.
   Status evaluate(const char*) override {
     note_evaluations({});
     while (!host_.stop && exchange_->evaluation_comes(kEvaluationPatience)) {
@@ -131,7 +131,7 @@ class External final : public PolicySource {
   }
   const std::map<std::string, double>& accuracy() const override { return accuracy_; }
 
-  // Of the newest policy that was published, which is not the newest step's where κ > 1.
+  // Saves the newest published policy. For κ > 1, this is not the newest step's.
   Status checkpoint() override {
     if (!policy_) return ok();
     if (saved_ != policy_version_) ECHO_TRY(save());
@@ -158,13 +158,13 @@ class External final : public PolicySource {
     return ok();
   }
 
-  // Once the run's folder holds the policy that a trainer begins with.
+  // Call once the run's folder holds the trainer's initial policy.
   Status serve() {
     ApiOptions api;
     api.listen = host_.config.learner.api;
     api.folder = host_.record.folder();
     api.body_max = {4 * model::memory_estimate(host_.task.files.config).policy_bf16.count +
-                    (1 << 20)};  // as fp32, and more
+                    (1 << 20)};  // fp32 size, and some more
     api.about = about();
     api.parse_policy = [this](Version version, std::string bytes) {
       return admitted(version, parse_policy(std::move(bytes)));
@@ -175,7 +175,7 @@ class External final : public PolicySource {
       return admitted(version, read_policy(path));
     };
     ECHO_ASSIGN(api_, Api::start(std::move(api), *exchange_));
-    // The token in it is a secret.
+    // The file contains a secret token.
     const mode_t mask = ::umask(0177);
     const Status written = write_file_atomic(address_file(), json_text(api_->address(), 2) + "\n");
     ::umask(mask);
@@ -198,8 +198,8 @@ class External final : public PolicySource {
     }
   }
 
-  // The problems as the model is asked them. What stands behind the end of a response does not count, so nobody has to
-  // know the ends.
+  // The held-out problems with the model's prompts. Text behind the end of a response is ignored, so a trainer needs no
+  // list of ending tokens.
   nlohmann::json held_out() const {
     nlohmann::json problems = nlohmann::json::array();
     for (const schema::Problem& problem : host_.task.evaluation) {
@@ -220,7 +220,7 @@ class External final : public PolicySource {
     return body.contains("responses") ? graded(body["responses"]) : reported(body);
   }
 
-  // A problem without a response counts as answered wrongly.
+  // A problem without a response counts as wrong.
   Result<PolicyEvaluation> graded(const nlohmann::json& responses) const {
     const std::vector<schema::Problem>& problems = host_.task.evaluation;
     if (!responses.is_object() || responses.size() > problems.size())
@@ -278,7 +278,8 @@ class External final : public PolicySource {
     return PolicyEvaluation{{}, *accuracy, number("reward_mean"), static_cast<std::uint64_t>(*problems), {}};
   }
 
-  // What the service has to say while a trainer is waited for. An error ends the run, which can go on from here.
+  // Reports the phase and lets the service work while the source waits for the trainer. An error ends the run, which
+  // can be resumed.
   Status wait_on(const std::string& phase) {
     host_.phase(phase);
     Status going_on = host_.waiting();
@@ -294,7 +295,7 @@ class External final : public PolicySource {
     return model::policy_of(checkpoint.view(), host_.task.files.config);
   }
 
-  // Whether workers could generate with it.
+  // Whether workers could generate with the policy.
   Status probe(const delta::OwnedState& policy) const {
     if (!host_.probe) return ok();
     ECHO_TRY(host_.probe(policy.view(), host_.task.files.config, host_.config.rollout.temperature,
@@ -302,7 +303,8 @@ class External final : public PolicySource {
     return ok();
   }
 
-  // A trainer's policy, or why it is refused; the run stays on the version before and waits for another policy.
+  // Returns the trainer's policy, or the reason for refusing it. After a refusal, the run keeps the version before and
+  // waits for another policy.
   Result<delta::OwnedState> admitted(Version version, Result<delta::OwnedState> policy) {
     const std::lock_guard lock(door_);  // one probe at a time
     Status sound = policy ? probe(*policy) : Status(policy.error());
@@ -315,7 +317,7 @@ class External final : public PolicySource {
     return std::move(sound).error();
   }
 
-  // The bytes are gone when it returns.
+  // The bytes are released before it returns.
   Result<delta::OwnedState> parse_policy(std::string bytes) const {
     ECHO_ASSIGN(const auto content,
                 delta::parse_safetensors(std::as_bytes(std::span(bytes)), "the policy that was sent"));
@@ -354,16 +356,16 @@ class External final : public PolicySource {
   const SourceHost host_;
   const SystemClock clock_;
   std::uint64_t steps_ = 0;
-  delta::SharedState policy_;  // the newest published, or the one to begin with
+  delta::SharedState policy_;  // the newest published one, or the initial one
   Version policy_version_;
   std::optional<Version> saved_;
-  std::filesystem::path unplaced_;               // the newest checkpoint, until the run's folder `model` is its policy
-  std::optional<delta::Digest> resumed_digest_;  // of the policy that the run goes on from
+  std::filesystem::path unplaced_;  // the newest checkpoint, until the run's folder `model` holds its policy
+  std::optional<delta::Digest> resumed_digest_;  // digest of the policy from which the run resumes
   std::mutex door_;
-  std::pair<Version, std::string> refused_;  // the last policy that was, and why; guarded by door_
+  std::pair<Version, std::string> refused_;  // the last refused policy and the reason; guarded by door_
   std::optional<Exchange> exchange_;
   std::unique_ptr<Api> api_;
-  std::map<std::string, double> accuracy_;  // by when
+  std::map<std::string, double> accuracy_;  // by time of evaluation
 };
 
 }  // namespace

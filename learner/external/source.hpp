@@ -1,4 +1,4 @@
-// A run's policies from a trainer of the user's own, in another process and any language: docs/trainers.md.
+// Policies from the user's own trainer, in another process and any language: docs/trainers.md.
 #pragma once
 #include <memory>
 
@@ -6,11 +6,11 @@
 
 namespace echoline::learner {
 
-// In the run's folder, while the run goes on: where the API is, for clients. {"socket": path} or {"url": ..., "token":
-// ...}.
+// A file in the run's folder with the API's address for clients while the run goes on: {"socket": path} or {"url": ...,
+// "token": ...}.
 inline constexpr const char* kTrainerAddressFile = "trainer-api.json";
 
-// A SourceMaker: serves the API, and waits for a trainer at every step.
+// A SourceMaker: serves the API, and waits for the trainer at every step.
 Result<std::unique_ptr<PolicySource>> load_external(const SourceHost& host, bool resume);
 
 }  // namespace echoline::learner

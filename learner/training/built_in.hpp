@@ -1,4 +1,4 @@
-// The built-in trainer as a source of policies, for those who know no tensor.
+// The built-in trainer as a policy source, for code without libtorch.
 #pragma once
 #include <memory>
 
@@ -6,7 +6,7 @@
 
 namespace echoline::learner {
 
-// What a run asks of the built-in trainer.
+// The built-in trainer's functions for a run.
 BuiltIn built_in();
 
 }  // namespace echoline::learner

@@ -5,19 +5,20 @@
 namespace echoline::learner {
 namespace {
 
-constexpr double kLogRatioMax = 20;  // log-ratios beyond it only matter as "very large"; exp() stays finite
+constexpr double kLogRatioMax = 20;  // larger log-ratios only mean "very large"; exp() stays finite
 
 // k3 estimate of KL(p ‖ q) from samples of p, given log q − log p.
 torch::Tensor k3(const torch::Tensor& difference) { return difference.exp() - difference - 1.0; }
 
-// Which counted tokens the second moment leaves out: of each response those with the largest squared log-ratio, until
-// the mean over the rest is at most `bound`; only such that the update would carry further away.
+// Tokens that the second-moment region leaves out. In each response, these are the tokens with the largest squared
+// log-ratio, until the mean of the rest is at most `bound`. Only tokens that the update would move further away are
+// left out.
 torch::Tensor outside_second_moment(const torch::Tensor& log_ratio, const torch::Tensor& advantages,
                                     const torch::Tensor& mask, double bound) {
   const torch::Tensor square = log_ratio.square() * mask;
   const torch::Tensor widens = (log_ratio * advantages > 0) & (mask > 0);
   const auto [largest, order] = torch::where(widens, square, -torch::ones_like(square)).sort(1, /*descending=*/true);
-  const torch::Tensor gone = largest.clamp_min(0).cumsum(1) - largest.clamp_min(0);  // before this one goes as well
+  const torch::Tensor gone = largest.clamp_min(0).cumsum(1) - largest.clamp_min(0);  // removed before this one
   const torch::Tensor left = mask.sum(1, true) - torch::arange(mask.size(1), mask.options());
   const torch::Tensor goes = (largest >= 0) & (square.sum(1, true) - gone > bound * left.clamp_min(1.0));
   return torch::zeros_like(mask).scatter(1, order, goes.to(mask.dtype()).cumprod(1)) > 0;
@@ -53,7 +54,7 @@ Result<std::vector<double>> group_advantages(const std::vector<double>& rewards,
     const double scale =
         config.advantage_scale == AdvantageScale::kStd ? std::sqrt(variance) + config.advantage_epsilon : 1.0;
     const double baseline = by_length && tokens > 0 ? weighted / tokens : mean;
-    // Less the mean of the others, R_i exceeds by G/(G-1) of what it exceeds the mean of all by.
+    // R_i minus the mean of the others is G/(G-1) times R_i minus the mean of all.
     const double stretch = config.baseline == Baseline::kLeaveOneOut ? size / (size - 1) : 1.0;
     for (std::size_t i = first; i < first + group_size; ++i) advantages[i] = stretch * (rewards[i] - baseline) / scale;
   }
@@ -75,7 +76,7 @@ LossStatistics& LossStatistics::operator+=(const LossStatistics& other) {
 LossResult policy_loss(const LossInputs& inputs, MinibatchSize minibatch, const LossConfig& config) {
   ECHO_CHECK(minibatch.sequences > 0 && minibatch.tokens > 0, "an empty minibatch has no loss");
   const torch::Tensor counted = inputs.mask > 0;
-  // Padding may hold anything; zeros there keep exp() and its gradient finite.
+  // Padding may hold any value; zeros there keep exp() and its gradient finite.
   const auto padded = [&](const torch::Tensor& t) { return torch::where(counted, t, torch::zeros_like(t)); };
   const torch::Tensor current = padded(inputs.log_probs);
   const torch::Tensor detached = current.detach();

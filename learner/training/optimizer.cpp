@@ -10,7 +10,8 @@ namespace echoline::learner {
 namespace {
 
 constexpr std::int64_t kBlock = 256;  // values that share a scale
-// Values updated at a time. On a CPU they fit caches; on a GPU each part costs a dozen launches. Bounds memory.
+// Values per part of an update; bounds memory. On a CPU, they fit into caches. On a GPU, each part costs a dozen
+// launches.
 std::int64_t chunk_of(const torch::Tensor& t) { return t.is_cpu() ? std::int64_t{1} << 20 : std::int64_t{1} << 26; }
 constexpr double kSteps1 = 127, kSteps2 = 255;
 
@@ -22,8 +23,8 @@ torch::Tensor in_blocks(const torch::Tensor& flat) {
   return (missing > 0 ? torch::constant_pad_nd(flat, {0, missing}) : flat).view({-1, kBlock});
 }
 
-// Where between two codes a value is rounded up: every place of a block goes evenly through [0, 1) from update to
-// update.
+// The fraction between two codes from which a value is rounded up. Over successive updates, each place of a block
+// passes evenly through [0, 1).
 torch::Tensor thresholds(std::int64_t updates, const torch::Device& device) {
   const torch::Tensor at = torch::arange(kBlock, torch::TensorOptions().dtype(torch::kFloat64).device(device));
   return (at * 0.7548776662466927 + static_cast<double>(updates) * 0.5698402909980532).frac().to(torch::kFloat32);
@@ -48,7 +49,7 @@ void encode1(const torch::Tensor& values, const torch::Tensor& codes, const torc
   codes.copy_(steps.clamp_(-kSteps1, kSteps1).view({-1}).narrow(0, 0, codes.numel()));
 }
 
-// No value that is not zero becomes zero: it is divided by.
+// Never encodes a positive value as zero, because updates divide by it.
 void encode2(const torch::Tensor& values, const torch::Tensor& codes, const torch::Tensor& scales,
              const torch::Tensor& threshold) {
   const torch::Tensor rows = in_blocks(values);
@@ -121,7 +122,7 @@ void AdamW::gather_gradients() {
     }
     const torch::Tensor sum = slot.gradient.view({-1}), addend = fresh.reshape({-1});
     const std::int64_t chunk = chunk_of(sum);
-    for (std::int64_t begin = 0; begin < sum.numel(); begin += chunk) {  // what is added is widened first
+    for (std::int64_t begin = 0; begin < sum.numel(); begin += chunk) {  // addends are widened first
       const std::int64_t count = std::min(chunk, sum.numel() - begin);
       sum.narrow(0, begin, count).add_(addend.narrow(0, begin, count));
     }
@@ -177,7 +178,7 @@ void AdamW::update(Slot& slot, const torch::Tensor& gradient, double scale, doub
   }
 }
 
-// Each from what the fields of its slot are, and the same place in `gradients`: undefined for none.
+// One entry per slot, with its gradient from the same index of `gradients`; undefined: none.
 std::vector<model::training::Updated> AdamW::all_at_once(const std::vector<torch::Tensor>& gradients) const {
   std::vector<model::training::Updated> all;
   for (std::size_t i = 0; i < slots_.size(); ++i) {
@@ -198,7 +199,7 @@ double AdamW::gradient_norm(const std::vector<torch::Tensor>& gradients) const {
   if (fused()) {
     squared_norm = model::training::sum_of_squares(all_at_once(gradients)).item<double>();
   } else if (gradients.size() > 0 && slots_[0].parameter.is_cuda()) {
-    std::vector<torch::Tensor> norms;  // read together: reading one waits for the device
+    std::vector<torch::Tensor> norms;  // read together, because each read waits for the device
     for (const torch::Tensor& gradient : gradients)
       if (gradient.defined()) norms.push_back(gradient.norm());
     if (!norms.empty()) squared_norm = torch::stack(norms).to(torch::kDouble).square().sum().item<double>();

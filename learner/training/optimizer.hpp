@@ -1,17 +1,19 @@
 // AdamW on fp32 master weights behind a bf16 policy.
 //
-// The model's parameters always hold bf16 values (stored as fp32 where the device computes in fp32); gradients are
-// taken there. Masters and moments are fp32, so updates far below a bf16 step add up until the policy's value flips:
+// The model's parameters always hold bf16 values (stored as fp32 if the device computes in fp32), and gradients are
+// taken at these values. Masters and moments are fp32, so updates far below a bf16 step add up until the policy's value
+// changes.
+//
 //   g ← g · min(1, c/‖g‖)             clipping by the global norm over all parameters
 //   m ← β1·m + (1−β1)·g,  v ← β2·v + (1−β2)·g²
 //   W ← W − η_n·( m/(1−β1ⁿ) / (√(v/(1−β2ⁿ)) + ε) + λ·W )      λ only for matrices (two or more dimensions)
 //   parameter ← round_bf16(W)         to nearest, ties to even
-// η_n rises linearly over the warm-up and then stays, or falls to a share of itself, linearly or along a cosine.
+// η_n rises linearly during the warm-up. Then it stays, or falls to a share of itself, linearly or along a cosine.
 // Source: Loshchilov and Hutter 2019.
 //
-// Moments may be kept in 8 bits, block by block of 256 values (after Dettmers et al. 2022, arXiv:2110.02861): with s
-// the largest magnitude of the block, m as √(|m|/s) in 127 steps with its sign, v as (v/s)^¼ in 255. Values are rounded
-// by a threshold that takes another value at every update, so that changes smaller than a step count on average.
+// Moments may be kept in 8 bits, in blocks of 256 values (after Dettmers et al. 2022, arXiv:2110.02861). With s the
+// largest magnitude of the block, m is stored as √(|m|/s) in 127 steps with its sign, and v as (v/s)^¼ in 255. The
+// rounding threshold changes with every update, so that changes smaller than a step count on average.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -30,7 +32,7 @@ using NamedParameters = std::vector<std::pair<std::string, torch::Tensor>>;
 struct UpdateReport {
   double gradient_norm = 0;  // before clipping
   double learning_rate = 0;
-  bool applied = false;  // false when a gradient was not finite: nothing changed but the gradients were cleared
+  bool applied = false;  // false if a gradient was not finite: the gradients were cleared, and nothing else changed
 };
 
 // One thread. Shares the parameter tensors with the model.
@@ -42,8 +44,9 @@ class AdamW {
     torch::Tensor master;            // fp32, same shape
     torch::Tensor moment1, moment2;  // fp32, same shape; or int8 and uint8 codes
     torch::Tensor scale1, scale2;    // fp32, of each block of codes; undefined for fp32 moments
-    // fp32 sum of what gather_gradients() took, if it took any: kept from step to step, or it would come to lie among
-    // what passes, and leave holes there. Undefined for fp32 parameters, which add up by themselves.
+
+    // fp32 sum of the gradients taken by gather_gradients(). It is kept between steps: allocating it at every step
+    // would fragment the device's memory. Undefined for fp32 parameters, which add up gradients themselves.
     torch::Tensor gradient;
     bool gathered = false;
   };
@@ -51,11 +54,11 @@ class AdamW {
   // Masters start as the parameters' values; the parameters are then rounded to bf16.
   AdamW(const NamedParameters& parameters, const OptimizerConfig& config);
 
-  // Moves the gradients of bf16 parameters into fp32 sums. To be called after the backward pass of every micro-batch:
-  // such a parameter adds up its gradient in bf16, where the hundredth addend no longer counts. Others add up by
-  // themselves.
+  // Moves the gradients of bf16 parameters into fp32 sums. Call it after the backward pass of every micro-batch: such a
+  // parameter adds up its gradient in bf16, where the hundredth addend no longer counts. fp32 parameters are
+  // unaffected.
   void gather_gradients();
-  // One update from all gathered gradients and those the parameters hold; clears both. A parameter without a gradient
+  // One update from all gathered gradients and those that parameters hold; clears both. A parameter without a gradient
   // counts as zero.
   UpdateReport step();
   void clear_gradients();
@@ -64,7 +67,7 @@ class AdamW {
   std::vector<Slot>& slots() { return slots_; }
   const std::vector<Slot>& slots() const { return slots_; }
   void publish();
-  // Masters take the parameters' present values and the moments start over (another phase of training begins).
+  // Starts another phase of training: masters take the parameters' current values, and the moments start at zero.
   void reset(const OptimizerConfig& config);
 
   std::int64_t updates() const { return updates_; }
@@ -73,7 +76,8 @@ class AdamW {
 
  private:
   double rate() const;
-  // Whether updates are one kernel (model/cuda/training_device): masters are on a GPU and this program has it.
+  // Whether an update is one kernel (model/cuda/training_device): masters are on a GPU, and this program has the
+  // kernel.
   bool fused() const;
   std::vector<model::training::Updated> all_at_once(const std::vector<torch::Tensor>& gradients) const;
   double gradient_norm(const std::vector<torch::Tensor>& gradients) const;

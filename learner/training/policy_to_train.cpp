@@ -17,7 +17,7 @@
 namespace echoline::learner {
 namespace {
 
-// What a checkpoint must agree with: the model and the task, not how long or with whom the run goes on.
+// Digest of the settings that a checkpoint must agree with: the model and the task, not the run's length or fleet.
 std::string config_digest(const RunConfig& config, const model::ModelConfig& model) {
   std::string text =
       fmt::format("{}|{}|{}|{}", model.to_json(), config.task.adapter, config.task.options_json, config.run.seed);
@@ -79,7 +79,7 @@ Status PolicyToTrain::create_trainer(bool resumed) {
   trainer.scrutiny_seed = std::uint64_t{unforeseeable()} << 32 | unforeseeable();
   std::shared_ptr<model::Transformer> reference;
   if (host_.config.learner.loss.kl_coefficient > 0) {
-    // Frozen once, when training begins, and kept with the run: after a resume the model is another one.
+    // Frozen once, at the start of training, and kept with the run: after a resume, the model has changed.
     if (!resumed) {
       ECHO_ASSIGN(const delta::OwnedState policy, model::export_policy(*model_));
       ECHO_TRY(freeze_reference(checkpoints(host_.record), policy));
@@ -191,7 +191,7 @@ Result<std::optional<TrainedStep>> PolicyToTrain::step(const std::vector<schema:
                   {"informative_groups", report.informative_groups},  // after penalties
                   {"zero_advantage_fraction",
                    1 - static_cast<double>(report.informative_groups) / static_cast<double>(report.groups)},
-                  {"response_tokens", report.response_tokens}};  // without those that are masked
+                  {"response_tokens", report.response_tokens}};  // without masked ones
   done.scrutiny = std::move(report.scrutiny);
   return std::optional(std::move(done));
 }

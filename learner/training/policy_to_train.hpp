@@ -1,4 +1,4 @@
-// The policy that the built-in trainer makes: the model, warm start, learner steps, evaluation and checkpoints.
+// The policy source of the built-in trainer: model, warm start, learner steps, evaluation and checkpoints.
 // Private to learner/.
 #pragma once
 #include <map>
@@ -16,7 +16,7 @@ namespace echoline::learner {
 
 class PolicyToTrain final : public PolicySource {
  public:
-  // Loads or initialises the model; with `resume` also the newest checkpoint of the run.
+  // Loads or initialises the model; with `resume`, also loads the run's newest checkpoint.
   static Result<std::unique_ptr<PolicyToTrain>> load(const SourceHost& host, bool resume);
 
   std::uint64_t steps() const override { return trainer_ ? static_cast<std::uint64_t>(trainer_->steps()) : 0; }
@@ -39,10 +39,10 @@ class PolicyToTrain final : public PolicySource {
   const SourceHost host_;
   std::shared_ptr<model::Transformer> model_;
   std::unique_ptr<Trainer> trainer_;
-  std::optional<model::DeviceWeights> on_device_;  // the model's, where it is on a GPU
+  std::optional<model::DeviceWeights> on_device_;  // the model's weights, if it is on a GPU
   CheckpointOf checkpoint_of_;
   std::optional<std::int64_t> saved_step_;  // of the newest checkpoint
-  std::filesystem::path unplaced_;          // the newest checkpoint, until the run's folder `model` is its policy
+  std::filesystem::path unplaced_;          // the newest checkpoint, until the run's folder `model` holds its policy
   std::map<std::string, double> accuracy_;
 };
 

@@ -21,32 +21,32 @@ namespace echoline::learner {
 struct TrainingRow {
   std::vector<std::int64_t> tokens;  // prompt and response
   std::size_t prompt = 0;            // tokens of the prompt
-  std::vector<float> behaviour;      // per response token, as are the next two
+  std::vector<float> behaviour;      // per response token, like the next two
   std::vector<float> proximal;       // empty until recorded
   std::vector<float> mask;
   double advantage = 0;
   WorkerId worker;
-  bool scrutinised = false;  // chosen to be looked at closely
+  bool scrutinised = false;  // chosen for scrutiny
 };
 
 namespace {
 
 using Groups = std::vector<std::vector<TrainingRow>>;
 
-// Responses that a step looks at closely: a part of them, so that it costs about a hundredth of its time, but enough of
-// a few workers' to tell.
+// The number of responses that a step scrutinises: few enough to cost about a hundredth of its time, but enough to
+// judge each worker of a small fleet.
 constexpr std::size_t kScrutinisedPart = 32, kScrutinisedMin = 16;
 
-constexpr std::size_t kAttendedMax = 1 << 24;  // pairs of prompt tokens, of all rows of an evaluation batch
+constexpr std::size_t kAttendedMax = 1 << 24;  // pairs of prompt tokens in all rows of an evaluation batch
 
 model::ScoredSequence sequence_of(const TrainingRow& row) { return {row.tokens, row.prompt, row.mask}; }
 
-// Some rows as the model and the loss take them. Tensors of the loss are [rows, width]: a row's response tokens,
+// Rows in the layout of the model and the loss. Tensors of the loss are [rows, width]: each row's response tokens,
 // right-padded.
 struct PackedRows {
   model::PackedTokens tokens;
   std::int64_t width = 0;
-  torch::Tensor place;  // int64 [scores]: where in [rows, width] each score of `tokens` belongs
+  torch::Tensor place;  // int64 [scores]: the index in [rows, width] of each score of `tokens`
   torch::Tensor behaviour, proximal, mask;
   torch::Tensor advantages;  // [rows]
 
@@ -91,8 +91,8 @@ PackedRows pack(const std::vector<TrainingRow*>& rows, const torch::Device& devi
   return packed;
 }
 
-// Cuts rows, in their order, into parts of at most `tokens_max` tokens each (or one row). Neighbours with the same
-// prompt share it.
+// Cuts rows, in order, into parts of at most `tokens_max` tokens (or one row). Neighbours with equal prompts share the
+// prompt.
 std::vector<std::vector<TrainingRow*>> microbatches(const std::vector<TrainingRow*>& rows, std::int64_t tokens_max) {
   std::vector<std::vector<TrainingRow*>> parts;
   std::int64_t tokens = 0;  // of the last part
@@ -127,7 +127,7 @@ std::int64_t counted_tokens(const TrainingRow& row) {
   return static_cast<std::int64_t>(std::count_if(row.mask.begin(), row.mask.end(), [](float m) { return m > 0; }));
 }
 
-// Rows by group, in order of group id, with their advantages; the counts of `report` that need no training.
+// Rows by group, in order of group id, with their advantages; fills in the counts of `report` that need no training.
 Result<Groups> lay_out(const std::vector<schema::Trajectory>& batch, const model::ModelConfig& shape,
                        const TrainerConfig& config, StepReport& report) {
   if (batch.empty()) return fail(Code::kInvalid, "learner step", "the batch is empty, expected whole groups");
@@ -166,7 +166,7 @@ Result<Groups> lay_out(const std::vector<schema::Trajectory>& batch, const model
 
 bool informative(const TrainingRow& row) { return row.advantage != 0; }
 
-// What the scores of some rows say of them, where they were made: a device is not waited for.
+// Scrutiny figures of some rows, left on their device so that the CPU need not wait.
 struct Look {
   std::vector<TrainingRow*> rows;
   torch::Tensor figures;  // [2, rows]: surprise and dispute, means over a row's tokens
@@ -180,7 +180,7 @@ Look look_closely(const std::vector<TrainingRow*>& part, const PackedRows& packe
   return {part, torch::stack({mean(-logprobs - entropy), mean((logprobs - packed.behaviour).abs())})};
 }
 
-// Adds what was seen of rows that were chosen for scrutiny to the figures of their workers.
+// Adds the figures of scrutinised rows to those of their workers.
 void add_up(const std::vector<Look>& looks, std::map<WorkerId, Scrutiny>& found) {
   for (const Look& look : looks) {
     const torch::Tensor figures = look.figures.to(torch::kCPU, torch::kDouble).contiguous();
@@ -195,7 +195,7 @@ void add_up(const std::vector<Look>& looks, std::map<WorkerId, Scrutiny>& found)
   }
 }
 
-// Fisher-Yates, the same on every machine.
+// A Fisher-Yates shuffle, equal on every machine.
 void shuffle(std::vector<std::size_t>& order, Random& random) {
   for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
 }
@@ -241,8 +241,8 @@ Trainer::Trainer(std::shared_ptr<model::Transformer> model, const TrainerConfig&
 
 Result<delta::OwnedState> Trainer::policy() const { return model::export_policy(*model_); }
 
-// Chooses as many rows of each worker, anew every step and rows without a gradient too, and scores them. `trained`:
-// rows that the first update scores anyway, with the same arithmetic; they are left to it.
+// Chooses the same number of rows of each worker, newly at every step and including rows without a gradient, and scores
+// them. Rows in `trained` are skipped: the first update scores them anyway, with the same arithmetic.
 std::map<WorkerId, Scrutiny> Trainer::scrutinise(Groups& groups, std::int64_t step,
                                                  const std::vector<TrainingRow*>& trained) {
   std::map<WorkerId, std::vector<TrainingRow*>> of;
@@ -292,7 +292,7 @@ void Trainer::record_proximal(const std::vector<TrainingRow*>& rows) {
 
 UpdateReport Trainer::update(const std::vector<TrainingRow*>& rows, MinibatchSize minibatch, LossStatistics& statistics,
                              double& loss, std::map<WorkerId, Scrutiny>* scrutiny) {
-  // Figures are read when the whole update has been queued: reading one waits for the device.
+  // Figures are read after the whole update is queued: a read waits for the device.
   std::vector<Look> looks;
   std::vector<torch::Tensor> figures;
   for (const auto& part : microbatches(rows, config_.microbatch_tokens)) {
@@ -329,8 +329,8 @@ Result<StepReport> Trainer::step(const std::vector<schema::Trajectory>& batch) t
   ECHO_ASSIGN(Groups groups, lay_out(batch, model_->config(), config_, report));
   report.step = steps_ + 1;
 
-  // A group without differences has no gradient (unless there is a reference to stay close to): it counts in the
-  // denominators of the loss, but is not computed.
+  // A group with equal rewards has no gradient, unless a reference policy adds one. It counts in the denominators of
+  // the loss, but is not computed.
   std::vector<TrainingRow*> trained;
   for (auto& group : groups) {
     report.informative_groups += std::any_of(group.begin(), group.end(), informative) ? 1 : 0;
@@ -393,15 +393,15 @@ Result<StepReport> Trainer::step(const std::vector<schema::Trajectory>& batch) t
 
 namespace {
 
-// A problem on its way through evaluation.
+// A problem during evaluation.
 struct Attempt {
   std::unique_ptr<data_plane::Episode> episode;
-  std::vector<model::Token> tokens;  // prompt, turns and what was told between them
+  std::vector<model::Token> tokens;  // prompt, turns, and the task's texts between them
   std::size_t prompt = 0, turns = 0, problem = 0;
   data_plane::Score score;
 };
 
-// The steps of attempts after their turns, all at a time.
+// Lets the tasks of several attempts answer their turns at once.
 std::vector<Result<data_plane::Step>> step_all(std::span<Attempt* const> attempts, std::vector<std::string> texts) {
   std::mutex mutex;
   std::condition_variable told;
@@ -429,7 +429,7 @@ Result<Evaluation> evaluate(model::Transformer& model, const model::Phrasing& ph
   if (options.batch_rows < 1)
     return fail(Code::kInvalid, "evaluate", "batch_rows must be at least 1, found {}", options.batch_rows);
   Evaluation evaluation;
-  std::deque<Attempt> attempts;  // a problem that cannot be asked counts as answered wrongly
+  std::deque<Attempt> attempts;  // a problem without an attempt counts as wrong
   const std::int64_t room = model.config().positions_max - options.response_tokens_max;
   const bool several = adapter.name() == data_plane::kSeveral;
   for (std::size_t i = 0; i < problems.size(); ++i) {
@@ -447,7 +447,7 @@ Result<Evaluation> evaluate(model::Transformer& model, const model::Phrasing& ph
                 "none of the {} problems can be put to the model and leaves room for {} tokens", problems.size(),
                 options.response_tokens_max);
   evaluation.problems = std::ssize(problems);
-  std::deque<Attempt*> waiting;  // for the model
+  std::deque<Attempt*> waiting;  // wait for the model
   for (Attempt& attempt : attempts) waiting.push_back(&attempt);
   for (std::uint64_t drawn = 0; !waiting.empty();) {
     std::vector<Attempt*> batch;

@@ -20,10 +20,10 @@
 namespace echoline::learner {
 
 struct TrainerConfig : TrainingSettings {
-  double temperature = 1.0;  // as in sampling, or the importance ratios are wrong
-  std::int64_t passes = 1;   // over the batch, each in a fresh random order
+  double temperature = 1.0;  // must be that of sampling, or the importance ratios are wrong
+  std::int64_t passes = 1;   // over the batch, each in a new random order
   std::uint64_t seed = 0;
-  std::uint64_t scrutiny_seed = 0;  // which responses are looked at closely: workers must not be able to tell
+  std::uint64_t scrutiny_seed = 0;  // chooses responses for scrutiny; secret from workers
 };
 
 // kInvalid with the name and the value of the first setting out of range, those of loss and optimizer included.
@@ -33,42 +33,42 @@ struct StepReport {
   std::int64_t step = 0;  // counted from 1
   std::int64_t trajectories = 0;
   std::int64_t groups = 0;
-  std::int64_t informative_groups = 0;  // groups whose rewards differ; only these carry a gradient
-  std::int64_t response_tokens = 0;     // that count in the loss
-  double reward_mean = 0;               // as the adapter gave it, without penalties
-  double accuracy = 0;                  // share of trajectories the adapter called correct
-  double truncated_fraction = 0;        // of trajectories that were cut by the length limit
+  std::int64_t informative_groups = 0;  // groups with different rewards; only these have a gradient
+  std::int64_t response_tokens = 0;     // tokens that count in the loss.
+  double reward_mean = 0;               // from the adapter, without penalties
+  double accuracy = 0;                  // fraction of trajectories that the adapter calls correct
+  double truncated_fraction = 0;        // of trajectories cut by the length limit.
   std::int64_t updates = 0;             // optimizer updates applied
   std::int64_t updates_skipped = 0;     // because a gradient was not finite
   double gradient_norm = 0;             // mean over updates, before clipping
-  double learning_rate = 0;             // of the last update
+  double learning_rate = 0;             // of the last update.
   // Means over the trained tokens (those of informative groups) of all updates; 0 when there were none.
   double loss = 0;                       // mean over updates
   double ratio_mean = 0;                 // π_θ/π_μ
-  double effective_sample_fraction = 0;  // (Σ π_θ/π_μ)² / (tokens · Σ (π_θ/π_μ)²): 1 where all weigh the same
+  double effective_sample_fraction = 0;  // (Σ π_θ/π_μ)² / (tokens · Σ (π_θ/π_μ)²); 1: equal weights
   double clip_fraction = 0;
   double capped_fraction = 0;
   double behaviour_kl = 0;                // nats per token
   double reference_kl = 0;                // nats per token
   double entropy = 0;                     // nats per token
-  std::map<WorkerId, Scrutiny> scrutiny;  // some responses of each worker, by the policy before this step
+  std::map<WorkerId, Scrutiny> scrutiny;  // some responses of each worker, under the policy before this step
 };
 
 struct TrainingRow;  // one trajectory, laid out for training
 
-// Owns the optimizer and the step counter; shares the model. One thread.
+// Owns the optimizer and the step counter and shares the model. One thread.
 class Trainer {
  public:
   // `reference` is frozen and needed only when loss.kl_coefficient > 0. kInvalid for settings out of range.
   static Result<std::unique_ptr<Trainer>> create(std::shared_ptr<model::Transformer> model, const TrainerConfig& config,
                                                  std::shared_ptr<model::Transformer> reference = nullptr);
 
-  // Trains on checked trajectories (data_plane::check); those of one group may stand anywhere in the batch, and every
-  // group needs at least two. Nothing changes on error: kInvalid for an empty batch, a lone trajectory of a group, a
-  // token outside the vocabulary or a sequence the model has no positions for.
+  // Trains on checked trajectories (data_plane::check). The members of a group may be anywhere in the batch; every
+  // group needs at least two. Nothing changes on error. kInvalid for an empty batch, a group of one, a token outside
+  // the vocabulary, or a sequence longer than the model's positions.
   Result<StepReport> step(const std::vector<schema::Trajectory>& batch);
 
-  // The present policy in bf16, with Hugging Face's names.
+  // The current policy in bf16, with Hugging Face's names.
   Result<delta::OwnedState> policy() const;
 
   std::int64_t steps() const { return steps_; }
@@ -77,7 +77,7 @@ class Trainer {
   const AdamW& optimizer() const { return optimizer_; }
   const TrainerConfig& config() const { return config_; }
 
-  // For trainer_checkpoint.hpp. The order of minibatches depends on the seed and the step only.
+  // For trainer_checkpoint.hpp. The order of minibatches depends only on the seed and the step.
   void set_steps(std::int64_t steps) { steps_ = steps; }
 
  private:
@@ -96,27 +96,27 @@ class Trainer {
   std::int64_t steps_ = 0;
 };
 
-// How often the adapter calls the model's response to a problem correct.
+// The adapter's grades of the model's responses to a set of problems.
 struct Evaluation {
   std::int64_t problems = 0;
   std::int64_t correct = 0;
   double reward_mean = 0;
-  std::map<std::string, double> components;  // of the reward, their means
-  ByTask by_task;                            // empty where there is one
+  std::map<std::string, double> components;  // means of the reward's components
+  ByTask by_task;                            // empty for a single task
   double accuracy() const { return problems == 0 ? 0.0 : static_cast<double>(correct) / static_cast<double>(problems); }
 };
 
 struct EvaluationOptions {
   std::int64_t response_tokens_max = 64;
-  std::int64_t turn_tokens_max = 0;  // of one turn; 0: what is left
+  std::int64_t turn_tokens_max = 0;  // of one turn; 0: the rest of response_tokens_max
   double temperature = 0;            // 0: greedy
   std::uint64_t seed = 0;            // for temperatures above 0
-  std::int64_t batch_rows = 256;     // problems generated at once, fewer where prompts are long; bounds memory
+  std::int64_t batch_rows = 256;     // problems generated together, fewer for long prompts; bounds memory
   std::function<bool()> interrupted = {};
 };
 
-// One try per problem; one that the tokenizer refuses or that leaves no room for a response counts as answered
-// wrongly. kInvalid when that are all of them; errors of generate(); kCancelled when interrupted.
+// One attempt per problem. A problem counts as wrong if the tokenizer refuses it or it leaves no room for a response.
+// kInvalid if this holds for all problems; kCancelled when interrupted; errors of generate().
 Result<Evaluation> evaluate(model::Transformer& model, const model::Phrasing& phrasing,
                             const data_plane::Adapter& adapter, const std::vector<schema::Problem>& problems,
                             const EvaluationOptions& options);

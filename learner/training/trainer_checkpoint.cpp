@@ -31,7 +31,7 @@ delta::DType stored_type(const torch::Tensor& tensor) {
   return tensor.scalar_type() == torch::kUInt8 ? delta::DType::kU8 : delta::DType::kF32;
 }
 
-// What an optimizer keeps, by the names that it has in a checkpoint.
+// An optimizer's tensors by their names in a checkpoint.
 std::vector<std::pair<std::string, torch::Tensor>> stored_tensors(const AdamW& optimizer) {
   std::vector<std::pair<std::string, torch::Tensor>> tensors;
   for (const AdamW::Slot& slot : optimizer.slots()) {
@@ -196,7 +196,7 @@ Result<std::string> load_reference(const fs::path& folder, model::Transformer& m
   if (!file && file.error().code == Code::kNotFound)
     return fail(Code::kNotFound, kOperation,
                 "{} is not there: the run began with learner.kl_coefficient 0, so nothing was kept to stay close to. "
-                "Resume it with kl_coefficient 0, or start anew",
+                "Resume it with kl_coefficient 0, or start a new run",
                 path.string());
   if (!file) return fail(Code::kCorrupt, kOperation, "{}", file.error().detail);
   ECHO_ASSIGN(const delta::Digest digest, delta::digest_state(file->view()));

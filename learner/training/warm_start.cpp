@@ -30,8 +30,7 @@ Result<std::vector<Row>> demonstrations(const data_plane::Adapter& adapter, cons
     Row row;
     auto prompt = phrasing.prompt(data_plane::prompt_of(problem));
     const auto answer = phrasing.tokenizer().encode(*response);
-    if (!prompt || prompt->empty() || !answer)
-      continue;  // not in this model's tokens: it is set aside in training, too
+    if (!prompt || prompt->empty() || !answer) continue;  // not in this model's tokens: training also sets it aside
     row.tokens.assign(prompt->begin(), prompt->end());
     row.prompt = row.tokens.size();
     row.tokens.insert(row.tokens.end(), answer->begin(), answer->end());
@@ -43,7 +42,8 @@ Result<std::vector<Row>> demonstrations(const data_plane::Adapter& adapter, cons
   return rows;
 }
 
-// The gradient of the mean cross-entropy of all response tokens, in as many passes as memory asks for. The mean.
+// Computes the gradient of the mean cross-entropy of all response tokens, in passes that fit into memory. Returns the
+// mean.
 double backward(model::Transformer& model, const std::vector<Row>& rows, AdamW& optimizer, std::size_t tokens_max) {
   std::size_t tokens = 0;
   for (const Row& row : rows) tokens += row.tokens.size() - row.prompt;

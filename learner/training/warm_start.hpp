@@ -1,5 +1,5 @@
-// Supervised warm start of a small model from an adapter's demonstrations, until it is competent enough for RL to find
-// differences within a group. Training problems only: the evaluation set is never looked at.
+// Supervised warm start of a small model on an adapter's demonstrations, until its responses differ enough within a
+// group for RL. Uses training problems only, never the evaluation set.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -16,7 +16,7 @@ struct WarmStartConfig {
   OptimizerConfig optimizer;
   std::int64_t steps_max = 2000;
   std::int64_t batch_problems = 256;  // demonstrations per step
-  double target_accuracy = 0.4;       // greedy, on the probe; reaching it ends the warm start
+  double target_accuracy = 0.4;       // greedy, on the probe; ends the warm start
   std::int64_t probe_every = 20;      // steps
   std::int64_t probe_problems = 256;  // a fixed slice of the training problems
   std::int64_t response_tokens_max = 64;
@@ -38,10 +38,10 @@ struct WarmStartReport {
   bool reached = false;  // the target
 };
 
-// Trains `model` in place by cross-entropy on the response and the token that ends it; the model holds bf16 values
-// afterwards, as after every learner step. The probe is training problems 0 .. probe_problems - 1, demonstrations are
-// those that follow. `progress` (may be empty) hears of every probe; returning false stops with kCancelled. kInvalid
-// for settings out of range or an adapter without demonstrations.
+// Trains `model` in place by cross-entropy on the response and its ending token. Afterwards the model holds bf16
+// values, as after every learner step. The probe is training problems 0 .. probe_problems - 1; the demonstrations are
+// the next ones. `progress` (may be empty) is called after every probe; if it returns false, the warm start ends with
+// kCancelled. kInvalid for settings out of range, or an adapter without demonstrations.
 Result<WarmStartReport> warm_start(model::Transformer& model, const model::Phrasing& phrasing,
                                    const data_plane::Adapter& adapter, const WarmStartConfig& config,
                                    const std::function<bool(const WarmStartProgress&)>& progress = {});
