@@ -150,7 +150,7 @@ FAULTS = [
     Fault("the learner speaks before its state is on disk", LEARNER,
           "if (!file_.was_saved()) return close(conn);", "", "overlay_core_test"),
     Fault("what is issued follows the learner's clock", LEARNER_IDENTITY, "std::max(state_.issue_reserved, now_unix_ms) - now_unix_ms",
-          "0", "overlay_core_test"),
+          "0 * now_unix_ms", "overlay_core_test"),
     Fault("two things are issued at once", LEARNER_IDENTITY, "std::max(issued_ + 1, now_unix_ms + ahead_)",
           "std::max(issued_, now_unix_ms + ahead_)", "overlay_core_test"),
     Fault("an acknowledgement of an earlier epoch counts", LEARNER_PUB, "if (ack.epoch != epoch()) return;", "",
@@ -209,7 +209,7 @@ FAULTS = [
           "  return {comes_from, named.port};", "  return named.port ? named : Endpoint{comes_from, 0};",
           "overlay_core_test"),
     # Faults that the soak test has found.
-    Fault("help hides an edge that fails", LEARNER_PUB, "  else\n    for (const Parent& p", "    for (const Parent& p",
+    Fault("help hides an edge that fails", LEARNER_PUB, "  else\n    for (const Parent& p", "  for (const Parent& p",
           "overlay_core_test"),
     Fault("a helper that brings bad chunks is dialled again", PARENTS,
           "if (!up.helps()) return fail(up, EdgeTroubleKind::kRefused, what", "return fail(up, EdgeTroubleKind::kRefused, what",
