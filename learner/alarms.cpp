@@ -12,9 +12,9 @@ constexpr std::size_t kWindow = 10;        // steps
 constexpr std::size_t kSkippedInARow = 3;  // updates
 constexpr double kEntropyShare = 0.1, kLengthFactor = 2, kEffectiveMin = 0.3, kInformativeMin = 0.05;
 constexpr double kTruncatedMany = 0.5;  // of the responses
-constexpr double kSolved = 0.9;       // accuracy beyond which little entropy and few differences are as they should be
-constexpr double kLearned = 0.01;     // more accuracy than this is learning
-constexpr double kRewardSpreads = 5;  // a reward has risen that is so many of its first spreads higher
+constexpr double kSolved = 0.9;         // above this accuracy, low entropy and few differences are normal
+constexpr double kLearned = 0.01;       // a larger gain in accuracy counts as learning
+constexpr double kRewardSpreads = 5;    // the rise of a reward, in spreads of the first steps, that counts as risen
 
 double number(const nlohmann::json& row, const char* key) {
   const auto it = row.find(key);

@@ -1,4 +1,4 @@
-// What can be said without a tensor of trajectories that are to be trained on. Private to learner/.
+// Checks and figures of trajectories for training that need no tensors. Private to learner/.
 #pragma once
 #include <nlohmann/json_fwd.hpp>
 #include <vector>
@@ -9,11 +9,11 @@
 
 namespace echoline::learner {
 
-// Whether a step of a model of this shape could train on it, kInvalid when not.
+// kInvalid if a model of this shape could not train on the trajectory.
 Status check_trainable(const schema::Trajectory& trajectory, const model::ModelConfig& shape);
 
-// The figures of a learner step that its trajectories alone have, as docs/run-folder.md says: rewards, lengths, groups
-// that differ. `batch` is not empty.
+// A learner step's figures that need only its trajectories, as in docs/run-folder.md: rewards, lengths, groups with
+// different rewards. `batch` is not empty.
 nlohmann::json batch_figures(const std::vector<schema::Trajectory>& batch);
 
 }  // namespace echoline::learner

@@ -1,4 +1,4 @@
-// Where the training thread waits for the batch of a step, and the desk's thread hands it over. Private to learner/.
+// Passes the batch of a step from the desk's thread to the waiting training thread. Private to learner/.
 #pragma once
 #include <condition_variable>
 #include <mutex>
@@ -19,7 +19,7 @@ class BatchHandOver {
     const std::lock_guard lock(mutex_);
     wanted_ = Wanted{.step = step};
   }
-  // The answer to ask(); nothing when `patience` is over or stop() was called.
+  // Waits for the answer to ask(); absent after `patience` or stop().
   Answer wait(Duration patience) {
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, patience, [this] { return stopped_ || wanted_->answered; });
@@ -27,12 +27,12 @@ class BatchHandOver {
     wanted_.reset();
     return answer;
   }
-  // The step whose batch is asked for and not handed over.
+  // The step whose batch was asked for and is not handed over yet.
   std::optional<std::uint64_t> wanted() const {
     const std::lock_guard lock(mutex_);
     return wanted_ && !wanted_->answered ? std::optional(wanted_->step) : std::nullopt;
   }
-  // False where the training thread waits for this step no more.
+  // False if the training thread no longer waits for this step.
   bool answer(std::uint64_t step, Answer answer) {
     {
       const std::lock_guard lock(mutex_);

@@ -1,4 +1,4 @@
-// Figures of a run of several tasks, by task. Private to learner/.
+// Figures by task, for a run of several tasks. Private to learner/.
 #pragma once
 #include <cstdint>
 #include <map>

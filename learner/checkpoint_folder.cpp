@@ -17,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "step-";
-constexpr std::string_view kTemporary = "writing";  // a checkpoint that is not complete
+constexpr std::string_view kTemporary = "writing";  // an incomplete checkpoint
 constexpr std::string_view kDamaged = "damaged-";
 constexpr std::string_view kLatest = "LATEST";
 
@@ -36,8 +36,8 @@ Status rename_folder(const fs::path& from, const fs::path& to) {
   return ok();
 }
 
-// Folder for `step` that does not exist yet; a step that was saved before (by a run that was then resumed from an
-// earlier one) keeps its folder until it is pruned.
+// An unused folder name for `step`. If the run was resumed from an earlier step, an older checkpoint of the same step
+// keeps its folder until it is pruned.
 fs::path fresh_folder(const fs::path& folder, std::int64_t step) {
   const std::string name = fmt::format("{}{:09}", kPrefix, step);
   fs::path path = folder / name;
@@ -45,7 +45,7 @@ fs::path fresh_folder(const fs::path& folder, std::int64_t step) {
   return path;
 }
 
-// Names of the checkpoints, oldest first: names sort by age.
+// Names of the checkpoints, oldest first: they sort by age.
 Result<std::vector<std::string>> checkpoints(const fs::path& folder) {
   std::error_code ec;
   std::vector<std::string> names;
@@ -67,7 +67,7 @@ std::int64_t step_of(std::string_view name) {
   return step;
 }
 
-// Removes all but the newest, never the one LATEST names.
+// Removes all but the newest checkpoints, and never the one that LATEST names.
 Status prune(const fs::path& folder, std::string_view latest, std::int64_t keep_last) {
   ECHO_ASSIGN(const std::vector<std::string> names, checkpoints(folder));
   std::error_code ec;
@@ -82,7 +82,7 @@ Status prune(const fs::path& folder, std::string_view latest, std::int64_t keep_
   return ok();
 }
 
-// What LATEST names; empty when it is absent or names nothing.
+// The checkpoint that LATEST names; empty if there is none.
 Result<std::string> latest_in(const fs::path& folder) {
   auto latest = read_file(folder / kLatest, 4096);
   if (!latest && latest.error().code != Code::kNotFound) return latest.error();
@@ -108,7 +108,7 @@ Result<fs::path> add_checkpoint(const fs::path& folder, std::int64_t step, std::
     return write_file_atomic(folder / kLatest, complete.filename().string() + "\n");
   };
   if (const Status saved = save(); !saved) {
-    // What there is of it takes room that the run may need, and that the next attempt needs.
+    // The incomplete checkpoint takes space that the run and the next attempt need.
     std::error_code ignored;
     fs::remove_all(temporary, ignored);
     fs::remove_all(complete, ignored);

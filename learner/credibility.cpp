@@ -6,7 +6,7 @@
 
 namespace echoline::learner {
 
-// The median; nothing while there are fewer than two.
+// The median of the other workers; absent if there are fewer than two.
 std::optional<double> Credibility::usual_but_of(WorkerId worker, double Scrutiny::*what) const {
   std::vector<double> others;
   for (const auto& [id, record] : records_)

@@ -1,8 +1,8 @@
-// How long the learner waits for its own disk. Pure.
+// Decides how long the learner waits for its own disk. Pure.
 //
-// A full disk (kExhausted) is waited for without end: a person or another program makes room. Any other failure of the
-// disk (kIo, kUnavailable) is waited for up to a limit, because a single failed sync may pass. What a damaged file
-// holds does not come back.
+// The learner waits for a full disk (kExhausted) without end: a person or another program makes room. It waits for any
+// other failure of the disk (kIo, kUnavailable) up to a limit, because a single failed sync may pass. It does not wait
+// for a damaged file.
 #pragma once
 #include "base/clock.hpp"
 #include "base/result.hpp"
@@ -15,7 +15,7 @@ class DiskPatience {
   explicit DiskPatience(Duration limit = kDefault) : limit_(limit) {}
 
   enum class Verdict { kNotOfTheDisk, kWait, kGiveUp };
-  // What to do after an attempt that failed with this error.
+  // The verdict after an attempt that failed with this error.
   Verdict after(const Error& error, TimePoint now) {
     if (error.code == Code::kCorrupt) return Verdict::kGiveUp;
     if (error.code == Code::kExhausted) {
@@ -31,7 +31,7 @@ class DiskPatience {
 
  private:
   const Duration limit_;
-  TimePoint failing_since_ = kNever;  // with errors that are not about room
+  TimePoint failing_since_ = kNever;  // with errors other than a full disk
 };
 
 }  // namespace echoline::learner

@@ -7,7 +7,8 @@ namespace echoline::learner {
 namespace {
 
 constexpr double kBucketsPerOctave = 64;
-constexpr double kLeastTold = 1e-12, kMostTold = 1e18;  // values beyond share a bucket; 6,400 buckets in all
+// Smaller and larger values share a bucket; 6,400 buckets in all.
+constexpr double kLeastTold = 1e-12, kMostTold = 1e18;
 
 std::size_t rank(double q, std::uint64_t count) {
   const double nearest = std::ceil(q * static_cast<double>(count));

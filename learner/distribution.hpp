@@ -1,5 +1,5 @@
-// Count, sum, ends and quantiles of many values, folded one by one. Memory does not grow with the
-// count beyond kExactMax values.
+// Count, sum, extremes and quantiles of many values, added one by one. Beyond kExactMax values, memory does not grow
+// with their number.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace echoline::learner {
 
-// Sums of finite values; others are left out.
+// Sums of finite values; other values are ignored.
 class Totals {
  public:
   void add(double value);
@@ -27,8 +27,8 @@ class Totals {
   double middle_ = 0, squares_ = 0;  // Welford's running mean, and the squared distances from it
 };
 
-// Quantiles of finite values from zero on: exact of up to kExactMax values, and within kRelativeError of the exact ones
-// beyond that. The order of the values does not matter.
+// Quantiles of finite, non-negative values. They are exact up to kExactMax values, and within kRelativeError beyond
+// that. The order of the values does not matter.
 class Distribution {
  public:
   static constexpr std::size_t kExactMax = 65'536;
@@ -38,7 +38,7 @@ class Distribution {
   const Totals& totals() const { return totals_; }
   // The value below which a fraction q of the values lies (nearest rank); absent without values.
   std::optional<double> quantile(double q) const;
-  // Bytes of what grows with the values, at most 1.2 MB.
+  // Bytes that grow with the values, at most 1.2 MB.
   std::size_t memory_bytes() const;
 
  private:

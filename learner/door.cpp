@@ -38,13 +38,13 @@ Result<const Question*> Door::question(GroupId group) {
                 "rollout.response_tokens_max {}",
                 question.problem.id(), question.prompt.size(), room, options_.positions_max,
                 options_.response_tokens_max);
-  if (questions_.size() >= kQuestionsMax) questions_.clear();  // what is still out is made again
+  if (questions_.size() >= kQuestionsMax) questions_.clear();  // dropped questions are made again on demand
   return questions_.emplace(group, std::make_unique<Question>(std::move(question))).first->second.get();
 }
 
 Bytes worker_message_max(std::int64_t positions_max, std::int64_t response_tokens_max, std::uint32_t group_size,
                          Bytes metadata_max) {
-  constexpr std::uint64_t kNames = 64 * 1024;  // and parts of the reward
+  constexpr std::uint64_t kNames = 64 * 1024;  // bytes of names, and of the reward's components
   constexpr std::uint64_t kPerToken = 16, kTextPerToken = 256;
   const auto positions = static_cast<std::uint64_t>(positions_max);
   const auto response = static_cast<std::uint64_t>(response_tokens_max);
@@ -75,7 +75,7 @@ std::optional<Refusal> Door::refusal(const schema::Submission& submission) {
   return std::nullopt;
 }
 
-// The trajectory passed data_plane::check.
+// Requires that the trajectory has passed data_plane::check.
 std::optional<Refusal> Door::refusal(const schema::Trajectory& t, const Question& question) const {
   const std::string expected_id = fmt::format("{}/{}", t.lease(), t.member());
   if (t.id() != expected_id) return because("malformed", false, "id '{}', expected '{}'", t.id(), expected_id);
@@ -106,7 +106,7 @@ std::optional<Refusal> Door::refusal(const schema::Trajectory& t, const Question
     if (t.finished() != look_->phrasing().end(response).has_value())
       return because("malformed", false, "finished is {}, its last token says {}", t.finished(), !t.finished());
     if (t.reward() != 0 || t.correct() || t.late() || !t.components().empty())
-      return because("malformed", false, "it brings a score that nobody asked for");
+      return because("malformed", false, "it has a score, although the learner scores this problem");
     if (t.text() != look_->text(response, 1))
       return because("wrong score", true, "its text is not what its tokens stand for");
     return std::nullopt;
@@ -123,7 +123,7 @@ std::optional<Refusal> Door::refusal(const schema::Trajectory& t, const Question
   return expected ? SecondLook::difference(t, *expected) : std::nullopt;
 }
 
-// Whether every turn ends as one does: by itself, or because there was no more room.
+// Whether every turn ends validly: by itself, or at its length limit.
 std::optional<Refusal> Door::wrong_end(const schema::Trajectory& t,
                                        std::span<const std::span<const model::Token>> turns) const {
   for (std::size_t i = 0; i < turns.size(); ++i) {

@@ -1,4 +1,4 @@
-// The door of the replay buffer: what a worker hands in is looked at here before anything is stored or trained on.
+// The entrance to the replay buffer: checks every submission of a worker before it is stored or used for training.
 #pragma once
 #include <functional>
 #include <map>
@@ -22,32 +22,32 @@ struct DoorOptions {
   std::int64_t vocab_size = 0;
   std::int64_t positions_max = 0;
   std::int64_t response_tokens_max = 0;
-  std::int64_t turn_tokens_max = 0;                      // of one turn; 0: what response_tokens_max leaves
+  std::int64_t turn_tokens_max = 0;                      // of one turn; 0: the rest of response_tokens_max
   std::uint64_t seed = 0;                                // the run's
   Bytes metadata_max = data_plane::kMetadataMax;         // of a trajectory
-  std::function<bool(const schema::Problem&)> unscored;  // whether workers hand in text without a score; empty: never
-  // What training refuses is refused here, so that it cannot end the run there.
+  std::function<bool(const schema::Problem&)> unscored;  // whether workers submit text without a score; empty: never
+  // Trajectories that training would refuse are refused here, so that they cannot end the run later.
   std::function<Status(const schema::Trajectory&)> trainable;
 };
 
-// The longest message that a worker of such a run has a reason to send.
+// The longest message that a worker of such a run needs to send.
 Bytes worker_message_max(std::int64_t positions_max, std::int64_t response_tokens_max, std::uint32_t group_size,
                          Bytes metadata_max);
 
-// A group as workers are asked for it.
+// A group's task for its worker.
 struct Question {
   schema::Problem problem;
   std::vector<model::Token> prompt;  // the problem's prompt in the learner's own tokens
 };
 
-// One thread, the desk's. Looking at a trajectory of three tokens takes 0.5 µs, at one of 1000 tokens 15 µs: decoding
-// is most of it, and linear.
+// One thread, the desk's. Checking a trajectory of three tokens takes 0.5 µs, one of 1000 tokens 15 µs. Decoding takes
+// most of the time, which is linear in the length.
 class Door {
  public:
   // The adapter must outlive the door.
   Door(DoorOptions options, const data_plane::Adapter& adapter, model::Phrasing phrasing);
 
-  // kInvalid when no worker could generate it: its prompt has no tokens, or leaves no room for a response.
+  // kInvalid if no worker could generate the group: its prompt has no tokens, or leaves no room for a response.
   Result<const Question*> question(GroupId group);
   Result<schema::Problem> problem(GroupId group) const { return look_->adapter().problem(group.value); }
   // Called when the group is settled.
@@ -57,16 +57,16 @@ class Door {
     return worker_message_max(options_.positions_max, options_.response_tokens_max, group_size, options_.metadata_max);
   }
 
-  // Whether the learner alone scores what comes of this problem, and what workers may see of it.
+  // Whether only the learner scores this problem's responses; and the part of the problem that workers may see.
   bool unscored(const schema::Problem& problem) const { return options_.unscored && options_.unscored(problem); }
   schema::Problem shown(const schema::Problem& problem) const;
 
   std::optional<Refusal> refusal(const schema::Submission& submission);
 
-  // Shared with the scorers, which use it on their own threads.
+  // Shared with the scorers, which call it on their own threads.
   std::shared_ptr<const SecondLook> second_look() const { return look_; }
 
-  // Why stored trajectories cannot be trained on.
+  // The reason for which stored trajectories cannot be trained on; ok if they can.
   Status trainable(std::span<const schema::Trajectory> group) const;
 
  private:
@@ -76,7 +76,7 @@ class Door {
 
   DoorOptions options_;
   std::shared_ptr<const SecondLook> look_;
-  std::map<GroupId, std::unique_ptr<Question>> questions_;  // those asked and not settled, within a limit
+  std::map<GroupId, std::unique_ptr<Question>> questions_;  // groups leased and not settled; at most kQuestionsMax
 };
 
 }  // namespace echoline::learner

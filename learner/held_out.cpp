@@ -100,7 +100,7 @@ json HeldOut::result() const {
   double correct = 0;
   for (const std::uint64_t c : correct_) correct += static_cast<double>(c);
   const double accuracy = answers_ ? correct / answers : 0;
-  // Answers to one problem resemble each other: they count as so many independent ones as their means spread.
+  // Responses to one problem are correlated. The spread of the problems' means gives the number of independent ones.
   double spread = 0;
   for (const std::uint64_t c : correct_) spread += std::pow(static_cast<double>(c) / samples_ - accuracy, 2);
   double trials = n;
@@ -146,7 +146,7 @@ json HeldOut::result() const {
 }
 
 std::uint64_t seed_of(const HeldOutQuestions& questions, std::uint64_t id, std::size_t turn) {
-  // Servers differ in how large a seed may be; all take 31 bits.
+  // Servers limit seeds differently; all accept 31 bits.
   return Random(questions.seed, mix64(id) + turn).next() >> 33;
 }
 
@@ -160,7 +160,7 @@ std::pair<std::string_view, bool> up_to_stop(std::string_view text, const std::v
 Status ask_server(TextServer& server, const RunConfig& config, const model::Phrasing* phrasing,
                   const std::vector<schema::Problem>& problems, const HeldOutQuestions& questions, HeldOut& held_out) {
   const std::uint64_t total = std::uint64_t{problems.size()} * questions.samples;
-  std::map<std::uint64_t, std::vector<ChatMessage>> chats;  // so far, of the answers that are not through
+  std::map<std::uint64_t, std::vector<ChatMessage>> chats;  // messages so far, of unfinished responses
   const auto ask = [&](std::uint64_t id, std::string prompt) {
     TextQuestion question;
     question.id = id;
@@ -178,7 +178,7 @@ Status ask_server(TextServer& server, const RunConfig& config, const model::Phra
     }
     return server.submit(std::move(question));
   };
-  std::uint64_t next = 0;  // asked so far
+  std::uint64_t next = 0;  // the next question to ask
   while (held_out.answers() < total) {
     if (questions.interrupted && questions.interrupted())
       return fail(Code::kCancelled, "evaluate", "stopped after {} of {} answers", held_out.answers(), total);
@@ -201,7 +201,7 @@ Status ask_server(TextServer& server, const RunConfig& config, const model::Phra
         continue;
       }
       const auto [text, stopped] = up_to_stop(ended.answer->text, config.prompts.stop);
-      // How many tokens what was cut off had is not known.
+      // The number of tokens after a cut is unknown.
       const bool whole = text.size() == ended.answer->text.size();
       ECHO_ASSIGN(std::optional<Told> told, held_out.answered(ended.id, text, ended.answer->finished || stopped,
                                                               whole ? ended.answer->tokens : std::nullopt));

@@ -1,5 +1,5 @@
-// What answers to held-out problems are worth: accuracy with an interval, pass@k, lengths; and the asking of a server.
-// Whoever answers, they are scored by the task. Used by `echoline evaluate`.
+// Scores of responses to held-out problems: accuracy with an interval, pass@k, lengths. Also asks a server for
+// responses. The task scores the responses of every source alike. Used by `echoline evaluate`.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -18,45 +18,45 @@
 
 namespace echoline::learner {
 
-// A problem in the text that the run has around it, as a conversation.
+// The problem as a conversation, with the run's text around it.
 std::vector<ChatMessage> task_messages(const model::PromptStyle& style, const schema::Problem& problem);
 
 struct Interval {
   double low = 0, high = 0;
 };
 
-// 95 % interval for a share that was found in `trials` independent ones, which need not be whole. Source: Wilson 1927.
+// 95 % interval for a fraction observed in `trials` independent trials, which may be fractional. Source: Wilson 1927.
 Interval wilson_interval(double share, double trials);
 
-// Probability that at least one of k draws without putting back is among the `correct` of n; k <= n. Source: Chen et
-// al. 2021, arXiv:2107.03374.
+// Probability that at least one of k draws without replacement is among the `correct` of n; k <= n. Source: Chen et al.
+// 2021, arXiv:2107.03374.
 double pass_at(std::uint64_t n, std::uint64_t correct, std::uint64_t k);
 
-// Collects answers, `samples` to each problem, in any order. An answer has one turn, or as many as its task.
+// Collects `samples` responses to each problem, in any order. The task determines the number of turns of a response.
 class HeldOut {
  public:
-  // Both outlive it. Episodes begin with seeds that follow from `seed`.
+  // Both must outlive it. `seed` determines the seeds of the episodes.
   HeldOut(const data_plane::Adapter& adapter, const std::vector<schema::Problem>& problems, std::uint32_t samples,
           std::uint64_t seed);
-  // The next turn of answer `id` (< problems × samples; id / samples is its problem). What the model is told next, or
-  // nothing: that was the last turn. An error is the task's, not the model's.
+  // Takes the next turn of response `id` (< problems × samples; id / samples is its problem). Returns the task's next
+  // text for the model; absent after the last turn. An error is the task's, not the model's.
   Result<std::optional<Told>> answered(std::uint64_t id, std::string_view text, bool finished,
                                        std::optional<std::int64_t> tokens);
-  // There is no room for the turn that comes next: the answer ends here.
+  // Ends a response that has no room for its next turn.
   void cut(std::uint64_t id);
-  // It could not be put to the model, or was refused: counts as answered wrongly, and is counted.
+  // The model could not be asked, or refused: counts as a wrong response, and in the refusals.
   void refused(std::uint64_t id, const std::string& why);
 
   std::uint64_t answers() const { return answers_; }
-  // Accuracy is the mean over all answers; its interval takes answers to one problem for as alike as they are. Fields
-  // as in docs/how-to/evaluate-a-policy.md.
+  // Accuracy is the mean over all responses. Its interval accounts for the correlation of responses to one problem.
+  // Fields as in docs/how-to/evaluate-a-policy.md.
   nlohmann::json result() const;
 
  private:
   struct Answer {
     std::unique_ptr<data_plane::Episode> episode;
     data_plane::Score score;
-    std::optional<std::int64_t> tokens = 0;  // absent: not known of every turn
+    std::optional<std::int64_t> tokens = 0;  // absent if a turn's number is unknown
     std::size_t turns = 0;
     bool finished = true;
   };
@@ -68,9 +68,9 @@ class HeldOut {
   const std::uint64_t seed_;
   std::map<std::uint64_t, Answer> begun_;
   std::vector<std::uint64_t> correct_;  // by problem
-  std::vector<double> lengths_;         // tokens, of those that are known
+  std::vector<double> lengths_;         // tokens, where known
   std::map<std::string, std::uint64_t> refused_;
-  const bool several_;  // tasks
+  const bool several_;  // the run has several tasks
   ByTask by_task_;
   std::uint64_t answers_ = 0, unfinished_ = 0;
   double reward_ = 0;
@@ -80,24 +80,24 @@ class HeldOut {
 struct HeldOutQuestions {
   std::uint32_t samples = 1;
   double temperature = 0, top_p = 1;
-  std::int64_t tokens_max = 64;      // of all turns, with what is told between them
-  std::int64_t turn_tokens_max = 0;  // of one of them; 0: what the others leave
-  std::uint64_t seed = 0;            // of the sampling, and of what happens in the tasks
+  std::int64_t tokens_max = 64;      // of all turns, with the task's texts between them
+  std::int64_t turn_tokens_max = 0;  // of one turn; 0: the rest of tokens_max
+  std::uint64_t seed = 0;            // of the sampling, and of the tasks' own randomness
   std::function<bool()> interrupted = {};
-  std::function<void(std::uint64_t answers)> progress = {};  // hears of it a few times a second
+  std::function<void(std::uint64_t answers)> progress = {};  // called a few times a second
 };
 
-// The seed of a turn of an answer: another one for each.
+// The seed of one turn of a response; a different one for each.
 std::uint64_t seed_of(const HeldOutQuestions& questions, std::uint64_t id, std::size_t turn);
 
-// Asks a server all problems: as chat messages in the style of the run's task, or, where `phrasing` is given, as the
-// text that it makes (kInvalid where the task has further turns). A response ends behind the first of the run's stop
-// strings, here, since servers leave them out. Ends with the first error that is not a single question's: kUnavailable,
-// kInvalid and so on, as TextServer says; kCancelled when interrupted.
+// Asks a server all problems: as chat messages in the style of the run's task or, with `phrasing`, as the text that it
+// makes (kInvalid if the task has further turns). Stop strings are applied here, because servers omit them from
+// responses. Ends with the first error that does not concern a single question: kUnavailable, kInvalid and others as in
+// TextServer; kCancelled when interrupted.
 Status ask_server(TextServer& server, const RunConfig& config, const model::Phrasing* phrasing,
                   const std::vector<schema::Problem>& problems, const HeldOutQuestions& questions, HeldOut& held_out);
 
-// `text` up to the end of the first of `stops` that is complete in it; whether there is one.
+// `text` up to the end of the first complete stop string, and whether it contains one.
 std::pair<std::string_view, bool> up_to_stop(std::string_view text, const std::vector<std::string>& stops);
 
 }  // namespace echoline::learner

@@ -15,7 +15,7 @@ std::vector<std::string> here(const provisioner::Offer& offer, const RunConfig& 
                               const overlay::LearnerNode& node, const LocalWorkers& local) {
   const std::filesystem::path folder = std::filesystem::absolute(local.folder / offer.id);
   std::error_code error;
-  std::filesystem::remove_all(folder, error);  // of an earlier machine under this offer
+  std::filesystem::remove_all(folder, error);  // left by an earlier machine of this offer
   const auto [up, down] = provisioner::links_of(offer, config.fleet, config.paths);
   const auto rate = [](BitRate r) { return fmt::format("{} bit/s", r.bits_per_s); };
   return {local.program.string(),
@@ -53,7 +53,7 @@ Result<provisioner::LaunchSpec> worker_on(const provisioner::Offer& offer, const
                   "a host rented from '{}' cannot reach a learner that listens on {}: bind to "
                   "an address that others reach, or to '::'",
                   offer.provider, bind);
-    // In a bundle that the host fetches; or brought by ssh, which brings this very program, or in the image.
+    // The host fetches the program in a bundle, or gets this program by ssh, or has it in its image.
     const std::string at = overlay::to_text(reached.front());
     std::vector<std::string> words{
         "worker", "--join", at, "--name", offer.id, "--folder", "/var/tmp/echoline-" + offer.id, "--bind", "::"};
@@ -62,7 +62,7 @@ Result<provisioner::LaunchSpec> worker_on(const provisioner::Offer& offer, const
     if (const auto& bundle = node.bundle()) script = {at, bundle->sha256, bundle->key_pin, bundle->authority};
     provisioner::become_worker(spec, offer.provider, script, std::move(words));
   }
-  // Good for as long as the machine is waited for: images and bundles take their time.
+  // Valid as long as the run waits for the machine: images and bundles take time.
   ECHO_ASSIGN(const auto token,
               node.issue_token(offer.id, std::max(overlay::trust::kTokenLifetime, config.fleet.join_timeout)));
   spec.env = {{kTokenVariable, std::string(token.reveal())}};

@@ -9,17 +9,17 @@
 
 namespace echoline::learner {
 
-// Where a worker finds its join token when none is named on its command line.
+// The environment variable with a worker's join token, if its command line names none.
 inline constexpr const char* kTokenVariable = "ECHOLINE_TOKEN";
 
 struct LocalWorkers {
   std::filesystem::path program;  // the echoline program, started as `<program> worker ...`
-  std::filesystem::path folder;   // under which each worker of this machine has a folder of its own
+  std::filesystem::path folder;   // parent of the folders of this machine's workers
 };
 
 // Arguments and environment of a worker on a machine of this offer, which joins `node`. A process on this machine is
-// held to the speed and links of its offer; a rented host has its own. The token is in the environment, because a list
-// of processes shows arguments. kInvalid where the host could not reach the learner. Any thread.
+// limited to the speed and links of its offer; a rented host has its own limits. The token is in the environment,
+// because process lists show arguments. kInvalid if the host could not reach the learner. Any thread.
 Result<provisioner::LaunchSpec> worker_on(const provisioner::Offer& offer, const RunConfig& config,
                                           const overlay::LearnerNode& node, const LocalWorkers& local);
 

@@ -19,7 +19,7 @@ std::optional<double> written_unix_s(const std::filesystem::path& path) {
   return static_cast<double>(info.st_mtim.tv_sec);
 }
 
-// Another text for another file, also where it is replaced within a second; "" where there is none.
+// A text that identifies the file's content, even if it is replaced within a second; "" if there is no file.
 std::string identity_of(const std::filesystem::path& path) {
   struct stat info {};
   if (::stat(path.c_str(), &info) != 0) return "";
@@ -27,7 +27,7 @@ std::string identity_of(const std::filesystem::path& path) {
                      info.st_mtim.tv_nsec);
 }
 
-// What machines did in the runs of a folder, against what they promised.
+// Measured rates of machines in the runs of a folder, with the promised ones.
 std::vector<provisioner::MeasuredRate> measured_rates(const std::vector<provisioner::LedgerHost>& known) {
   std::vector<provisioner::MeasuredRate> measured;
   for (const provisioner::LedgerHost& host : known)
@@ -103,13 +103,13 @@ Result<std::optional<std::vector<provisioner::Offer>>> MarketSource::look(double
                                                                           const std::atomic<bool>& stop) {
   using Nothing = std::optional<std::vector<provisioner::Offer>>;
   if (config_.fleet.search) {
-    // A clock that was set back is no reason to search no more.
+    // A clock that was set back must not stop the searches.
     const double since_s = now_unix_s - searched_unix_s_;
     if (since_s >= 0 && since_s < seconds(config_.fleet.search_every)) return Nothing();
     searched_unix_s_ = now_unix_s;
   } else {
     const std::string now = identity_of(config_.fleet.offers);
-    if (now.empty() || now == seen_) return Nothing();  // what is gone says nothing of what it held
+    if (now.empty() || now == seen_) return Nothing();  // a missing file says nothing about the offers
     seen_ = now;
   }
   ECHO_ASSIGN(RunMarket market, read_market(config_, model_, request_, measured_, links_, &stop));

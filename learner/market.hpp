@@ -1,4 +1,4 @@
-// The offers of a run: where they are read, and how many rollouts a second each is predicted to give.
+// The offers of a run: their source, and the predicted rollouts per second of each.
 #pragma once
 #include <atomic>
 #include <optional>
@@ -20,31 +20,30 @@ struct RunMarket {
   provisioner::Market from;
 };
 
-// Reads the offers file, or searches the market for what `request` could use, and predicts what each offer does for a
-// model of this shape by the profile and by what earlier runs below run.folder have measured. kInvalid for a bad or
-// missing file; kUnavailable where the market does not answer.
+// Reads the offers file, or searches the market for offers that `request` could use. Predicts each offer's speed for a
+// model of this shape, from the profile and from measurements of earlier runs below run.folder. kInvalid for a bad or
+// missing file; kUnavailable if the market does not answer.
 Result<RunMarket> run_market(const RunConfig& config, const model::ModelConfig& model,
                              const provisioner::PlanRequest& request);
 
-// The market of a run that goes on: a file is read again when it is another, a search is repeated every
-// fleet.search_every.
+// The offers of a run in progress: reads a changed file again, or repeats the search every fleet.search_every.
 class MarketSource {
  public:
   // `known`: the market that the run's plan was made from.
   MarketSource(const RunConfig& config, model::ModelConfig model, provisioner::PlanRequest request,
                const provisioner::Market& known);
-  // What can be rented now; nothing where it is not the time to ask, or where the file is as before. What could not be
-  // read is read again when it has changed, or when it is time to search again. `stop`: nobody waits for it any more.
+  // Returns the offers of now; absent if the file is unchanged or it is not time to search. After an error, reads again
+  // when the file changes or at the next search. `stop` turns true when the caller no longer waits.
   Result<std::optional<std::vector<provisioner::Offer>>> look(double now_unix_s, const std::atomic<bool>& stop);
 
  private:
   const RunConfig& config_;
   const model::ModelConfig model_;
   const provisioner::PlanRequest request_;
-  // Read once: what this run measures, its fleet counts with already.
+  // Read once: the fleet itself accounts for this run's measurements.
   std::vector<provisioner::MeasuredRate> measured_;
   std::vector<provisioner::KnownLinks> links_;
-  std::string seen_;  // of the file
+  std::string seen_;  // identity of the file
   double searched_unix_s_ = 0;
 };
 

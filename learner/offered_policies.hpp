@@ -1,5 +1,5 @@
-// The policies that workers may generate with, as the rollout desk knows them: their digests, which version each worker
-// asked for work with, and the versions that workers cannot generate with. Private to learner/.
+// The policies that workers may generate with, for the rollout desk: their digests, the version that each worker last
+// asked with, and unusable versions. Private to learner/.
 #pragma once
 #include <functional>
 #include <map>
@@ -12,26 +12,25 @@
 
 namespace echoline::learner {
 
-// A policy that workers cannot generate with: its log-probabilities are not finite. No lease is granted for it any
-// more.
+// A policy that workers cannot generate with, because its log-probabilities are not finite. It gets no further leases.
 struct PolicyUnusable {
   Version version;
-  std::vector<WorkerId> workers;  // that have found out
+  std::vector<WorkerId> workers;  // workers that reported it
   std::string detail;
 };
 
 // Pure.
 class OfferedPolicies {
  public:
-  // So many workers have to say of a version that it is unusable, where so many ask for work.
+  // Number of workers that must report a version as unusable, if at least as many ask for work.
   static constexpr std::size_t kBlamesNeeded = 2;
 
-  // `unusable` hears of each version once.
+  // `unusable` is called once per version.
   OfferedPolicies(std::uint32_t staleness_budget, std::function<void(const PolicyUnusable&)> unusable)
       : staleness_budget_(staleness_budget), unusable_(std::move(unusable)) {}
 
-  // Workers may have the version from now on; leases may be granted for it once it is published. Versions too old for
-  // the staleness budget are forgotten then.
+  // Workers may have the version from now on; leases may be granted for it once it is published. Drops versions too old
+  // for the staleness budget.
   void publishing(Version version);
   void published(Version version, std::string digest);
   std::optional<Version> newest() const { return newest_; }  // that workers may have
@@ -46,18 +45,18 @@ class OfferedPolicies {
     return asking_;
   }  // workers, and the version of the latest request
 
-  // The worker cannot generate with the version that it asked with last, which is returned; absent where it has not
+  // The worker cannot generate with the version that it last asked with. Returns that version; absent if it has not
   // asked.
   struct Blamed {
     Version version;
-    bool first = false;  // time that it says so of this version
+    bool first = false;  // the worker's first report on this version
   };
   std::optional<Blamed> blame(WorkerId worker, const std::string& detail);
   bool is_unusable(Version version);
   bool is_kept_from(WorkerId worker, Version version);  // unusable, or blamed by this worker
   std::string detail_of(Version version) const;         // of the latest blame
 
-  void check() const;  // aborts where its parts disagree
+  void check() const;  // aborts if its parts disagree
 
  private:
   struct Blame {

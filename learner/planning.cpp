@@ -11,8 +11,8 @@
 namespace echoline::learner {
 namespace {
 
-// Of links that nobody has stated. The learner's feeds all: taken for wider than it is, it would be the slowest hop of
-// everybody's way; for narrower, workers forward a little more than they would have to.
+// The learner's upload rate if it is not stated. An estimate that is too high would make this link the bottleneck of
+// every path. One that is too low makes workers forward a little more than necessary.
 constexpr BitRate kLearnerUnstated{1e9};
 
 }  // namespace
@@ -88,7 +88,7 @@ Result<RunPlan> plan_run(const RunConfig& config, const model::ModelConfig& mode
 Result<RunPlan> stored_plan(const RunConfig& config, const std::filesystem::path& file) {
   RunPlan result;
   ECHO_ASSIGN(result.plan, provisioner::load_plan(file));
-  result.plan.request.fleet = config.fleet;  // what may be spent and rented is said by the run file of now
+  result.plan.request.fleet = config.fleet;  // the current run file sets the limits on money and machines
   for (const provisioner::PlanRow& row : result.plan.rows) result.offers.push_back(row.offer);
   return result;
 }

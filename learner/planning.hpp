@@ -1,4 +1,4 @@
-// From a run file to a rental plan: the capacity model fed with the run's own sizes and rates.
+// Makes the rental plan of a run file: feeds the capacity model with the run's own sizes and rates.
 #pragma once
 #include <filesystem>
 #include <vector>
@@ -13,43 +13,43 @@
 namespace echoline::learner {
 
 struct RunPlan {
-  std::vector<provisioner::Offer> offers;  // of the whole offers file, or of a stored plan
+  std::vector<provisioner::Offer> offers;  // from the whole offers file, or from a stored plan
   provisioner::Plan plan;
 };
 
-// The shape of the run's model: of its preset, or of the config.json in its folder.
+// The shape of the run's model, from its preset or from the config.json in its folder.
 Result<model::ModelConfig> run_model_config(const RunConfig& config);
 
-// What the run asks of a plan.
+// The run's request for a plan.
 provisioner::PlanRequest plan_request(const RunConfig& config, const model::ModelConfig& model,
                                       std::uint64_t prompt_tokens);
 
-// The same where nothing is known of the model but its size: whatever memory a GPU has will do.
+// The same if only the model's size is known: any GPU memory suffices.
 provisioner::PlanRequest plan_request(const RunConfig& config, double parameters);
 
-// For a model of this shape and prompts of up to so many tokens. kInvalid for a bad offers file; kInfeasible when no
-// fleet meets the target, with the ways out.
+// Plans for a model of this shape and prompts of at most `prompt_tokens`. kInvalid for a bad offers file. kInfeasible
+// with remedies if no fleet meets the target.
 Result<RunPlan> plan_run(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens);
 
-// The plan that was written to `file`, under the limits on money and machines that the run has now.
+// The plan stored in `file`, under the run's current limits on money and machines.
 Result<RunPlan> stored_plan(const RunConfig& config, const std::filesystem::path& file);
 
-// What a GPU must hold to generate one group: the weights in bf16, keys and values of every token, the logits of the
-// longest prompt, and what any GPU program takes.
+// GPU memory to generate one group: the weights in bf16, keys and values of every token, the logits of the longest
+// prompt, and the overhead of any GPU program.
 Bytes gpu_memory_needed(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens);
 
-// For how many steps consumed trajectories are kept: what going back to the oldest checkpoint needs, and two more.
+// Steps for which consumed trajectories are kept: back to the oldest checkpoint, and two more.
 inline std::uint64_t steps_kept(const RunConfig& config) {
   return std::uint64_t{config.learner.checkpoint_every} * (config.learner.checkpoints_kept + 2);
 }
 
-// What the learner is taken to send: as stated, or 1 Gbit/s.
+// The learner's upload rate: as stated, or 1 Gbit/s.
 BitRate learner_up(const RunConfig& config);
 
-// What the provider that the run rents from needs to know.
+// The options of the run's provider.
 provisioner::ProviderOptions provider_options(const RunConfig& config);
 
-// Releases what an earlier run of this name still has rented: its folder was moved aside, and its ledger with it.
+// Releases machines still rented by an earlier run of this name; its folder, with its ledger, was moved to `moved_to`.
 Status release_earlier(const RunConfig& config, const std::filesystem::path& moved_to);
 
 }  // namespace echoline::learner

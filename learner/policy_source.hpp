@@ -1,4 +1,4 @@
-// Where the policies of a run come from: the seam between the service, which knows no tensor, and whoever trains.
+// The source of a run's policies: the interface between the service, which uses no tensors, and a trainer.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -22,8 +22,8 @@
 
 namespace echoline::learner {
 
-// The log-probabilities that a policy gives model::probe_text(); kInvalid if log-probabilities under it are not finite
-// at the run's temperature. Empty in a program without the built-in model.
+// Computes a policy's log-probabilities of model::probe_text(). kInvalid if its log-probabilities are not finite at the
+// run's temperature. Empty in a program without the built-in model.
 using PolicyProbe = std::function<Result<std::vector<double>>(
     const delta::StateView& policy, const model::ModelConfig& model, double temperature, int threads)>;
 
@@ -32,62 +32,60 @@ struct SourceHost {
   const RunConfig& config;
   const RunTask& task;
   RunRecord& record;
-  std::function<void(const std::string&)>
-      phase;  // hears what is being done right now; may be told as often as one likes
-  // To be asked a few times a second while the source waits for others: an error ends the run.
+  // Reports the current phase; may be called at any rate.
+  std::function<void(const std::string&)> phase;
+  // Call a few times a second during long waits. An error ends the run.
   std::function<Status()> waiting;
-  const std::atomic<bool>& stop;  // turns true when the run is to end
+  const std::atomic<bool>& stop;  // turns true when the run must end
   PolicyProbe probe = {};
 };
 
-// What a trainer says of a learner step. What it does not know is absent.
+// A trainer's report on a learner step. Unknown values are absent.
 struct TrainedStep {
   nlohmann::json figures = nlohmann::json::object();  // numbers by name, into the step's row of metrics.jsonl
-  std::map<WorkerId, Scrutiny> scrutiny;              // some responses of each worker, by the policy before this step
+  std::map<WorkerId, Scrutiny> scrutiny;  // some responses of each worker, under the policy before this step
 };
 
-// One thread, the service's. The policy of version v is the one that v learner steps have made.
+// One thread, the service's. Version v is the policy after v learner steps.
 class PolicySource {
  public:
   virtual ~PolicySource() = default;
 
   // Learner steps done; after a resume those of the checkpoint.
   virtual std::uint64_t steps() const = 0;
-  // A run that is not resumed: all that comes before policy 0. Asked to stop, it returns early.
+  // For a run that is not resumed: all work before policy 0. Returns early when asked to stop.
   virtual Status begin() = 0;
-  // Learner step steps() + 1, on whole groups. Nothing when asked to stop before it was done: nobody trained on them
-  // then.
+  // Performs learner step steps() + 1 on whole groups. Absent if the run was stopped first: then the groups were not
+  // used.
   virtual Result<std::optional<TrainedStep>> step(const std::vector<schema::Trajectory>& batch) = 0;
-  // The policy of `version`, which is steps(), in bf16 with Hugging Face's names; null when asked to stop before there
-  // was one.
+  // The policy of `version`, which is steps(), in bf16 with Hugging Face's names. Null if the run was stopped first.
   virtual Result<delta::SharedState> policy(Version version) = 0;
-  // After a learner step and what was published of it: evaluates where the run wants it.
+  // Called after each learner step and its publication: evaluates at the run's interval.
   virtual Status step_done() = 0;
-  // Greedy accuracy on the held-out problems, into the metrics, where the source can tell. Asked to stop, it returns
-  // early.
+  // Writes the greedy accuracy on the held-out problems to the metrics, if the source can evaluate. Returns early when
+  // asked to stop.
   virtual Status evaluate(const char* when) = 0;
-  // Writes a checkpoint (learner/checkpoint_folder.hpp) and makes the run's folder `model` its policy; nothing when the
-  // newest checkpoint is of this step, or before begin().
+  // Writes a checkpoint (learner/checkpoint_folder.hpp) and puts its policy into the run's folder `model`. No effect
+  // before begin(), or if the newest checkpoint is of this step.
   virtual Status checkpoint() = 0;
   virtual const std::map<std::string, double>& accuracy() const = 0;  // by `when`
 };
 
-// Makes a source; with `resume`, as the run's newest checkpoint has it.
+// Makes a source; with `resume`, from the run's newest checkpoint.
 using SourceMaker = std::function<Result<std::unique_ptr<PolicySource>>(const SourceHost& host, bool resume)>;
 
-// The built-in trainer, as a program with libtorch has it; all empty in one without.
+// The functions of the built-in trainer; all empty in a program without libtorch.
 struct BuiltIn {
   SourceMaker load;
-  std::function<Status(const std::string& device)> can_compute_on;  // kInvalid says why not
-  // Of the settings that a checkpoint must agree with, as trainer.json has it under config_digest.
+  std::function<Status(const std::string& device)> can_compute_on;  // kInvalid with the reason
+  // Digest of the settings that a checkpoint must agree with; in trainer.json as config_digest.
   std::function<std::string(const RunConfig&, const model::ModelConfig&)> settings_digest;
   PolicyProbe probe = {};  // for the policies of an external trainer
-  // Of a GPU of this machine, all of it; nothing where this program cannot tell.
+  // Total memory of a GPU of this machine; absent if this program cannot determine it.
   std::function<std::optional<Bytes>(const std::string& device)> device_memory = {};
 };
 
-// The maker of what the run file asks for; kInvalid for a run that wants the built-in trainer of a program that has
-// none.
+// The source maker for the run file's trainer. kInvalid if it is the built-in one and the program has none.
 Result<SourceMaker> source_maker(const RunConfig& config, const BuiltIn& built_in);
 
 }  // namespace echoline::learner

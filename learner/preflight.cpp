@@ -28,11 +28,11 @@
 namespace echoline::learner {
 namespace {
 
-constexpr std::uint64_t kProblemsLookedAt = 512;  // of the training problems; held-out ones are all looked at
-constexpr std::size_t kTextBytesPerToken = 8;     // as messages are estimated; a token of common text has four
-constexpr std::size_t kTrajectoryBytes = 1024;    // what a trajectory takes beside its tokens and text
+constexpr std::uint64_t kProblemsLookedAt = 512;  // checked training problems; held-out ones are all checked
+constexpr std::size_t kTextBytesPerToken = 8;     // for estimates of messages; common text has four
+constexpr std::size_t kTrajectoryBytes = 1024;    // of a trajectory, beside its tokens and text
 
-// Runs the checks one after the other; what depends on something that failed is left out.
+// Runs the checks in order. A check is skipped if one that it depends on has failed.
 class Preflighter {
  public:
   Preflighter(const RunConfig& config, const PreflightFor& what) : config_(config), for_(what) {}
@@ -132,7 +132,7 @@ class Preflighter {
     note("task", ok(), fmt::format("{}, {} held-out problems", fmt::join(names, ", "), evaluation_.size()));
   }
 
-  // Where the learner computes, and workers that are started on this machine.
+  // The devices of the learner and of workers on this machine.
   void check_devices() {
     std::vector<std::string> devices;
     const auto check = [&]() -> Status {
@@ -155,7 +155,7 @@ class Preflighter {
     return for_.built_in.can_compute_on ? for_.built_in.can_compute_on(device) : ok();
   }
 
-  // Keys and files of the providers that are to be rented from.
+  // Keys and files of the providers that the run will rent from.
   void check_providers() {
     if (config_.fleet.joined_by_hand()) return;
     std::set<std::string> seen;
@@ -169,7 +169,7 @@ class Preflighter {
     add("providers", Verdict::kOk, fmt::format("{}", fmt::join(seen, ", ")));
   }
 
-  // Prompts as the model sees them: whether they can be put in its tokens, and leave room for a response.
+  // Prompts in the model's tokens: they must be encodable and leave room for a response.
   void check_lengths() {
     std::vector<schema::Problem> problems = evaluation_;
     for (std::uint64_t i = 0; i < kProblemsLookedAt; ++i)
@@ -202,7 +202,7 @@ class Preflighter {
     if (unwritable > 0)
       text += fmt::format("{}{} of {} prompts cannot be put in the model's tokens ({})", text.empty() ? "" : "; ",
                           unwritable, problems.size(), first_unwritable);
-    // A few are set aside when their turn comes; a run of them has nothing to learn from.
+    // A few such problems are set aside when their turn comes. With many of them, the run could hardly learn.
     add("lengths", 2 * bad > problems.size() ? Verdict::kFailed : Verdict::kWarning, text);
     prompt_tokens_ = std::min(prompt_tokens_, room);
   }
@@ -223,7 +223,7 @@ class Preflighter {
     add("messages", Verdict::kOk, fmt::format("a group takes at most {} of {}", to_text(group), to_text(Bytes{limit})));
   }
 
-  // A snapshot, cut into chunks and kept for those who come late.
+  // A full snapshot must fit into chunks, and into the store for late workers.
   void check_publications() {
     const Bytes policy = model::memory_estimate(*model_).policy_bf16;
     const Bytes snapshot = overlay::publication_bytes_max(policy), chunk = overlay::chunk_bytes_min(policy);
@@ -240,7 +240,7 @@ class Preflighter {
     add("publications", Verdict::kOk, fmt::format("a snapshot takes at most {}", to_text(snapshot)));
   }
 
-  // The one link that everything passes; on one machine nobody knows what it carries.
+  // The learner's uplink carries all traffic. On one machine, its capacity is unknown.
   void check_uplink() {
     if (config_.network.uplink || config_.fleet.local()) return;
     add("uplink", Verdict::kWarning,
@@ -250,7 +250,7 @@ class Preflighter {
                     to_text(learner_up(config_))));
   }
 
-  // Trajectories stay in the replay buffer until checkpoints have passed them.
+  // The replay buffer keeps trajectories until checkpoints have passed them.
   void check_store() {
     const std::uint64_t steps =
         std::min<std::uint64_t>(config_.run.steps, steps_kept(config_) + config_.learner.checkpoint_every +
@@ -266,7 +266,7 @@ class Preflighter {
       add("store", Verdict::kOk, fmt::format("at most {} trajectories of {} in the replay buffer", rows, most));
   }
 
-  // Warns of settings of the built-in trainer that are seldom meant.
+  // Warns of unusual settings of the built-in trainer.
   void check_settings() {
     if (config_.learner.trainer != TrainerKind::kBuiltIn) return;
     const double rate = config_.learner.optimizer.learning_rate, usual = default_learning_rate(config_.model);
@@ -285,7 +285,7 @@ class Preflighter {
                       config_.rollout.top_p, config_.rollout.top_k, config_.rollout.min_p));
   }
 
-  // What rented hosts fetch, and unpack with what they have.
+  // The bundle that rented hosts fetch, and the programs they unpack it with.
   void check_bundle() {
     if (!config_.fleet.bundle) return;
     const std::filesystem::path& file = *config_.fleet.bundle;
@@ -308,7 +308,7 @@ class Preflighter {
   }
 
   void check_plan() {
-    if (!model_) {  // there is nothing to plan for, but what is wrong with the offers can be said
+    if (!model_) {  // without a model there is no plan, but errors in the offers can be reported
       if (config_.fleet.search) return;
       if (const auto offers = provisioner::load_offers(config_.fleet.offers); !offers)
         note("plan", as_mistake(offers.error()), "");
@@ -334,7 +334,7 @@ class Preflighter {
   std::optional<model::Phrasing> phrasing_;
   std::unique_ptr<data_plane::Adapter> adapter_;
   std::vector<schema::Problem> evaluation_;
-  std::uint64_t prompt_tokens_ = 0;  // of the longest prompt that was looked at
+  std::uint64_t prompt_tokens_ = 0;  // of the longest prompt checked
 };
 
 }  // namespace
@@ -354,13 +354,13 @@ Status Preflight::status() const {
 Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, std::size_t local_workers, Bytes have,
                    const std::optional<model::TrainingShape>& training, bool workers_on_gpu) {
   const model::MemoryEstimate needs = model::memory_estimate(model);
-  // The newest published policy and the next, which is compared with it; the deltas that are being folded for a late
+  // The newest published policy and the next, which is compared with it; deltas that are being folded for a late
   // worker; and the store (a small policy leaves most of it empty).
   const Bytes kept = std::min(store.value_or(overlay::learner_store_bytes(needs.policy_bf16)),
                               Bytes{2 * overlay::publication_bytes_max(needs.policy_bf16).count});
   const Bytes published{
       static_cast<std::uint64_t>(Publisher::kPoliciesHeld * static_cast<double>(needs.policy_bf16.count))};
-  Bytes here;  // of this machine's memory, not a device's
+  Bytes here;  // in this machine's memory, not a device's
   if (!training) {
     here = needs.policy_bf16;  // the next policy as it is sent, in bf16
   } else {
@@ -382,7 +382,7 @@ Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, 
             to_text(have),
             training ? "learner.recompute, learner.moments, learner.compute and learner.microbatch_tokens change that"
                      : "a smaller model, or a machine with more memory, is needed")};
-  // fp32 weights, unless they are on a GPU, and the policy as it was received.
+  // fp32 weights, unless they are on a GPU, and the received policy.
   const Bytes workers{local_workers * (workers_on_gpu ? 1 : 3) * needs.policy_bf16.count};
   return {
       "memory", learner + workers > have ? Verdict::kWarning : Verdict::kOk,
@@ -400,7 +400,7 @@ std::vector<GpuLoad> gpu_loads(const RunConfig& config, const model::ModelConfig
   if (training && training->on_device) {
     const model::TrainingMemory takes = model::training_memory(model, *training);
     const Bytes tensors{takes.tensors().count - (training->optimizer_on_host ? takes.optimizer.count : 0)};
-    // And the policy as it was published, with which the next is compared.
+    // The published policy, with which the next is compared, is also on the GPU.
     loads.push_back(
         {config.learner.device, tensors + model::memory_estimate(model).policy_bf16 + Bytes{kGpuProgram}, {}, 0});
   }
@@ -467,7 +467,7 @@ Status can_listen(const std::string& host, std::uint16_t port) {
 }
 
 Bytes submission_bytes_max(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens) {
-  // A token is a varint of 7 bits a byte; each response token has a log-probability of 4 bytes and its text.
+  // A token is a varint with 7 bits per byte. Each response token also has a log-probability of 4 bytes and its text.
   const auto token_bytes = static_cast<std::uint64_t>(
       (std::bit_width(static_cast<std::uint64_t>(std::max<std::int64_t>(1, model.vocab_size - 1))) + 6) / 7);
   const std::uint64_t response = config.rollout.response_tokens_max * (token_bytes + 4 + kTextBytesPerToken);

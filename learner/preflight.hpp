@@ -1,5 +1,5 @@
-// What can be known to be wrong with a run before anything is rented and before an earlier run is touched. `plan`,
-// `doctor` and the learner (and so `up`) all ask here, and rent by the plan that is made here.
+// Checks a run before any machine is rented and before an earlier run is moved. `plan`, `doctor` and the learner (so
+// also `up`) use them, and rent by the resulting plan.
 #pragma once
 #include <filesystem>
 #include <optional>
@@ -26,9 +26,9 @@ struct Check {
 
 struct Preflight {
   std::vector<Check> checks;
-  std::optional<RunPlan> plan;      // where there is one
-  std::uint64_t prompt_tokens = 0;  // of the longest prompt that was looked at
-  // Every failure at once, one per line: kInfeasible when that is all that is wrong, kInvalid otherwise.
+  std::optional<RunPlan> plan;      // absent if no plan was made
+  std::uint64_t prompt_tokens = 0;  // of the longest prompt checked
+  // All failures at once, one per line: kInfeasible if every failure has that code, kInvalid otherwise.
   Status status() const;
 };
 
@@ -38,17 +38,17 @@ struct PreflightFor {
   bool resume = false;
 };
 
-// Reads everything that the run file names: the model's folder (its weights by their headers only), the task's data,
-// the offers, devices, keys of providers. Takes the learner's port for a moment; changes nothing. The run file's
-// budgets replace those of PreflightFor::plan.
+// Reads everything that the run file names: the model's folder (only the headers of its weights), the task's data,
+// offers, devices, keys of providers. Takes the learner's port for a moment; changes nothing. The run file's budgets
+// replace those of PreflightFor::plan.
 Preflight preflight(const RunConfig& config, const PreflightFor& what);
 
-// kInvalid unless a learner could listen there; port 0 is any.
+// kInvalid unless a learner could listen on this address; port 0: any.
 Status can_listen(const std::string& host, std::uint16_t port);
 
-// Whether a machine with so much memory can be the learner of such a model, with so many workers on it. `store`:
-// network.store; `training` as the run file has it, absent where another program trains; workers_on_gpu: their weights
-// are not here.
+// Whether a machine with `have` bytes of memory can be the learner of such a model, with `local_workers` workers on it.
+// `store`: network.store. `training`: from the run file; absent for an external trainer. `workers_on_gpu`: the workers'
+// weights are not in this memory.
 Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, std::size_t local_workers, Bytes have,
                    const std::optional<model::TrainingShape>& training = model::TrainingShape{},
                    bool workers_on_gpu = false);
@@ -56,19 +56,19 @@ Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, 
 // Memory that the learner and workers of this machine take on one GPU.
 struct GpuLoad {
   std::string device;       // as the run file names it
-  Bytes learner;            // most that training takes; 0: the learner computes elsewhere
-  Bytes worker;             // most that a worker takes
-  std::size_t workers = 0;  // that compute there
+  Bytes learner;            // most memory of training; 0: the learner uses another device
+  Bytes worker;             // most memory of one worker
+  std::size_t workers = 0;  // workers on this GPU
 };
-// The load of the device that the learner or workers of this machine are told to compute on: one for every device.
-// `training` and `workers` as memory_check() has them.
+// The loads of the devices that the learner and this machine's workers use, one per device. `training` and `workers` as
+// in memory_check().
 std::vector<GpuLoad> gpu_loads(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens,
                                const std::optional<model::TrainingShape>& training, std::size_t workers);
-// Whether a GPU of so much memory can hold it. kFailed when the learner or one worker does not fit alone, a warning
-// when all together do not, or when it is not known how much the GPU has.
+// Whether a GPU with `have` bytes of memory can carry the load. kFailed: the learner or one worker alone does not fit.
+// A warning: all together do not fit, or the GPU's memory is unknown.
 Check gpu_memory_check(const GpuLoad& load, std::optional<Bytes> have);
 
-// What one group can take on its way to the learner.
+// Most bytes of one group's submission to the learner.
 Bytes submission_bytes_max(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens);
 
 }  // namespace echoline::learner

@@ -46,7 +46,7 @@ void Publisher::request_catch_up(std::optional<Version> from) {
   wake_.notify_all();
 }
 
-// A policy that waits is published before late workers are helped.
+// A waiting policy is published before late workers are helped.
 void Publisher::work() {
   std::unique_lock lock(mutex_);
   for (;;) {
@@ -58,7 +58,7 @@ void Publisher::work() {
       const Result<PublishReport> published = encode(next);
       if (published) {
         next.digest = published->stats.result;
-        newest_ = std::move(next);  // the one before is let go
+        newest_ = std::move(next);  // releases the previous policy
         if (events_.published) events_.published(*published);
       }
       lock.lock();

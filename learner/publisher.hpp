@@ -1,5 +1,5 @@
-// Turns trained policies into publications on a thread of its own, so that training goes on meanwhile: the first as a
-// snapshot, every later one as a delta on the one before. Each policy is encoded once.
+// Publishes trained policies on its own thread, so that training continues meanwhile: the first as a snapshot, every
+// later one as a delta on the previous one. Each policy is encoded once.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -30,19 +30,19 @@ struct PublishReport {
 // Called on the publisher's thread; each may be empty.
 struct PublisherEvents {
   std::function<void(Version)> begins;                  // before its first byte leaves
-  std::function<void(const PublishReport&)> published;  // all of it is encoded, and the overlay has it
-  // Returns the note that workers get beside a policy's bytes, at most overlay::kNoteBytesMax. Called on its own thread
-  // while the policy is encoded.
+  std::function<void(const PublishReport&)> published;  // it is completely encoded, and the overlay has it
+  // Returns the note that workers get with a policy, at most overlay::kNoteBytesMax. Called on its own thread while the
+  // policy is encoded.
   std::function<std::string(const delta::StateView&)> note = {};
 };
 
 // publish() and wait_until_published() belong to the training thread; request_catch_up() may be called from any.
 //
-// Two policies are in memory at most, the newest published and the next: the trainer makes a third only once
+// At most two policies are in memory, the newest published and the next. The trainer makes a third only once
 // wait_until_published() has returned true.
 class Publisher {
  public:
-  // Memory in policies: the two, and copies of the stored deltas that are folded into one for a late worker.
+  // Memory in policies: these two, and copies of the stored deltas being folded into one for a late worker.
   static constexpr double kPoliciesHeld = 2 + 1.0 / overlay::kFoldShare;
 
   explicit Publisher(delta::EncodeOptions options, PublisherEvents events = {});
@@ -50,18 +50,18 @@ class Publisher {
   Publisher(const Publisher&) = delete;
   Publisher& operator=(const Publisher&) = delete;
 
-  // Where publications go; before the first publish().
+  // Sets the overlay node; call it before the first publish().
   void attach(overlay::LearnerNode* node) { node_ = node; }
-  // Hands the policy to the thread and returns. Versions must grow, and the policy before must be published (both
+  // Passes the policy to the thread and returns. Versions must grow, and the previous policy must be published (both
   // checked).
   void publish(Version version, delta::SharedState policy);
-  // Waits until the policy that publish() was given last is published; false: `patience` was over first. The error, if
-  // it could not be published.
+  // Waits until the last policy of publish() is published; false after `patience`. Returns its error if publication
+  // failed.
   Result<bool> wait_until_published(Duration patience);
-  // The stored deltas from `from` to the newest publication will be handed to the overlay soon, folded into one, or a
-  // full snapshot if `from` is absent or they cannot be folded. Equal requests are merged.
+  // Soon publishes the stored deltas from `from` to the newest version, folded into one. Publishes a full snapshot
+  // instead if `from` is absent or they cannot be folded. Equal requests are merged.
   void request_catch_up(std::optional<Version> from);
-  // Stops the thread in the middle of what it encodes; afterwards it does not touch the overlay any more.
+  // Stops the thread, even while it encodes. Afterwards it does not use the overlay.
   void stop();
 
  private:
@@ -82,10 +82,10 @@ class Publisher {
   const delta::EncodeOptions options_;
   const PublisherEvents events_;
   overlay::LearnerNode* node_ = nullptr;
-  std::optional<Policy> newest_;  // published; the thread's
+  std::optional<Policy> newest_;  // the published one; used only by the thread
   std::mutex mutex_;
   std::condition_variable wake_, settled_;
-  std::optional<Policy> next_;               // to be published, or being published; guarded by mutex_
+  std::optional<Policy> next_;               // waits for publication or is being published; guarded by mutex_
   std::optional<Error> failure_;             // of a publication; guarded by mutex_
   std::set<std::optional<Version>> wanted_;  // guarded by mutex_
   std::atomic<bool> stopping_ = false;       // written under mutex_

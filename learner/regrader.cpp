@@ -6,7 +6,7 @@
 namespace echoline::learner {
 namespace {
 
-// Whether it explains the difference that time ran out over one of the two: that one is worth less.
+// Whether a timeout explains the difference: the grade that timed out is not the higher one.
 bool explained_by_time(const schema::Trajectory& t, const data_plane::Score& found) {
   return (t.late() && t.reward() <= found.reward) || (found.late && found.reward <= t.reward());
 }
@@ -75,7 +75,7 @@ void Regrader::forget(WorkerId worker) {
 std::optional<Regrader::Item> Regrader::take() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return stop_ || !waiting_.empty(); });
-  if (stop_) return std::nullopt;  // what waits is not looked at any more
+  if (stop_) return std::nullopt;  // queued responses are not graded any more
   auto of_worker = waiting_.upper_bound(turn_);
   if (of_worker == waiting_.end()) of_worker = waiting_.begin();
   turn_ = of_worker->first;
@@ -111,7 +111,7 @@ void Regrader::loop() {
     regraded.detail = printable(regraded.detail);
     if (regraded.verdict == Regraded::Verdict::kDifferent) log::warn("worker {}: {}", item->worker, regraded.detail);
     if (regraded.verdict == Regraded::Verdict::kImpossible && !std::exchange(told_impossible_, true))
-      log::warn("rewards cannot be graded again here, and workers are believed as far as that is so: {}",
+      log::warn("rewards cannot be graded again here, so the rewards of workers are accepted unchecked: {}",
                 regraded.detail);
     bool found = false;
     {

@@ -7,7 +7,7 @@
 namespace echoline::learner {
 namespace {
 
-constexpr std::uint64_t kRecent = 50;  // looks
+constexpr std::uint64_t kRecent = 50;  // responses in a recent mean
 
 }  // namespace
 
@@ -42,7 +42,7 @@ bool Regrading::wanted(WorkerId worker) {
 
 void Regrading::left_out(WorkerId worker) {
   ++counts_.left_out;
-  --records_[worker].chosen;  // the first ones are those that were looked at
+  --records_[worker].chosen;  // kFirst counts graded responses only
 }
 
 void Regrading::step_measured(double seconds, std::uint64_t responses) {

@@ -1,5 +1,5 @@
-// Which rewards of workers the learner grades again where that takes long (Repeatable::kCostly), and what follows of
-// what it finds. Pure. Private to learner/.
+// Chooses which rewards of workers the learner grades again if grading is slow (Repeatable::kCostly), and judges
+// workers by the results. Pure. Private to learner/.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -12,18 +12,18 @@
 
 namespace echoline::learner {
 
-// What came of looking at one response again.
+// The result of grading one response again.
 struct Regraded {
   enum class Verdict {
-    kSame,        // as its worker says
-    kDifferent,   // something else, twice the same
-    kUnsettled,   // something else each time: it can be held against nobody
-    kLate,        // time ran out over it, here or there, and that explains it
+    kSame,        // the worker's grade
+    kDifferent,   // another grade, twice the same
+    kUnsettled,   // two different grades: no evidence against the worker
+    kLate,        // a timeout, here or at the worker, explains the difference
     kImpossible,  // the task failed here
   };
   Verdict verdict = Verdict::kSame;
-  std::string detail;  // what was expected and what was found
-  double seconds = 0;  // that it took
+  std::string detail;  // the expected and the found grade
+  double seconds = 0;  // duration
 };
 
 struct RegradingCounts {
@@ -31,54 +31,55 @@ struct RegradingCounts {
     WorkerId worker;
     std::string reason;
   };
-  std::uint64_t responses = 0;  // taken in that could be graded again
-  std::uint64_t chosen = 0;     // of those
-  std::uint64_t left_out = 0;   // chosen, but too many waited already
-  std::uint64_t graded = 0;     // looked at, whatever came of it
+  std::uint64_t responses = 0;  // accepted responses that can be graded again
+  std::uint64_t chosen = 0;     // the chosen ones
+  std::uint64_t left_out = 0;   // chosen, but the queue was full
+  std::uint64_t graded = 0;     // graded again, with any result
   std::uint64_t different = 0, unsettled = 0, late = 0, impossible = 0;
   double seconds = 0;
   std::vector<Expelled> expelled;
 };
 
-// All responses while grading them takes less than a twentieth of a learner step, otherwise as large a share as that
-// allows. Which ones nobody can foresee: `secret` is not the run's seed, which workers know. Of every worker the first
-// ones are looked at, and all of one that was found to differ, until it is forgiven.
+// Chooses all responses while grading takes less than a twentieth of a learner step, otherwise the fraction that this
+// allows. Workers cannot predict the choice: they know the run's seed, but not `secret`. The first responses of every
+// worker are always chosen, and so are all of a worker with a difference until it is forgiven.
 class Regrading {
  public:
   static constexpr double kShareOfStep = 0.05;
   static constexpr std::uint64_t kFirst = 8;
-  // A program that a policy wrote may do something else each time, and two looks that agree with each other by chance
-  // convict nobody: it takes three such responses, and one is forgiven for every hundred that are as the worker said.
+  // A program written by the policy may behave differently at each run, and the learner's two grades may agree by
+  // chance. So it takes three differences to expel a worker, and one is forgiven for every hundred equal grades.
   static constexpr std::uint32_t kDifferencesMax = 3;
   static constexpr std::uint64_t kForgivenAfter = 100;
-  static constexpr std::size_t kWorkersMax = 65'536;  // remembered at once
+  static constexpr std::size_t kWorkersMax = 65'536;  // workers remembered at once
 
   explicit Regrading(std::uint64_t secret) : random_(secret) {}
 
-  // A response of this worker was taken in; whether it is to be looked at.
+  // A response of this worker was accepted. Returns whether to grade it again.
   bool wanted(WorkerId worker);
-  // It will not be: too many wait.
+  // The chosen response is not graded, because the queue is full.
   void left_out(WorkerId worker);
-  // A learner step as measured, for which so many responses are needed.
+  // The measured time of a learner step, and the number of responses it needs.
   void step_measured(double seconds, std::uint64_t responses);
-  // What came of it; why the worker has to go, when it has to now.
+  // Takes a result. Returns the reason if the worker must be expelled now.
   std::optional<std::string> judge(WorkerId worker, const Regraded& regraded);
 
-  // Of the responses of a worker whose first ones were looked at; as it is without knowing whose. A worker whose
-  // responses take longer than those of others is looked at less, and nobody else is for it.
+  // The fraction of a worker's responses, after its first ones, that is chosen; without an argument, the fraction for
+  // an average worker. It is lower for a worker whose responses take longer than average. Other workers' fractions do
+  // not change for it.
   double share(WorkerId worker) const;
   double share() const;
   const RegradingCounts& counts() const { return counts_; }
 
  private:
-  // Of what one look takes, lately.
+  // Recent mean duration of grading one response.
   struct Mean {
     double value = 0;
     std::uint64_t count = 0;
     void add(double seconds);
   };
   struct Record {
-    std::uint64_t chosen = 0, same = 0;  // `same` since it was last found to differ, or forgiven
+    std::uint64_t chosen = 0, same = 0;  // `same`: since the last difference or forgiveness
     std::uint32_t differences = 0;
     Mean seconds_each;
     bool expelled = false;

@@ -20,7 +20,7 @@ json count(const Figure& figure) {
   return figure.last ? json(static_cast<std::uint64_t>(figure.last->second)) : json(nullptr);
 }
 
-// The median of T_b, shared out among its parts as the mean broadcast was: the parts add up to it.
+// The median of T_b, divided in the proportions of the mean broadcast's parts, so that the parts add up to it.
 json t_b_parts_json(const RunFigures& figures) {
   if (figures.t_b_shared == 0) return nullptr;
   const double median = *figures.t_b.quantile(0.5);
@@ -160,7 +160,7 @@ json make_report(const ReportInput& input) {
   const auto rate_of = [&](double seconds) { return seconds > 0 ? json(rollouts / seconds) : json(nullptr); };
 
   std::uint64_t alive = 0, acknowledged = 0;
-  json differing = json::array();  // who acknowledged the last version with another digest
+  json differing = json::array();  // workers that acknowledged the last version with another digest
   for (const WorkerEntry& w : input.workers) {
     if (w.presence != Presence::kPresent) continue;
     ++alive;
@@ -275,14 +275,14 @@ std::string bytes(const json& value) {
   return value.is_number() ? to_text(Bytes{static_cast<std::uint64_t>(value.get<double>())}) : "-";
 }
 
-// ", of 8 of 9 workers"; nothing where all had the last one when its T_b was taken.
+// ", of 8 of 9 workers"; empty if all workers had acknowledged when T_b ended.
 std::string waited_for(const json& broadcast) {
   const json workers = broadcast.value("workers", json()), acknowledged = broadcast.value("acknowledged", json());
   if (!workers.is_number() || !acknowledged.is_number() || acknowledged >= workers) return "";
   return fmt::format(", of {} of {} workers", number(acknowledged, "{:.0f}"), number(workers, "{:.0f}"));
 }
 
-// Who has not answered yet is not alarming; another digest under the same version is.
+// A missing acknowledgement is harmless; a different digest of the same version is not.
 std::string weights_text(const json& weights) {
   const auto version = weights.at("version").get<std::uint64_t>();
   const auto workers = weights.at("workers").get<std::uint64_t>();

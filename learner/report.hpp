@@ -1,4 +1,4 @@
-// The report of a run (report.json), made from its measurements and the fleet's last state.
+// The report of a run (report.json), from its measurements and the fleet's last state.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -20,46 +20,46 @@ namespace echoline::learner {
 
 enum class Presence : std::uint8_t {
   kPresent,
-  kAway,  // out of reach, but expected back
+  kAway,  // unreachable, expected back
   kLost,  // gone for good
 };
 
-// A worker at the end of the run, or when it was lost.
+// A worker's state at the end of the run, or at its loss.
 struct WorkerEntry {
   WorkerId id;
   std::string offer;
   std::optional<double> price_usd_per_hour;  // machine and disk; absent: not stated
   std::uint64_t rollouts = 0;                // accepted
   std::uint64_t bytes_in = 0, bytes_forwarded = 0;
-  Duration delay{};          // one way from the learner; zero: not known
-  std::uint32_t region = 0;  // of network.regions, and its name; "" where there are none
+  Duration delay{};          // one way from the learner; zero: unknown
+  std::uint32_t region = 0;  // index in network.regions, and its name; "" without regions
   std::string region_name;
-  std::optional<double> install_seconds_mean;      // as it says: from a complete policy until it is in place
-  std::uint64_t memory_bytes = 0, heap_bytes = 0;  // as it says; 0: it has not
+  std::optional<double> install_seconds_mean;  // reported by the worker: from a complete policy until it is in place
+  std::uint64_t memory_bytes = 0, heap_bytes = 0;  // reported by the worker; 0: not reported
   std::optional<Version> version;
   overlay::Digest digest{};
   Presence presence = Presence::kPresent;
-  bool quarantined = false;    // forwarded bad chunks: it forwards no more
-  std::uint64_t troubles = 0;  // events of this name about it
+  bool quarantined = false;    // forwarded bad chunks, so it must not forward any more
+  std::uint64_t troubles = 0;  // `trouble` events about it
 };
 
 struct ReportInput {
   const RunConfig* config = nullptr;
   const provisioner::Plan* plan = nullptr;
-  RunFigures figures;  // of metrics.jsonl, of every process that worked on the run
+  RunFigures figures;  // from metrics.jsonl, of all processes of the run
   std::vector<WorkerEntry> workers;
   provisioner::FleetSummary fleet;
-  double wall_seconds = 0;            // of all processes of the run, as RunClock counts them
-  std::optional<double> learner_usd;  // absent: the price of its machine is not known
-  Version version;                    // of the learner's policy at the end
+  double wall_seconds = 0;            // of all processes of the run, as RunClock counts
+  std::optional<double> learner_usd;  // absent: the price of its machine is unknown
+  Version version;                    // the learner's policy at the end
   overlay::Digest digest{};
   std::uint64_t bytes_sent = 0;  // by the learner, chunks and control
   std::uint64_t steps_done = 0;
   std::string topology;
-  std::string ended;                                      // "completed", or why it ended early
+  std::string ended;                                      // "completed", or the reason for an early end
   nlohmann::json rejected = nlohmann::json::object();     // trajectories or submissions by reason
   std::map<std::string, std::uint64_t> groups_set_aside;  // by reason
-  replay_buffer::BoundSteps bound;                        // what kept workers from taking more work
+  replay_buffer::BoundSteps bound;                        // limits that kept workers from more work
   ProcessMemory memory;                                   // of the learner's process
   RegradingCounts regrading;
   ScorerCounts scoring;
@@ -67,17 +67,18 @@ struct ReportInput {
 
 // The value below which a fraction q of the values lies (nearest rank); null without values.
 nlohmann::json quantile(std::vector<double> values, double q);
-// The same of values that were seen so many times.
+// The same for a histogram: value -> count.
 nlohmann::json quantile(const std::map<std::uint64_t, std::uint64_t>& histogram, double q);
 
-// A worker as status.json has it. `rollouts_per_s`: while it generates, and as its offer says.
+// A worker's entry in status.json. `rollouts_per_s`: its measured rate while it generates. `rollouts_per_s_expected`:
+// its offer's rate.
 nlohmann::json worker_status(const WorkerEntry& worker, std::optional<double> rollouts_per_s,
                              std::optional<double> rollouts_per_s_expected, bool seed);
 
 // Fields as documented in docs/report.md; seconds, bytes and dollars unless a name says otherwise.
 nlohmann::json make_report(const ReportInput& input);
 
-// "S bound in 12 steps, the lookahead of 2 in 3", of `staleness` of a report; empty where neither did.
+// "S bound in 12 steps, the lookahead of 2 in 3", from a report's `staleness`; empty if neither limit was reached.
 std::string bound_text(const nlohmann::json& staleness);
 
 // The report as a page of text, at most 100 columns.

@@ -11,7 +11,7 @@ namespace {
 constexpr std::string_view kOperation = "rescore";
 constexpr std::size_t kReasonsMax = 16, kReasonBytes = 160, kPartsMax = 256;
 
-// The problem as the grading task has it, else as the run had it.
+// The problem from the grading task, or else from the run's own task.
 Result<schema::Problem> problem_of(const RescoreTask& grader, const schema::Trajectory& t) {
   std::string found = "none";
   for (const data_plane::Adapter* adapter : {grader.task, grader.problems}) {

@@ -60,7 +60,7 @@ Status note_changed_settings(RunRecord& record, const RunConfig& config, std::ui
     const nlohmann::json fields = {
         {"key", change.key}, {"old", text(change.before)}, {"new", text(change.now)}, {"step", step}};
     record.event("setting_changed", fields);
-    record.metric("setting_changed", fields);  // for the report
+    record.metric("setting_changed", fields);  // the report reads it
   }
   return record.written();
 }
@@ -79,7 +79,7 @@ void mark_consumed(const std::filesystem::path& folder, std::uint64_t resume_ste
   const auto noted = text ? nlohmann::json::parse(*text, nullptr, false) : nlohmann::json();
   const bool sound =
       noted.is_object() && noted.contains("step") && noted["step"].is_number_unsigned() && noted.contains("groups");
-  // Where an older checkpoint is resumed, the step is done again.
+  // If the run resumes from an older checkpoint, the step is done again.
   if (sound && noted["step"].get<std::uint64_t>() + 1 == resume_step) {
     replay_buffer::Batch batch{resume_step - 1, {}};
     for (const nlohmann::json& id : noted["groups"])
@@ -110,9 +110,9 @@ Status check_resume(const RunConfig& config, const model::ModelConfig& model, co
     return fail(Code::kInvalid, kOperation,
                 "{} is not there: the run began with learner.kl_coefficient 0, and so without a reference policy. "
                 "Resume it with "
-                "kl_coefficient 0, or start anew",
+                "kl_coefficient 0, or start a new run",
                 (checkpoints / kCheckpointReference).string());
-  // An unreadable checkpoint is no reason to refuse: loading goes back to an older one.
+  // An unreadable checkpoint does not prevent resuming: loading falls back to an older one.
   const auto newest = find_policy(checkpoints);
   const auto state =
       newest ? read_checkpoint_state(newest->model.parent_path()) : Result<nlohmann::json>(newest.error());

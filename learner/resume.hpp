@@ -1,4 +1,4 @@
-// A run that goes on: what must be there, which settings it keeps, and which of the others are new.
+// Resuming a run: its preconditions, the settings that it must keep, and the changed ones.
 #pragma once
 #include <filesystem>
 #include <functional>
@@ -15,26 +15,26 @@
 
 namespace echoline::learner {
 
-// A value of config.yaml that the run file gives another value now.
+// A setting whose value in config.yaml differs from the run file's.
 struct SettingChange {
   std::string key;
-  std::optional<std::string> before, now;  // absent: the key was, or is, not there
+  std::optional<std::string> before, now;  // absent: the key was or is missing
 };
 
-// By key. Empty when the run's folder has no config.yaml; kCorrupt when it is no YAML.
+// By key. Empty if the run's folder has no config.yaml; kCorrupt if it is not YAML.
 Result<std::vector<SettingChange>> changed_settings(const RunConfig& config);
 
-// Whether the run in the folder of `config` can go on with these settings. Only reads. Errors: kNotFound without a run
-// or a checkpoint, kInvalid when a setting differs that a run keeps.
+// Whether the run in the folder of `config` can resume with these settings. Only reads. kNotFound: no run or no
+// checkpoint. kInvalid: a setting that a run must keep is different.
 Status check_resume(const RunConfig& config, const model::ModelConfig& model, const BuiltIn& built_in);
 
-// Puts the changed settings into the run's events and metrics, before config.yaml is replaced.
+// Writes the changed settings to the run's events and metrics, before config.yaml is replaced.
 Status note_changed_settings(RunRecord& record, const RunConfig& config, std::uint64_t step);
 
-// Step `step`, counted from 0, was trained on these groups, and the replay buffer could not mark them as consumed: the
-// file consumed.json in the run's folder says so until the run is resumed.
+// Step `step`, counted from 0, was trained on these groups, but the replay buffer could not mark them as consumed.
+// Records this in consumed.json in the run's folder until the run is resumed.
 Status note_unmarked(const std::filesystem::path& folder, std::uint64_t step, const std::vector<GroupId>& groups);
-// Has `consume` mark them, if the run is resumed at the step after, and removes the file. A failure is logged.
+// Calls `consume` for these groups if the run resumes at the next step, and removes the file. Logs a failure.
 void mark_consumed(const std::filesystem::path& folder, std::uint64_t resume_step,
                    const std::function<Status(std::uint64_t step, const replay_buffer::Batch&)>& consume);
 

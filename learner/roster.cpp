@@ -17,7 +17,8 @@ void Roster::rented(const provisioner::Offer& offer) {
   rented_[offer.id] = offer;
 }
 
-// What a worker was rented as; null for one that joined by hand. A market has many thousand offers. Needs mutex_.
+// The offer that a worker was rented as; null for one that joined by hand. A market has thousands of offers. Requires
+// mutex_.
 const provisioner::Offer* Roster::offer_named(const std::string& name) const {
   if (const auto rented = rented_.find(name); rented != rented_.end()) return &rented->second;
   const auto found = planned_.find(name);
@@ -42,7 +43,7 @@ bool Roster::joined(WorkerId id, const std::string& name, std::uint32_t region, 
   w.region = region;
   if (const auto& regions = config_.paths.regions.regions; !regions.empty()) w.region_name = regions[region].name;
   if (const provisioner::Offer* offer = offer_named(name)) w.price_usd_per_hour = offer->usd_per_hour();
-  drawn_.reset();  // it has a name now
+  drawn_.reset();  // the drawing lacks its name
   return back;
 }
 
@@ -106,7 +107,7 @@ std::optional<std::string> Roster::refresh(const overlay::LearnerStats& stats) {
   topology_ = stats.topology.to_short_text();
   const auto seeds = stats.topology.children_of(kLearnerId);
   seeds_ = {seeds.begin(), seeds.end()};
-  if (drawn_ == stats.topology) return std::nullopt;  // the drawing of a large fleet takes a while
+  if (drawn_ == stats.topology) return std::nullopt;  // drawing a large fleet takes time
   drawn_ = stats.topology;
   return chains::to_dot(stats.topology, [&](WorkerId id) { return id == kLearnerId ? "" : workers_[id].offer; });
 }

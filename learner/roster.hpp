@@ -1,5 +1,5 @@
-// The workers of a run as the learner knows them: where each stands, what it has installed and handed in, what it was
-// rented as. Private to learner/.
+// The learner's list of workers: their state, installed versions, accepted rollouts, and the offers they were rented
+// as. Private to learner/.
 #pragma once
 #include <map>
 #include <mutex>
@@ -20,19 +20,19 @@
 
 namespace echoline::learner {
 
-// Thread-safe; the overlay's, the desk's, the fleet's and the main thread call it.
+// Thread-safe: called by the overlay, the desk, the fleet and the main thread.
 class Roster {
  public:
   // Both outlive it.
   Roster(const RunConfig& config, const provisioner::Plan& plan);
 
-  // A machine of this offer was asked for, at the price of now.
+  // A machine of this offer was requested, at the current price.
   void rented(const provisioner::Offer& offer);
-  // Where a worker of this name stands: by the place that it states, or else that its offer states.
+  // The region of a worker of this name, by its own place or else its offer's.
   std::uint32_t region_of(const std::string& name, const std::string& place) const;
-  // True when it is back after it was away or lost.
+  // Returns true if the worker had been away or lost.
   bool joined(WorkerId id, const std::string& name, std::uint32_t region, TimePoint now);
-  // Both return false, and change nothing, once the end of the run makes workers leave.
+  // Both return false and change nothing after freeze().
   bool away(WorkerId id);
   bool lost(WorkerId id);
   void had_trouble(WorkerId id);
@@ -40,36 +40,35 @@ class Roster {
   WorkerMeter::Progress heard(WorkerId id, const schema::Vitals& vitals, TimePoint now);
   void accepted(WorkerId id, std::uint64_t rollouts, double held_s);
   void turned_away(WorkerId id);
-  // Takes over what the overlay knows of its workers. Returns the drawing of the topology, as a .dot, where it has
-  // changed.
+  // Copies the overlay's data on its workers. Returns a drawing of the topology, as a .dot, if it has changed.
   std::optional<std::string> refresh(const overlay::LearnerStats& stats);
-  // From now on workers leave because the run ends: their last state stays.
+  // From now on, workers leave because the run ends: their last state stays.
   void freeze();
 
-  std::size_t alive() const;  // not lost: there or away
+  std::size_t alive() const;  // present or away
   std::vector<std::pair<WorkerId, std::string>> present()
       const;  // neither lost nor away, with the offers they were rented as
   bool all_present_have(Version version) const;
   std::vector<chains::WorkerLink> links_of(std::span<const WorkerId> workers) const;  // as planned
   std::vector<WorkerEntry> entries() const;
-  nlohmann::json status() const;  // a row each, as status.json has it under `workers`
-  std::string topology() const;   // in a few words
+  nlohmann::json status() const;  // one row per worker, as under `workers` in status.json
+  std::string topology() const;   // a short description
   std::uint64_t floods() const;
 
-  // Aborts where its parts disagree.
+  // Aborts if its parts disagree.
   void check() const;
 
  private:
   const provisioner::Offer* offer_named(const std::string& name) const;
 
   const RunConfig& config_;
-  mutable std::mutex mutex_;  // guards all that follows
+  mutable std::mutex mutex_;  // guards all members below
   std::map<WorkerId, WorkerEntry> workers_;
   std::map<WorkerId, WorkerMeter> meters_;
-  std::map<std::string_view, const provisioner::Offer*> planned_;  // of the plan, by id
+  std::map<std::string_view, const provisioner::Offer*> planned_;  // the plan's offers, by id
   std::map<std::string, provisioner::Offer> rented_;               // by id
-  std::optional<chains::Topology> drawn_;  // as last returned by refresh(), and with those names
-  std::set<WorkerId> seeds_;               // that the learner itself sends to
+  std::optional<chains::Topology> drawn_;                          // last returned by refresh(), with the current names
+  std::set<WorkerId> seeds_;                                       // workers to which the learner sends
   std::string topology_;
   std::uint64_t floods_ = 0;
   bool frozen_ = false;

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::string_view kRead = "read run";
 
-// Bytes read at `offset`, fewer than asked for only at the file's end.
+// Reads `size` bytes at `offset`; fewer only at the file's end.
 Result<std::size_t> read_at(int fd, const std::filesystem::path& path, char* into, std::size_t size,
                             std::uint64_t offset) {
   std::size_t done = 0;
@@ -34,7 +34,7 @@ Result<std::uint64_t> size_of(int fd, const std::filesystem::path& path) {
   return static_cast<std::uint64_t>(info.st_size);
 }
 
-// Where the text after the `n`-th end of a row begins, counted from the file's end; 0 where there are fewer.
+// The offset behind the `n`-th newline, counted from the file's end; 0 if there are fewer.
 Result<std::uint64_t> after_end_from_last(int fd, const std::filesystem::path& path, std::uint64_t size,
                                           std::uint64_t n) {
   std::string block(kRowBlockBytes, '\0');
@@ -74,7 +74,7 @@ Error RowFile::corrupt(std::string_view found) const {
 
 // False at the file's end.
 Result<bool> RowFile::read_block() {
-  if (end_ - begin_ > kRowBytesMax) {  // its end is still looked for
+  if (end_ - begin_ > kRowBytesMax) {  // discards its bytes while searching for its newline
     left_out_ += end_ - begin_;
     begin_ = scanned_ = end_ = 0;
   }
@@ -143,7 +143,7 @@ Result<RowPlace> last_rows(const std::filesystem::path& path, std::uint64_t rows
   const Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (fd.get() < 0) return os_error(kRead, path);
   ECHO_ASSIGN(const std::uint64_t size, size_of(fd.get(), path));
-  // The end of the row before them is one more.
+  // One newline more: that of the row before them.
   ECHO_ASSIGN(const std::uint64_t offset, after_end_from_last(fd.get(), path, size, rows + 1));
   return RowPlace{offset, offset == 0 ? std::optional<std::uint64_t>(0) : std::nullopt};
 }

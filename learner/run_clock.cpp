@@ -51,7 +51,7 @@ void RunClock::loop() {
   for (bool failing = false; !wake_.wait_for(lock, kSaveEvery, [this] { return stopping_; });) {
     lock.unlock();
     const Status saved = save();
-    if (!saved && !failing) log::warn("{}", saved.error().message());  // once, until it succeeds
+    if (!saved && !failing) log::warn("{}", saved.error().message());  // logged once, until it succeeds
     failing = !saved;
     lock.lock();
   }

@@ -1,5 +1,5 @@
-// How long the processes of a run have worked on it, and what the learner's machine has cost; a killed process is
-// counted up to a few seconds before its end.
+// The working time of all processes of a run, and the cost of the learner's machine. A killed process counts up to a
+// few seconds before its end.
 #pragma once
 #include <condition_variable>
 #include <filesystem>
@@ -13,18 +13,18 @@
 
 namespace echoline::learner {
 
-// Thread-safe. What there was is kept in usage.json of the run's folder: {"schema_version":1, "wall_seconds":...,
-// "learner_usd":...}, the latter null once a process did not know the price of its machine.
+// Thread-safe. The sums are kept in usage.json of the run's folder: {"schema_version":1, "wall_seconds":...,
+// "learner_usd":...}. The latter is null once the price of a process's machine was unknown.
 class RunClock {
  public:
-  // Starts counting, after what usage.json says where `resume`. The file is renewed every few seconds by a thread of
-  // this object. `clock` must outlive it. kIo, or kCorrupt when the file is not what it should be.
+  // Starts counting; with `resume`, from the sums in usage.json. A thread of this object renews the file every few
+  // seconds. `clock` must outlive it. kIo; kCorrupt for an invalid file.
   static Result<std::unique_ptr<RunClock>> open(const std::filesystem::path& folder, std::optional<double> usd_per_hour,
                                                 bool resume, const Clock& clock);
   ~RunClock();
 
   double wall_seconds() const;                // of all processes of the run
-  std::optional<double> learner_usd() const;  // of all processes; absent where a price is not known
+  std::optional<double> learner_usd() const;  // of all processes; absent if a price is unknown
   Status save() const;
 
  private:

@@ -15,8 +15,9 @@ namespace echoline::learner {
 namespace {
 
 constexpr const char* kResolvedHead =
-    "# What the run file and --set came to: every default is written out, every path is absolute. This is a run file\n"
-    "# itself, good for `echoline up` from any folder.\n";
+    "# The resolved run file, with --set applied: every default is written out, every path is absolute. It is itself "
+    "a\n"
+    "# run file for `echoline up` from any folder.\n";
 
 void read_run(ConfigSection s, RunSection& c) {
   s.require("name", c.name, "names the run and its folder: letters, digits, '-', '_' and '.'");
@@ -110,9 +111,9 @@ void read_learner(ConfigSection s, const RunSection& run, const model::ModelSett
        {"detached_clip", TrustRegion::kDetachedClip},
        {"second_moment", TrustRegion::kSecondMoment},
        {"none", TrustRegion::kNone}},
-      {"how far one learner step may go: the probability ratio is clipped, and with it its gradient (clip), or "
-       "clipped as a weight of the gradient (detached_clip); tokens that make the mean squared log-ratio of "
-       "their response too large are left out (second_moment); or only `importance_cap` bounds it (none)",
+      {"the bound of one learner step. clip: the probability ratio is clipped, and with it its gradient. "
+       "detached_clip: the ratio is clipped as a weight of the gradient. second_moment: tokens that make the mean "
+       "squared log-ratio of their response too large are left out. none: only `importance_cap` bounds the step",
        "`clip`; cispo: detached_clip, m2po: second_moment, rloo, opo, tis, tis_sequence: none"});
   s.read("clip_low", c.loss.clip_low, {.min = 0.0, .max = 1.0},
          {"a probability ratio counts down to 1 - `clip_low`", "`0.2`; gspo: 0.0003, cispo: 1"});
@@ -265,7 +266,7 @@ void read_all(ConfigSection root, RunConfig& c) {
   c.learner.loss.fixed_length = c.rollout.response_tokens_max;
   read_network(root.section("network", "How policies and trajectories travel."), c);
   provisioner::read(root.section("fleet", "The rented fleet: offers, provider, limits."), c.fleet);
-  read_worker(root.section("worker", "What rented workers generate with; see engines.md."), c.rollout, c.worker);
+  read_worker(root.section("worker", "The engine of rented workers; see engines.md."), c.rollout, c.worker);
 }
 
 }  // namespace
@@ -305,7 +306,7 @@ Result<RunConfig> load_run_config(const std::filesystem::path& path,
   if (!loaded) return as_mistake(std::move(loaded).error());
   ConfigFile file = std::move(*loaded);
   for (const auto& [key, value] : overrides) ECHO_TRY(file.set(key, value));
-  (void)file.split("sweep");  // of what else there are runs: `echoline sweep` reads it
+  (void)file.split("sweep");  // read by `echoline sweep`
   RunConfig config;
   read_all(file.root(), config);
   ECHO_TRY(file.finish());
@@ -328,7 +329,7 @@ std::vector<ConfigKey> run_file_keys() {
       options.push_back(std::move(option));
     }
   }
-  std::size_t end_of_task = 0;  // sections stand behind the keys beside them
+  std::size_t end_of_task = 0;  // sections follow the keys of their own level
   for (ConfigKey& key : blank.keys()) {
     if (key.path == "task.options") continue;
     const bool of_task = key.path.starts_with("task.");

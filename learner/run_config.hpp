@@ -34,10 +34,10 @@ inline double default_learning_rate(const model::ModelSettings& model) {
   return model.path ? kLearningRateOfLoadedModel : kLearningRateOfNewModel;
 }
 
-// Greedy answers to held-out problems: before the first step, after the last, and in between.
+// Greedy evaluation on held-out problems: before the first step, after the last, and in between.
 struct EvaluationSection {
   std::uint32_t every = 0;                // steps; 0: only before and after
-  std::optional<std::uint32_t> problems;  // the first so many; absent: all
+  std::optional<std::uint32_t> problems;  // only the first ones; absent: all
 };
 
 struct WarmStartSection {
@@ -63,14 +63,14 @@ struct LearnerSection : TrainingSettings {
   WarmStartSection warm_start;
 };
 
-// What rented workers generate with.
+// The engine of rented workers.
 struct WorkerSection {
   std::string engine = "builtin";  // "builtin", "sglang", "vllm"
-  std::string device = "cpu";      // where the built-in engine computes: cpu, cuda, cuda:N
-  std::string engine_command;      // starts the latter two
+  std::string device = "cpu";      // device of the built-in engine: cpu, cuda, cuda:N
+  std::string engine_command;      // starts a server for the latter two
   Duration engine_patience = std::chrono::minutes(10);
   std::optional<unsigned> threads;  // of a worker; 0: as many as its host has; absent: worker::EngineOptions decides
-  // Words that `echoline worker` takes for it.
+  // These settings as arguments of `echoline worker`.
   std::vector<std::string> arguments() const;
 };
 
@@ -104,7 +104,7 @@ Result<RunConfig> load_run_config(const std::filesystem::path& path,
 // evaluation and worker may be absent; so may fleet.offers, where offers are made up elsewhere.
 void read_simulated_run(ConfigSection root, RunConfig& config);
 
-// Every key of a run file with its meaning, as the reader has it; those of the built-in adapters included.
+// Every key of a run file with its meaning, including those of the built-in adapters.
 std::vector<ConfigKey> run_file_keys();
 
 }  // namespace echoline::learner

@@ -9,7 +9,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::uint64_t kNumbersMax = 10'000'000;  // learner steps that a run file may ask for
+constexpr std::uint64_t kNumbersMax = 10'000'000;  // most learner steps of a run file
 constexpr std::size_t kAgesMax = 4096, kTasksMax = 1024, kPartsMax = 64;
 
 std::optional<double> number(const json& row, const char* key) {

@@ -1,6 +1,5 @@
-// The measurements of a run (metrics.jsonl), folded row by row into what its report says. Memory: 8 bytes a learner
-// step for what was done again, up to 6 MB for quantiles, and the few rows that a report shows; it does not grow with
-// the rows.
+// Aggregates a run's measurements (metrics.jsonl), row by row, for its report. Memory does not grow with the rows. It
+// is 8 bytes per learner step to detect repeated ones, up to 6 MB for quantiles, and the few rows that a report shows.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -19,16 +18,17 @@
 namespace echoline::learner {
 
 inline constexpr std::size_t kEvaluationsReported = 1000;     // of `eval.by_step`
-inline constexpr std::size_t kSettingChangesReported = 1000;  // the newest
+inline constexpr std::size_t kSettingChangesReported = 1000;  // the newest settings_changed rows
 
-// A figure of each step, publication or broadcast that has it, by number.
+// A figure that steps, publications or broadcasts have, by their number.
 struct Figure {
   Totals totals;
-  std::optional<std::pair<std::uint64_t, double>> first, last;  // of the least and the largest number
+  std::optional<std::pair<std::uint64_t, double>> first, last;  // values of the lowest and the highest number
   void add(std::uint64_t number, double value);
 };
 
-// Rows by number, thinned out: beyond `most` of them every second remains, again and again, and always the last.
+// Rows by number, thinned out: whenever there are more than `most`, every second one is dropped. The last one always
+// stays.
 class ThinnedRows {
  public:
   explicit ThinnedRows(std::size_t most) : most_(most) {}
@@ -61,7 +61,7 @@ struct RunFigures {
   Distribution t_b, lower_bound, predicted;
   Figure workers, acknowledged;
   std::map<std::string, double> t_b_shares;  // part -> sum of its shares of T_b
-  std::uint64_t t_b_shared = 0;              // broadcasts that have them
+  std::uint64_t t_b_shared = 0;              // broadcasts with shares
 
   nlohmann::json snapshot = nullptr, warm_start = nullptr, eval_before = nullptr,
                  eval_after = nullptr;  // the last row of each
@@ -70,8 +70,8 @@ struct RunFigures {
   std::map<std::string, std::uint64_t> alarms;  // begun, by kind
 };
 
-// Folds rows. Each row is shown twice: all of them to count(), then all of them to fold(). A step, policy or evaluation
-// that was done again after a resume counts as it was done last; only the first pass can tell.
+// Aggregates rows in two passes: all rows go to count(), then all to fold(). A step, policy or evaluation that was
+// repeated after a resume counts with its last row, which only the first pass can identify.
 class FigureFold {
  public:
   void count(const nlohmann::json& row);
@@ -79,11 +79,11 @@ class FigureFold {
   RunFigures take() { return std::move(figures_); }
 
  private:
-  // How often each number comes.
+  // Counts the rows of each number.
   class Repeats {
    public:
     void note(std::uint64_t number);
-    // Called once for every noted one in the same order; true for the last of its number.
+    // Call once for every noted number, in the same order; true for the last row of a number.
     bool is_last(std::uint64_t number);
 
    private:

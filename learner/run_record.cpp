@@ -20,10 +20,10 @@
 namespace echoline::learner {
 namespace {
 
-// What is left of a row that is too long.
+// The fields that a row keeps if it is too long.
 const std::set<std::string, std::less<>> kRowKeys{"unix_s", "event", "kind", "step", "version", "worker", "offer"};
 
-// Moves an earlier run of the same name out of the way; returns where it went.
+// Moves an earlier run of the same name aside; returns its new folder.
 Result<std::filesystem::path> move_aside(const std::filesystem::path& folder) {
   for (int n = 1;; ++n) {
     std::filesystem::path target = folder;
@@ -74,7 +74,7 @@ Result<std::unique_ptr<RunRecord>> RunRecord::open(const std::filesystem::path& 
     record->lock_ = ::open((folder / "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
     if (record->lock_ < 0)
       return fail(Code::kIo, "lock run", "{}: {}", (folder / "lock").string(), std::strerror(errno));
-    // Whoever had it may be about to end: a learner whose `up` was killed finishes its step first.
+    // The process with the lock may end soon: a learner whose `up` was killed first finishes its step.
     const auto end = std::chrono::steady_clock::now() + patience;
     bool taken = ::flock(record->lock_, LOCK_EX | LOCK_NB) == 0;
     if (!taken && patience > Duration::zero()) log::info("waiting for the process that writes {}", folder.string());
@@ -136,7 +136,7 @@ Status RunRecord::Rows::write_out() {
 void RunRecord::append(Rows& rows, nlohmann::json fields) {
   fields["unix_s"] = SystemClock().unix_seconds();
   std::string line = json_text(fields);
-  if (line.size() > kRowBytesMax) {  // no reader takes it
+  if (line.size() > kRowBytesMax) {  // readers refuse longer rows
     log::error("{}: a row of {} bytes is left out, at most {} are written", rows.path.string(), line.size(),
                kRowBytesMax);
     std::erase_if(fields.get_ref<nlohmann::json::object_t&>(),
@@ -151,7 +151,7 @@ void RunRecord::append(Rows& rows, nlohmann::json fields) {
     ++rows.lost;
   else
     rows.pending += line;
-  (void)rows.write_out().has_value();  // written() says what is wrong
+  (void)rows.write_out().has_value();  // written() reports the error
 }
 
 std::vector<std::string> RunRecord::alarms() const {
@@ -184,7 +184,7 @@ void RunRecord::disk(std::string_view part, std::uint64_t step, const Error* err
   }
   const char* advice = full ? "make room there: the run waits, no worker is blamed, and it goes on by itself"
                             : "look after the disk: the run waits for a minute, and then ends so that --resume goes on";
-  log::error("{}: {}. What to do: {}", part, error->message(), advice);
+  log::error("{}: {}. Advice: {}", part, error->message(), advice);
   event(
       "alarm",
       {{"kind", kind}, {"step", step}, {"detail", fmt::format("{}: {}", part, error->message())}, {"advice", advice}});
@@ -209,13 +209,13 @@ void RunRecord::metric(std::string_view kind, nlohmann::json fields) {
     begun = alarms_.hear(fields);
   }
   for (const Alarm& alarm : begun) {
-    log::warn("{} at step {}: {}. What to do: {}", alarm.kind, alarm.step, alarm.detail, alarm.advice);
+    log::warn("{} at step {}: {}. Advice: {}", alarm.kind, alarm.step, alarm.detail, alarm.advice);
     event("alarm", {{"kind", alarm.kind}, {"step", alarm.step}, {"detail", alarm.detail}, {"advice", alarm.advice}});
   }
   append(metrics_, std::move(fields));
 }
 
-// A file that readers look at now and then. A failure is said once, until it succeeds.
+// A file that readers poll. A failure is logged once, until writing succeeds.
 void RunRecord::replace(std::string_view name, std::string_view content, bool& failing) {
   const Status written = write_file_atomic(folder_ / name, content);
   if (!written && !failing) log::warn("{}", written.error().message());

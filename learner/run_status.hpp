@@ -1,4 +1,4 @@
-// How a run stands, for people and other processes: status.json in the run's folder. Private to learner/.
+// The state of a run for people and other processes: status.json in the run's folder. Private to learner/.
 #pragma once
 #include <mutex>
 #include <string>
@@ -13,10 +13,10 @@
 
 namespace echoline::learner {
 
-// The main thread's, but for newest(), published() and broadcast_done(), which are thread-safe.
+// For the main thread, except newest(), published() and broadcast_done(), which are thread-safe.
 class RunStatus {
  public:
-  static constexpr Duration kEvery = std::chrono::milliseconds(500);  // it is written at most
+  static constexpr Duration kEvery = std::chrono::milliseconds(500);  // shortest interval of writes
 
   // All outlive it.
   RunStatus(const RunConfig& config, RunRecord& record, const RunClock& run_clock, const Clock& clock)
@@ -26,15 +26,15 @@ class RunStatus {
   std::pair<Version, overlay::Digest> newest() const;
   void published(Version version, const overlay::Digest& digest, std::uint64_t bytes);
   void broadcast_done(Duration t_b);
-  // A learner step: its mean reward, and how long the learner waited for its batch in all the time that the step took.
+  // A learner step: its mean reward, its duration `took`, and the part of it, `waited`, spent waiting for its batch.
   void trained(double reward, Duration waited, Duration took);
 
-  // Whether it is time to write again. `phase`, what the learner does now, is written with it then.
+  // Whether it is time to write. `phase`, the learner's current activity, becomes part of the next write.
   bool due(const std::string& phase);
-  // Writes it. `policy` is null before there is one.
+  // Writes the file. `policy` is null before the first policy.
   void write(std::uint64_t step, const PolicySource* policy, const provisioner::FleetSummary& fleet,
              const Roster& roster);
-  // The next write is due at once: it is the last.
+  // Makes the next write, the last one, due at once.
   void end() { due_at_ = TimePoint{}; }
 
  private:
@@ -45,9 +45,9 @@ class RunStatus {
   std::string phase_;
   TimePoint due_at_{};
   double reward_ = 0;
-  Duration waited_{}, took_{};  // of all steps of this process
+  Duration waited_{}, took_{};  // over all steps of this process
 
-  mutable std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards the members below
   Version version_;
   overlay::Digest digest_{};
   std::uint64_t delta_bytes_ = 0;

@@ -43,7 +43,7 @@ void RunTask::describe(const RunConfig& config, schema::RunSpec& spec) const {
   spec.set_tokenizer_json(phrasing.tokenizer().to_json());
   for (const model::Token token : phrasing.eos()) spec.add_eos(static_cast<std::uint32_t>(token));
   spec.set_prompt_json(phrasing.prompt_json());
-  // What may hold secrets stays here.
+  // The task's options may contain secrets, so they stay here unless workers need them for scoring.
   if (!config.task.any_scored_by_workers()) return;
   spec.set_adapter_name(config.task.adapter);
   spec.set_adapter_config_json(adapter->options_for_workers(config.task.options_json));

@@ -1,5 +1,5 @@
-// What the policies of a run are asked, and in whose tokens: the model's files but not its weights, how problems are
-// put to it, and the task's problems. The same whoever trains. Private to learner/.
+// A run's task and phrasing, for any trainer: the model's files without its weights, the prompt format, and the task's
+// problems. Private to learner/.
 #pragma once
 #include <memory>
 #include <vector>
@@ -12,7 +12,7 @@
 
 namespace echoline::learner {
 
-// The run's task, its problems and all.
+// Makes the adapter of the run's task, with all its problems.
 Result<std::unique_ptr<data_plane::Adapter>> run_adapter(const RunConfig& config);
 
 struct RunTask {
@@ -21,11 +21,11 @@ struct RunTask {
   model::ModelFiles files;
   model::Phrasing phrasing;
   std::unique_ptr<data_plane::Adapter> adapter;
-  std::vector<schema::Problem> evaluation;  // held-out problems, as many as the run wants
+  std::vector<schema::Problem> evaluation;  // the run's number of held-out problems
 
-  // What workers hand in is looked at with the model's and the task's own eyes. It refers to the adapter.
+  // Makes the check of workers' submissions, from the model's phrasing and the task. It refers to the adapter.
   Door door(const RunConfig& config) const;
-  // The part of the run's specification that is about the model and the task.
+  // Fills in the parts of the run's specification on the model and the task.
   void describe(const RunConfig& config, schema::RunSpec& spec) const;
 };
 

@@ -40,7 +40,7 @@ void Scorer::add(replay_buffer::Group group, schema::Problem problem) {
   work->group = std::move(group);
   work->problem = std::move(problem);
   for (std::size_t member = 0, members = work->missing; member < members; ++member)
-    queue_.try_push(Item{work, member});  // refused only when it is closed
+    queue_.try_push(Item{work, member});  // refused only when the queue is closed
 }
 
 std::vector<Scorer::Done> Scorer::done() {
@@ -58,10 +58,10 @@ void Scorer::loop() {
   const SystemClock clock;
   for (;;) {
     const auto item = queue_.pop(kPoll);
-    if (stop_) return;  // what is not scored waits where it is stored
+    if (stop_) return;  // unscored groups stay in the store
     if (!item) continue;
     Work& work = *item->work;
-    schema::Trajectory& t = work.group.trajectories[item->member];  // nobody else's until the group is done
+    schema::Trajectory& t = work.group.trajectories[item->member];  // used by no other thread until the group is done
     const TimePoint begun = clock.now();
     auto found = look_->find(t, work.problem, &stop_);
     if (stop_) return;
@@ -71,7 +71,8 @@ void Scorer::loop() {
       t.set_correct(found->score.correct);
       t.set_late(found->score.late);
       for (const auto& [name, value] : found->score.components) (*t.mutable_components())[name] = value;
-      if (const Status form = data_plane::check(t); !form) found = form.error();  // a reward that is no number
+      // For example a reward that is not finite.
+      if (const Status form = data_plane::check(t); !form) found = form.error();
     }
     bool done = false;
     {

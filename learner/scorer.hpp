@@ -1,4 +1,4 @@
-// Scores groups whose workers hand in text only (`scored_by: learner`), on threads beside the rollout desk. Private to
+// Scores groups of text-only submissions (`scored_by: learner`), on threads beside the rollout desk. Private to
 // learner/.
 #pragma once
 #include <atomic>
@@ -20,16 +20,16 @@ namespace echoline::learner {
 struct ScorerCounts {
   std::uint64_t responses = 0;  // scored
   std::uint64_t failed_groups = 0;
-  double seconds = 0;  // that the scored ones took, one after another
+  double seconds = 0;  // sum over the scored responses
 };
 
 // Thread-safe. A response is scored once; an error of its task fails its group.
 class Scorer {
  public:
-  static constexpr std::size_t kGroupsMax = 64;  // at a time; others wait where they are stored
-  static constexpr std::size_t kThreads = 16;    // the task's own limits hold besides (`parallel`, `processes`)
+  static constexpr std::size_t kGroupsMax = 64;  // at a time; further groups wait in the store
+  static constexpr std::size_t kThreads = 16;    // the task's own limits also apply (`parallel`, `processes`)
 
-  // `wake` is called on a thread of the scorer when done() has something to tell; must not block.
+  // `wake` is called on a thread of the scorer when done() has new entries; it must not block.
   Scorer(std::shared_ptr<const SecondLook> look, std::function<void()> wake);
   ~Scorer();
 
@@ -39,7 +39,7 @@ class Scorer {
 
   struct Done {
     replay_buffer::Group group;  // with its scores
-    Status status;               // or why there are none
+    Status status;               // the reason if it has no scores
   };
   std::vector<Done> done();  // since the last call
   ScorerCounts counts() const;
@@ -61,11 +61,11 @@ class Scorer {
   const std::function<void()> wake_;
   mutable std::mutex mutex_;
   std::set<GroupId> inside_;  // guarded by mutex_
-  std::vector<Done> done_;    // guarded by mutex_; of groups that are inside_
+  std::vector<Done> done_;    // guarded by mutex_; groups still counted in inside_
   ScorerCounts counts_;       // guarded by mutex_
   std::atomic<bool> stop_ = false;
   BoundedQueue<Item> queue_;
-  std::vector<std::thread> threads_;  // last: they use all of the above; begun with the first group
+  std::vector<std::thread> threads_;  // last: they use all members above; started with the first group
 };
 
 }  // namespace echoline::learner

@@ -6,7 +6,7 @@
 namespace echoline::learner {
 namespace {
 
-constexpr double kScoreTolerance = 1e-9;  // the same sum in another order
+constexpr double kScoreTolerance = 1e-9;  // for sums in another order
 
 bool same(double a, double b) { return std::abs(a - b) <= kScoreTolerance * std::max({1.0, std::abs(a), std::abs(b)}); }
 

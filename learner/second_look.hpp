@@ -1,4 +1,4 @@
-// What the learner itself finds a trajectory to be worth: its task is asked again, turn by turn. Private to learner/.
+// Computes the learner's own score of a trajectory by running its task again, turn by turn. Private to learner/.
 #pragma once
 #include <atomic>
 #include <optional>
@@ -13,14 +13,13 @@
 
 namespace echoline::learner {
 
-// Why a submission is not taken in. The reasons are stable, reports count by them:
-// "malformed": it breaks the form of trajectories, or leaves the vocabulary, the positions or the length of the run.
-// "wrong prompt", "wrong score": its prompt, text or score are not what the learner finds itself, which an intact
-// worker of this release cannot produce.
+// The reason for refusing a submission. Reports count by `reason`, so these texts are stable: "malformed": it violates
+// the form of trajectories, or the run's vocabulary, positions or length. "wrong prompt", "wrong score": its prompt,
+// text or score differs from the learner's own, which an intact worker of this release cannot cause.
 struct Refusal {
   std::string_view reason;
   std::string detail;
-  bool forged = false;  // not an accident
+  bool forged = false;  // cannot be an accident
 };
 
 template <class... Args>
@@ -28,17 +27,16 @@ Refusal because(std::string_view reason, bool forged, fmt::format_string<Args...
   return {reason, fmt::format(format, std::forward<Args>(args)...), forged};
 }
 
-// The tokens of a response, and the policy's turns in it by the loss mask: none where it does not begin and end with
-// one.
+// The tokens of a response, and the policy's turns in it by the loss mask. No turns unless it begins and ends with one.
 std::vector<model::Token> response_of(const schema::Trajectory& trajectory);
 std::vector<std::span<const model::Token>> turns_of(const schema::Trajectory& trajectory,
                                                     std::span<const model::Token> response);
 
-// Whether the trajectory's score is this one: reward and verdict, and its named parts.
+// Whether the trajectory has this score: reward and verdict, or its named components.
 bool same_verdict(const schema::Trajectory& trajectory, const data_plane::Score& score);
 bool same_parts(const schema::Trajectory& trajectory, const data_plane::Score& score);
 
-// Immutable; may be used from several threads at once. The adapter must outlive it.
+// Immutable; any thread. The adapter must outlive it.
 class SecondLook {
  public:
   SecondLook(const data_plane::Adapter& adapter, model::Phrasing phrasing, std::uint64_t run_seed,
@@ -50,21 +48,21 @@ class SecondLook {
 
   struct Found {
     data_plane::Score score;
-    std::optional<Refusal> refusal;  // what its task would not have told it, or ended otherwise
+    std::optional<Refusal> refusal;  // an observation or an end that its task would not have given
   };
-  // Of a trajectory that passed data_plane::check and whose turns are some. An error is the task's, and nobody's fault.
-  // kCancelled where `stop` turns true first.
+  // Requires a trajectory that passed data_plane::check and has turns. An error is the task's, not the worker's.
+  // kCancelled if `stop` turns true first.
   Result<Found> find(const schema::Trajectory& trajectory, const schema::Problem& problem,
                      const std::atomic<bool>* stop = nullptr) const;
 
-  // In what the trajectory's score is another one; nothing: in nothing that counts.
+  // The relevant difference between the trajectory's score and `score`; absent if there is none.
   static std::optional<Refusal> difference(const schema::Trajectory& trajectory, const data_plane::Score& score);
-  // Whether two looks found the same.
+  // Whether two looks have equal scores.
   static bool same(const data_plane::Score& a, const data_plane::Score& b);
 
   const data_plane::Adapter& adapter() const { return adapter_; }
   const model::Phrasing& phrasing() const { return phrasing_; }
-  // The response as it is graded, or shown where it has several turns.
+  // The response's text: as it is graded or, with several turns, as it is shown.
   std::string text(std::span<const model::Token> response, std::size_t turns) const {
     return turns > 1 ? phrasing_.tokenizer().decode(response) : phrasing_.answer(response);
   }

@@ -10,16 +10,16 @@
 
 namespace echoline::learner {
 
-// What a response's reward is compared with: the mean of its group, the mean of the others in it, or the mean weighted
-// by length, which has the least variance where every token adds to the gradient.
+// The baseline of a response's reward: the mean of its group, the mean of the others in it, or the mean weighted by
+// length. The last has the least variance if every token adds to the gradient.
 enum class Baseline { kMean, kLeaveOneOut, kLengthWeighted };
 enum class AdvantageScale { kStd, kNone };  // divide by the group's standard deviation, or only centre
-enum class Level { kToken, kSequence };     // a ratio of each token, or one of the whole response
+enum class Level { kToken, kSequence };     // one ratio per token, or per response
 enum class TrustRegion { kClip, kDetachedClip, kSecondMoment, kNone };
 enum class Aggregation { kTokenMean, kSequenceMean, kSequenceSum, kFixedLength };
 enum class KlForm { kK1, kK2, kK3 };
-// What becomes of responses that the length limit cut: train on them like on others, leave their tokens out of the loss
-// (their reward still counts in the group's mean), or subtract a penalty from their reward.
+// The treatment of responses cut by the length limit. kKeep: like others. kMask: their tokens are left out of the loss
+// (their reward still counts in the group's mean). kPenalty: a penalty is subtracted from their reward.
 enum class Truncated { kKeep, kMask, kPenalty };
 
 struct LossConfig {
@@ -30,34 +30,34 @@ struct LossConfig {
   TrustRegion trust_region = TrustRegion::kClip;
   double clip_low = 0.2;            // in [0, 1]
   double clip_high = 0.28;          // >= 0
-  double second_moment_max = 0.04;  // of TrustRegion::kSecondMoment, > 0
+  double second_moment_max = 0.04;  // for TrustRegion::kSecondMoment, > 0
   Level importance_level = Level::kToken;
   double importance_cap = 2.0;  // C, >= 1
   double kl_coefficient = 0.0;  // β; 0 needs no reference policy
   KlForm kl_form = KlForm::kK3;
   Aggregation aggregation = Aggregation::kTokenMean;
-  std::int64_t fixed_length = 1;  // tokens, of Aggregation::kFixedLength
+  std::int64_t fixed_length = 1;  // tokens, for Aggregation::kFixedLength
 };
 
 // kInvalid with the name and the value of the first setting out of range.
 Status validate(const LossConfig& config);
 
-// Whether the loss asks what the policy was when the learner step began.
+// Whether the loss needs the policy at the start of the learner step.
 inline bool needs_proximal(const LossConfig& config) {
   return config.trust_region == TrustRegion::kClip || config.trust_region == TrustRegion::kDetachedClip;
 }
 
-// The loss that goes by `name` (docs/losses.md); absent where none does. The first of the names is LossConfig{}.
+// The loss with this name (docs/losses.md); absent for an unknown name. LossConfig{} is the first name's.
 std::optional<LossConfig> loss_named(std::string_view name);
 const std::vector<std::string_view>& loss_names();
 
 enum class Schedule { kConstant, kLinear, kCosine };  // of the learning rate, after the warm-up
-enum class Moments { kFp32, kInt8 };                  // what the moments of AdamW are kept in
+enum class Moments { kFp32, kInt8 };                  // storage of AdamW's moments
 
-// Defaults of learner.learning_rate. The rate that a new model needs destroys a pretrained one.
+// Defaults of learner.learning_rate. The rate for a new model would destroy a pretrained one.
 inline constexpr double kLearningRateOfNewModel = 1e-3;
 inline constexpr double kLearningRateOfLoadedModel = 1e-6;
-inline constexpr double kLearningRateFactorUsual = 30;  // a rate this many times away from its default is warned of
+inline constexpr double kLearningRateFactorUsual = 30;  // rates further from the default cause a warning
 
 struct OptimizerConfig {
   double learning_rate = kLearningRateOfNewModel;
@@ -68,22 +68,22 @@ struct OptimizerConfig {
   double gradient_norm_max = 1.0;
   std::int64_t warmup_updates = 0;  // update n of the first `warmup_updates` runs at n/warmup_updates of the rate
   Schedule schedule = Schedule::kConstant;
-  std::int64_t updates_expected = 0;  // at which the decay ends, at `final_share` of the rate
+  std::int64_t updates_expected = 0;  // the decay ends there, at `final_share` of the rate
   double final_share = 0.0;           // in [0, 1]
   Moments moments = Moments::kFp32;
-  bool on_host = false;  // masters and moments in the host's memory, where the parameters are on a device
+  bool on_host = false;  // masters and moments in host memory, if the parameters are on a device
 };
 
 enum class Compute { kFp32, kBf16 };  // weights and activations in training
 
-// What the built-in trainer does in a learner step, as the run file's section `learner` says it.
+// Settings of the built-in trainer's learner step, from the run file's section `learner`.
 struct TrainingSettings {
   LossConfig loss;
   OptimizerConfig optimizer;
   std::uint32_t minibatches = 1;           // optimizer updates per pass over the batch; groups stay whole
   std::int64_t microbatch_tokens = 8192;   // tokens in one forward and backward pass; bounds memory
   Truncated truncated = Truncated::kKeep;  // responses cut by the length limit
-  double truncated_penalty = 1.0;          // subtracted from their reward by Truncated::kPenalty
+  double truncated_penalty = 1.0;          // subtracted from their reward with Truncated::kPenalty
 };
 
 // kInvalid with the name and the value of the first setting out of range.

@@ -1,5 +1,5 @@
-// How fast a worker is, as the fleet's core is told: by what it says of its time and by what the learner saw itself.
-// Private to learner/.
+// Measures a worker's speed for the fleet, from the worker's reported time and the learner's own observation. Private
+// to learner/.
 #pragma once
 #include <cstdint>
 
@@ -8,34 +8,34 @@
 
 namespace echoline::learner {
 
-// Pure. Rollouts count when they were accepted. The seconds are the worker's own, because only it knows when it
-// generated and when it waited; but they cannot be more than have passed, nor less than half of the time in which it
-// had leases. So who lies about its speed gains a factor of two, and who says nothing of its time is taken to have
-// worked while it had leases.
+// Pure. Rollouts count when they are accepted. The seconds are the worker's own, because only it knows when it
+// generated and when it waited. They are limited to the time that has passed, and to at least half of the time in which
+// it had leases. So a false report can gain at most a factor of two. Without a report, all time with leases counts as
+// work.
 class WorkerMeter {
  public:
   struct Progress {
     double rollouts = 0, busy_s = 0;
-    bool turned_away = false;  // it asked for work, and there was none for anybody
+    bool turned_away = false;  // its request for work was refused, because there was none for any worker
   };
 
-  // The desk took in rollouts of a batch for which the worker had leases for `held_s` more.
+  // The desk accepted rollouts of a batch; the worker had leases for `held_s` more seconds.
   void accepted(std::uint64_t rollouts, double held_s);
   void turned_away() { pending_.turned_away = true; }
-  // Its latest heartbeat; what has come since the last call.
+  // Takes its latest heartbeat; returns the progress since the last call.
   Progress heard(const schema::Vitals& vitals, TimePoint now);
-  // It is back after it was away: what it tells of the time before says nothing of how fast it is.
+  // The worker is back after an absence: its report of the time before does not count.
   void returned(TimePoint now);
-  // Of its whole life, as told: for people to look at.
+  // Totals over its whole life, for people.
   const Progress& total() const { return total_; }
 
  private:
   Progress pending_;  // accepted since the last heartbeat; busy_s: with leases
   Progress total_;
   double told_busy_s_ = 0;
-  TimePoint since_ = kNever;         // what was told before is counted
-  TimePoint untold_since_ = kNever;  // results are here whose time is not told yet
-  bool returned_ = false;            // and nothing counted since
+  TimePoint since_ = kNever;         // reported time counts from here
+  TimePoint untold_since_ = kNever;  // results have come whose time is not reported yet
+  bool returned_ = false;            // it has come back, and nothing has counted since
 };
 
 }  // namespace echoline::learner

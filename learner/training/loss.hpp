@@ -11,9 +11,11 @@
 //
 //   trust        clip           J = [w]·min(r·A, clip(r, 1−clip_low, 1+clip_high)·A)
 //   region       detached clip  J = [w·clip(r, 1−clip_low, 1+clip_high)]·A·log π_θ
-//                second moment  J = [w·k]·A·log π_θ     k: 0 for the tokens that carry a response's mean of
-//                                              (log π_θ/π_μ)² above the bound, largest first, if A would widen it
+//                second moment  J = [w·k]·A·log π_θ
 //                none           J = [w]·A·log π_θ
+//
+//                k is 0 for the tokens that carry a response's mean of (log π_θ/π_μ)² above the bound, largest first,
+//                if A would widen it, and 1 otherwise.
 //
 //   level        r = π_θ/π_old, and w = min(π_old/π_μ, C), without clip min(π_θ/π_μ, C): truncated to bound variance.
 //                Either per token, or per response: then r is the geometric mean over its tokens, and w the product

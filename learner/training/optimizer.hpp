@@ -4,10 +4,12 @@
 // taken at these values. Masters and moments are fp32, so updates far below a bf16 step add up until the policy's value
 // changes.
 //
-//   g ← g · min(1, c/‖g‖)             clipping by the global norm over all parameters
+//   g ← g · min(1, c/‖g‖)             clipping by the global norm
 //   m ← β1·m + (1−β1)·g,  v ← β2·v + (1−β2)·g²
+//
 //   W ← W − η_n·( m/(1−β1ⁿ) / (√(v/(1−β2ⁿ)) + ε) + λ·W )      λ only for matrices (two or more dimensions)
 //   parameter ← round_bf16(W)         to nearest, ties to even
+//
 // η_n rises linearly during the warm-up. Then it stays, or falls to a share of itself, linearly or along a cosine.
 // Source: Loshchilov and Hutter 2019.
 //
