@@ -12,7 +12,7 @@ constexpr std::size_t kWindow = 10;        // steps
 constexpr std::size_t kSkippedInARow = 3;  // updates
 constexpr double kEntropyShare = 0.1, kLengthFactor = 2, kEffectiveMin = 0.3, kInformativeMin = 0.05;
 constexpr double kTruncatedMany = 0.5;  // of the responses
-constexpr double kSolved = 0.9;         // above this accuracy, low entropy and few differences are normal
+constexpr double kSolved = 0.9;         // above this accuracy, low entropy and few differences are normal.
 constexpr double kLearned = 0.01;       // a larger gain in accuracy counts as learning
 constexpr double kRewardSpreads = 5;    // the rise of a reward, in spreads of the first steps, that counts as risen
 
@@ -98,19 +98,18 @@ void Alarms::judge(std::uint64_t step, std::vector<Alarm>& begun) {
        entropy_then && entropy_now && *entropy_now < kEntropyShare * *entropy_then && accuracy_now < kSolved,
        fmt::format("entropy {:.3g}, at first {:.3g}; accuracy {:.3f}", entropy_now.value_or(0),
                    entropy_then.value_or(0), accuracy_now),
-       "the policy has stopped trying: raise learner.clip_high, or keep it near the reference "
-       "(learner.kl_coefficient), and "
-       "lower learner.learning_rate");
+       "the policy has stopped exploring: raise learner.clip_high, or keep it near the reference "
+       "(learner.kl_coefficient), and lower learner.learning_rate");
   rule("length_explosion",
        length_now > kLengthFactor * length_then && (reward_now <= reward_then || truncated_now > kTruncatedMany),
        fmt::format("{:.1f} tokens a response, at first {:.1f}; {:.0f} % cut; reward {:.3f}, at first {:.3f}",
                    length_now, length_then, 100 * truncated_now, reward_now, reward_then),
-       "length pays, or is not told from success: set learner.truncated to mask or penalty, or take learner.loss "
-       "dr_grpo");
+       "the reward favours long responses, or success is cut off: set learner.truncated to mask or penalty, or use "
+       "learner.loss dr_grpo");
   rule("weights_collapse", effective_now && *effective_now < kEffectiveMin,
        fmt::format("an effective sample of {:.0f} % of the tokens", 100 * effective_now.value_or(0)),
-       "the policy is far from the one that drew the tokens: lower staleness.budget or learner.learning_rate, or take "
-       "learner.loss m2po. With a budget of 0 too, workers compute other probabilities than the learner");
+       "the policy is far from the one that drew the tokens: lower staleness.budget or learner.learning_rate, or use "
+       "learner.loss m2po. If it happens with a budget of 0, workers compute other probabilities than the learner");
   const bool held_out_stays = held_out_last_ && *held_out_last_ <= *held_out_first_ + kLearned;
   const bool rises = reward_now > reward_then + risen_by;
   rule("reward_without_learning", rises && (accuracy_now <= accuracy_then + kLearned || held_out_stays),
@@ -118,8 +117,8 @@ void Alarms::judge(std::uint64_t step, std::vector<Alarm>& begun) {
                    accuracy_now, accuracy_then,
                    held_out_last_ ? fmt::format("; held out {:.3f}, at first {:.3f}", *held_out_last_, *held_out_first_)
                                   : std::string()),
-       "something is rewarded that is not the task: read what the model says (echoline model generate) and mend the "
-       "reward");
+       "the reward rises without more solved problems: read the model's responses (echoline model generate) and "
+       "correct the reward");
   rule("nothing_to_learn", informative_now < kInformativeMin && accuracy_now < kSolved,
        fmt::format("{:.1f} % of the groups have rewards that differ; accuracy {:.3f}", 100 * informative_now,
                    accuracy_now),

@@ -44,8 +44,8 @@ std::vector<Credibility::Verdict> Credibility::judge(const std::map<WorkerId, Sc
     record.in_a_row = made_up ? record.in_a_row + 1 : 0;
     if (record.in_a_row < kInARow) continue;
     verdicts.push_back(
-        {id, fmt::format("its responses are not the policy's: a token is {:.1f} nats less likely than one "
-                         "of the policy's, and what it says of that is off by {:.1f}; of others {:.2f} and {:.2f}",
+        {id, fmt::format("its responses are not the policy's: its tokens are {:.1f} nats less likely than the "
+                         "policy's, and its log-probabilities are off by {:.1f}; for other workers, {:.2f} and {:.2f}",
                          record.last->surprise, record.last->dispute, *usual_but_of(id, &Scrutiny::surprise),
                          *usual_but_of(id, &Scrutiny::dispute))});
   }

@@ -89,7 +89,7 @@ void Discipline::count_accepted(WorkerId worker) {
 
 bool Discipline::may_talk(WorkerId worker) {
   if (!conduct_.talked(worker, desk_.clock.now())) return true;
-  desk_.expel(worker, "it sends messages without end that bring nothing");
+  desk_.expel(worker, "it sends more messages than any worker needs");
   return false;
 }
 

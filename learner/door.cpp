@@ -108,7 +108,7 @@ std::optional<Refusal> Door::refusal(const schema::Trajectory& t, const Question
     if (t.reward() != 0 || t.correct() || t.late() || !t.components().empty())
       return because("malformed", false, "it has a score, although the learner scores this problem");
     if (t.text() != look_->text(response, 1))
-      return because("wrong score", true, "its text is not what its tokens stand for");
+      return because("wrong score", true, "its text differs from the text of its tokens");
     return std::nullopt;
   }
   std::optional<data_plane::Score> expected;
@@ -119,7 +119,7 @@ std::optional<Refusal> Door::refusal(const schema::Trajectory& t, const Question
     expected = std::move(found->score);
   }
   if (t.text() != look_->text(response, turns.size()))
-    return because("wrong score", true, "its text is not what its tokens stand for");
+    return because("wrong score", true, "its text differs from the text of its tokens");
   return expected ? SecondLook::difference(t, *expected) : std::nullopt;
 }
 

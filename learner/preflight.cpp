@@ -244,9 +244,8 @@ class Preflighter {
   void check_uplink() {
     if (config_.network.uplink || config_.fleet.local()) return;
     add("uplink", Verdict::kWarning,
-        fmt::format("network.uplink is not given: {} are planned with, and nothing holds the learner back; where it "
-                    "sends less, more "
-                    "workers are fed by it than should be, and T_b is longer",
+        fmt::format("network.uplink is not given: the plan assumes {}, and the learner sends without a limit. If its "
+                    "link is slower, it feeds too many workers, and T_b is longer",
                     to_text(learner_up(config_))));
   }
 

@@ -25,7 +25,7 @@ void Publisher::stop() {
 void Publisher::publish(Version version, delta::SharedState policy) {
   {
     const std::lock_guard lock(mutex_);
-    ECHO_CHECK(node_ != nullptr && !next_, "version {} comes before the one before is published", version);
+    ECHO_CHECK(node_ != nullptr && !next_, "version {} comes before the previous one is published", version);
     next_ = Policy{version, {}, {}, std::move(policy)};
   }
   wake_.notify_all();

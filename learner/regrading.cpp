@@ -78,8 +78,8 @@ std::optional<std::string> Regrading::judge(WorkerId worker, const Regraded& reg
   if (record.expelled || ++record.differences < kDifferencesMax) return std::nullopt;
   record.expelled = true;
   counts_.expelled.push_back(
-      {worker, fmt::format("wrong score: {} of its responses were graded again, twice each, and are worth something "
-                           "else than it says; the last one: {}",
+      {worker, fmt::format("wrong score: {} of its responses were graded again, twice each, and have another reward "
+                           "than it reports; the last one: {}",
                            record.differences, regraded.detail)});
   return counts_.expelled.back().reason;
 }

@@ -345,7 +345,7 @@ std::string report_text(const json& r) {
       fmt::format("step {} s (training {} s), idle {} of the time", number(learner.at("step_seconds_median"), "{:.2f}"),
                   number(learner.at("train_seconds_median"), "{:.2f}"), number(learner.at("idle_fraction"), "{:.3f}")));
   if (const json& learning = r.value("learning", json::object()); !learning.value("alarms", json::object()).empty())
-    line("alarms", fmt::format("{}; events.jsonl says when, and what to do", learning.at("alarms").dump()));
+    line("alarms", fmt::format("{}; see events.jsonl for times and advice", learning.at("alarms").dump()));
   line("staleness",
        fmt::format("mean {}, p95 {}, max {} of budget {};  rejected {} {}", number(stale.at("mean"), "{:.2f}"),
                    number(stale.at("p95"), "{:.0f}"), number(stale.at("max"), "{:.0f}"), stale.at("budget").get<int>(),

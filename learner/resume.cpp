@@ -108,9 +108,8 @@ Status check_resume(const RunConfig& config, const model::ModelConfig& model, co
   if (config.learner.trainer == TrainerKind::kExternal || !built_in.settings_digest) return ok();
   if (config.learner.loss.kl_coefficient > 0 && !std::filesystem::exists(checkpoints / kCheckpointReference))
     return fail(Code::kInvalid, kOperation,
-                "{} is not there: the run began with learner.kl_coefficient 0, and so without a reference policy. "
-                "Resume it with "
-                "kl_coefficient 0, or start a new run",
+                "{} does not exist: the run began with learner.kl_coefficient 0, so it has no reference policy. "
+                "Resume it with kl_coefficient 0, or start a new run",
                 (checkpoints / kCheckpointReference).string());
   // An unreadable checkpoint does not prevent resuming: loading falls back to an older one.
   const auto newest = find_policy(checkpoints);

@@ -51,8 +51,8 @@ class RowFile {
   std::unique_ptr<Descriptor> fd_;
   RowPlace place_;
   std::string buffer_;
-  std::size_t begin_ = 0, scanned_ = 0,
-              end_ = 0;          // of what is in the buffer: the next row, what holds no row's end, all
+  // In the buffer: the start of the next row, the end of the part without a newline, and the end of the data.
+  std::size_t begin_ = 0, scanned_ = 0, end_ = 0;
   std::uint64_t left_out_ = 0;   // skipped bytes of a row that is too long
   std::uint64_t row_begin_ = 0;  // of the last row that next() returned or reported
 };

@@ -29,7 +29,7 @@ void read_run(ConfigSection s, RunSection& c) {
             fmt::format("expected at most {} letters, digits, '-', '_' and '.', not starting with '.'; it names "
                         "the run and its folder",
                         overlay::trust::kRunIdBytesMax));
-  s.read("seed", c.seed, "what a new model, the order of problems and sampling follow from");
+  s.read("seed", c.seed, "the seed of a new model, of the order of problems, and of sampling");
   s.require("steps", c.steps, {.min = 1, .max = 10'000'000}, "learner steps in the whole run");
   s.read("folder", c.folder,
          {"where the folders of runs are; this run's is `folder`/`name`", "`runs` in the working directory"});
@@ -38,7 +38,8 @@ void read_run(ConfigSection s, RunSection& c) {
 void read_evaluation(ConfigSection s, EvaluationSection& c) {
   s.read("every", c.every, {.min = 0, .max = 1'000'000},
          "learner steps from one to the next; 0: only before the first step and after the last");
-  s.read("problems", c.problems, {.min = 1, .max = 1'000'000}, {"the first so many held-out problems", "all"});
+  s.read("problems", c.problems, {.min = 1, .max = 1'000'000},
+         {"the number of held-out problems, from the first on", "all"});
 }
 
 void read_warm_start(ConfigSection s, WarmStartSection& c) {
@@ -60,15 +61,13 @@ void read_device(ConfigSection s, std::string& device, const char* description) 
 
 void read_learner(ConfigSection s, const RunSection& run, const model::ModelSettings& model,
                   const data_plane::RolloutSettings& rollout, LearnerSection& c) {
-  s.read_choice(
-      "trainer", c.trainer, {{"built_in", TrainerKind::kBuiltIn}, {"external", TrainerKind::kExternal}},
-      "what trains: this program, or one of the user's own that takes batches and publishes policies over `api` "
-      "(docs/trainers.md); of what follows only `api`, `checkpoint_every`, `checkpoints_kept` and `usd_per_hour` then "
-      "count");
-  s.read(
-      "api", c.api,
-      "for an external trainer: `socket`, a unix socket in the run's folder, or 127.0.0.1:PORT with a token; the run's "
-      "trainer-api.json says where it is");
+  s.read_choice("trainer", c.trainer, {{"built_in", TrainerKind::kBuiltIn}, {"external", TrainerKind::kExternal}},
+                "the trainer: this program, or the user's own, which takes batches and publishes policies over `api` "
+                "(docs/trainers.md). With an external one, only `api`, `checkpoint_every`, `checkpoints_kept` and "
+                "`usd_per_hour` of the keys below count");
+  s.read("api", c.api,
+         "for an external trainer: `socket`, a unix socket in the run's folder, or 127.0.0.1:PORT with a token; the "
+         "run's trainer-api.json contains the address");
   if (c.trainer == TrainerKind::kExternal && rollout.truncates())
     s.error("trainer",
             fmt::format("an external trainer gets log-probabilities of the whole distribution, and rollout.top_p {}, "
@@ -96,15 +95,18 @@ void read_learner(ConfigSection s, const RunSection& run, const model::ModelSett
       {{"mean", Baseline::kMean},
        {"leave_one_out", Baseline::kLeaveOneOut},
        {"length_weighted", Baseline::kLengthWeighted}},
-      {"an advantage is the reward less the mean of its group, of the others in it, or weighted by their lengths",
+      {"the mean that is subtracted from a reward to get its advantage: of its group, of the others in it, or of the "
+       "group weighted by length",
        "`mean`; rloo: leave_one_out, opo: length_weighted"});
-  s.read_choice(
-      "advantage_scale", c.loss.advantage_scale, {{"std", AdvantageScale::kStd}, {"none", AdvantageScale::kNone}},
-      {"and divided by the group's standard deviation (std) or not (none)", "`std`; dr_grpo, rloo, opo: none"});
+  s.read_choice("advantage_scale", c.loss.advantage_scale,
+                {{"std", AdvantageScale::kStd}, {"none", AdvantageScale::kNone}},
+                {"the divisor of an advantage: the group's standard deviation (std), or 1 (none)",
+                 "`std`; dr_grpo, rloo, opo: none"});
   const std::initializer_list<std::pair<std::string_view, Level>> levels{{"token", Level::kToken},
                                                                          {"sequence", Level::kSequence}};
   s.read_choice("ratio_level", c.loss.ratio_level, levels,
-                {"of each token, or the geometric mean over the response's tokens", "`token`; gspo: sequence"});
+                {"a probability ratio per token, or per response as the geometric mean over its tokens",
+                 "`token`; gspo: sequence"});
   s.read_choice(
       "trust_region", c.loss.trust_region,
       {{"clip", TrustRegion::kClip},
@@ -121,25 +123,25 @@ void read_learner(ConfigSection s, const RunSection& run, const model::ModelSett
          {"and up to 1 + `clip_high`", "`0.28`; grpo, dr_grpo: 0.2, gspo: 0.0004, cispo: 4"});
   s.read("second_moment_max", c.loss.second_moment_max, {.min = 1e-9, .max = 100.0},
          "the mean squared log-ratio that `trust_region: second_moment` allows a response");
-  s.read_choice(
-      "importance_level", c.loss.importance_level, levels,
-      {"importance weights of each token, or the product over the response's", "`token`; tis_sequence: sequence"});
+  s.read_choice("importance_level", c.loss.importance_level, levels,
+                {"importance weights per token, or per response as the product over its tokens",
+                 "`token`; tis_sequence: sequence"});
   s.read("importance_cap", c.loss.importance_cap, {.min = 1.0, .max = 1000.0},
-         "C: the most that an importance weight corrects for a policy that has moved on since the rollout");
+         "C: the upper limit of importance weights, which correct for the policy's changes since the rollout");
   s.read_choice(
       "aggregation", c.loss.aggregation,
       {{"token_mean", Aggregation::kTokenMean},
        {"sequence_mean", Aggregation::kSequenceMean},
        {"sequence_sum", Aggregation::kSequenceSum},
        {"fixed_length", Aggregation::kFixedLength}},
-      {"every token of a batch counts the same, or every response; or the sum over a response's tokens is taken "
-       "as it is, or divided by rollout.response_tokens_max",
+      {"token_mean: every token of a batch has the same weight. sequence_mean: every response has. sequence_sum: the "
+       "sum over a response's tokens. fixed_length: that sum, divided by rollout.response_tokens_max",
        "`token_mean`; grpo, gspo: sequence_mean, rloo, opo: sequence_sum, dr_grpo: fixed_length"});
   s.read("kl_coefficient", c.loss.kl_coefficient, {.min = 0.0, .max = 100.0},
          "beta: weight of the divergence from the policy before the first step; 0 keeps no reference policy");
   s.read_choice(
       "kl_form", c.loss.kl_form, {{"k3", KlForm::kK3}, {"k2", KlForm::kK2}, {"k1", KlForm::kK1}},
-      "the estimate of that divergence: added to the loss (k3, k2), or taken off the reward of each token (k1)");
+      "the estimate of that divergence: added to the loss (k3, k2), or subtracted from the reward of each token (k1)");
   c.optimizer.learning_rate = default_learning_rate(model);
   s.read("learning_rate", c.optimizer.learning_rate, {.min = 0.0, .max = 1.0},
          {"of AdamW, after the warmup",
@@ -158,15 +160,15 @@ void read_learner(ConfigSection s, const RunSection& run, const model::ModelSett
          "a longer gradient is scaled down to this norm");
   s.read_choice("truncated", c.truncated,
                 {{"keep", Truncated::kKeep}, {"mask", Truncated::kMask}, {"penalty", Truncated::kPenalty}},
-                "answers cut by `response_tokens_max`: trained on like others (keep), not trained on though their "
-                "reward counts in the group's mean (mask), or with a lower reward (penalty)");
+                "responses cut by `response_tokens_max`. keep: trained on like others. mask: not trained on, but "
+                "their reward counts in the group's mean. penalty: trained on with a lower reward");
   s.read("truncated_penalty", c.truncated_penalty, {.min = 0.0, .max = 1000.0},
-         "what `truncated: penalty` subtracts from the reward");
+         "the amount that `truncated: penalty` subtracts from the reward");
   s.read("minibatches", c.minibatches, {.min = 1, .max = 64}, "updates in a learner step");
   c.optimizer.updates_expected = static_cast<std::int64_t>(run.steps * c.minibatches);
   if (c.optimizer.schedule != Schedule::kConstant && c.optimizer.updates_expected <= c.optimizer.warmup_updates)
     s.error("learning_rate_schedule",
-            fmt::format("the warm-up takes {} updates, and the run makes {}: nothing is left to fall in",
+            fmt::format("the warm-up takes {} updates of the run's {}: none are left for the rate to fall",
                         c.optimizer.warmup_updates, c.optimizer.updates_expected));
   read_device(s, c.device, "where the learner computes: cpu, cuda, or cuda:N for one of several");
   c.threads = c.device == "cpu" ? 1 : 0;
@@ -180,21 +182,20 @@ void read_learner(ConfigSection s, const RunSection& run, const model::ModelSett
       {"the type of weights and activations in training; masters are fp32 in any case, and the policy is bf16",
        "fp32 on a CPU, bf16 on a GPU"});
   s.read("microbatch_tokens", c.microbatch_tokens, {.min = 1, .max = 1 << 30},
-         "tokens that go forward and backward at a time; a prompt that responses share counts once. The gradients of a "
-         "batch "
-         "add up over as many such parts as it needs. `echoline model info --train` says what memory they take");
+         "tokens per forward and backward pass; a prompt that responses share counts once. A batch takes as many "
+         "passes as it needs, and their gradients add up. `echoline model info --train` prints the memory they take");
   s.read("recompute", c.recompute,
-         "keep only what goes from layer to layer, and compute the rest again for the gradient: a third more time, far "
-         "less memory");
+         "store only the activations between layers, and recompute the others for the gradient: a third more time, "
+         "far less memory");
   s.read_choice("moments", c.optimizer.moments, {{"fp32", Moments::kFp32}, {"int8", Moments::kInt8}},
-                "what AdamW keeps its two moments in: 8 bytes a parameter, or 2");
+                "the storage of AdamW's two moments: 8 bytes a parameter, or 2");
   s.read("optimizer_on_host", c.optimizer.on_host,
          "keep masters and moments in the host's memory and update there, where `device` is a GPU");
   s.read("checkpoint_every", c.checkpoint_every, {.min = 1, .max = 1'000'000},
          "learner steps from one checkpoint to the next; the last step always has one");
   s.read("checkpoints_kept", c.checkpoints_kept, {.min = 1, .max = 1000}, "the newest; older ones are removed");
   s.read("usd_per_hour", c.usd_per_hour, {.min = 0.0, .max = 1e6},
-         "US dollars for the learner's own machine, part of what a run costs");
+         "US dollars for the learner's own machine, part of the run's cost");
   c.warm_start.enabled = s.has("warm_start");
   read_warm_start(s.section("warm_start",
                             "Supervised training on the task's demonstrations before anything is rented, for a model "
@@ -210,7 +211,7 @@ void read_network(ConfigSection s, RunConfig& c) {
 
 void read_worker(ConfigSection s, const data_plane::RolloutSettings& rollout, WorkerSection& c) {
   s.read_choice("engine", c.engine, {{"builtin", "builtin"}, {"sglang", "sglang"}, {"vllm", "vllm"}},
-                "what generates on a rented worker: the engine that comes with it, or a server that it starts");
+                "the engine of a rented worker: the built-in one, or a server that the worker starts");
   s.read("engine_command", c.engine_command,
          "the shell command that starts sglang or vllm; {model} stands for the directory of the policy, {port} for the "
          "port to listen on");
@@ -221,7 +222,7 @@ void read_worker(ConfigSection s, const data_plane::RolloutSettings& rollout, Wo
          {"of a worker: they generate on a CPU, and decode policies; 0: as many as its host has",
           "1 where the built-in engine computes on a CPU, otherwise 0"});
   if (c.engine != "builtin" && c.device != "cpu")
-    s.error("device", "is for the built-in engine: the command that starts a server says where it computes");
+    s.error("device", "is only for the built-in engine: a server's own command chooses its device");
   if (c.engine == "builtin") {
     if (!c.engine_command.empty())
       s.error("engine_command", "is for an engine that is a server: set worker.engine as well");
@@ -235,8 +236,8 @@ void read_worker(ConfigSection s, const data_plane::RolloutSettings& rollout, Wo
   if (rollout.truncates())
     s.error("engine",
             fmt::format(
-                "{} does not say how likely a token was among those that rollout.top_p, top_k and min_p leave: leave "
-                "none out (1, 0 and 0), or use the built-in engine",
+                "{} does not report log-probabilities under rollout.top_p, top_k and min_p: set them to 1, 0 and 0, "
+                "or use the built-in engine",
                 c.engine));
 }
 
@@ -257,8 +258,7 @@ void read_all(ConfigSection root, RunConfig& c) {
   read_run(root.section("run", "The run itself."), c.run);
   model::read(root.section("model", "The model that is trained. Exactly one of the two keys is needed."), c.model);
   read_tasks(root, c);
-  read_evaluation(root.section("evaluation", "Greedy answers to held-out problems, while the run goes on."),
-                  c.evaluation);
+  read_evaluation(root.section("evaluation", "Greedy evaluation on held-out problems during the run."), c.evaluation);
   read_rollout(root.section("rollout", "How responses are generated."), c);
   replay_buffer::read(root.section("staleness", "How old a policy may be whose trajectories are trained on."),
                       c.staleness);

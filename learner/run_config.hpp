@@ -88,7 +88,7 @@ struct RunConfig {
   provisioner::PathSettings paths;  // of the section `network` too
   provisioner::FleetSettings fleet;
   WorkerSection worker;
-  std::string resolved_yaml;  // what was read, defaults included
+  std::string resolved_yaml;  // all settings, defaults included
   replay_buffer::Pacing pacing() const;
   replay_buffer::LeaseLength lease_length() const { return {lease, rollout.response_tokens_max}; }
   std::filesystem::path run_folder() const { return run.folder / run.name; }

@@ -87,7 +87,7 @@ Result<SecondLook::Found> SecondLook::play(const schema::Trajectory& t, const sc
     const std::size_t observed = static_cast<std::size_t>(turns[i + 1].data() - response.data()) - begin;
     if (!std::ranges::equal(std::span(response).subspan(begin, observed), told))
       return refused(because("wrong score", true,
-                             "the {} tokens that it was told after turn {} are not the {} of its task", observed, i + 1,
+                             "its {} tokens of observation after turn {} are not the {} of its task", observed, i + 1,
                              told.size()));
   }
   if (t.finished() != finished)

@@ -15,12 +15,12 @@ namespace echoline::learner {
 
 struct ServiceOptions {
   bool resume = false;
-  std::filesystem::path plan;  // a plan made before, to rent by; empty: the run's own when it goes on, else a new one
+  std::filesystem::path plan;  // the plan to rent by; empty: the resumed run's own plan, or a new one
   // The echoline program itself, started as `<program> worker ...` for each rented local offer.
   std::filesystem::path program;
-  BuiltIn built_in;              // the built-in trainer, in a program that has it (learner/training/built_in.hpp)
-  const Clock* clock = nullptr;  // the system's, where there is none; a test's may go faster
-  // Hears of the plan that the fleet is rented by, before an earlier run is moved aside; may be empty.
+  BuiltIn built_in;              // the built-in trainer, if the program has it (learner/training/built_in.hpp).
+  const Clock* clock = nullptr;  // null: the system's clock; a test's may run faster
+  // Called with the plan, before an earlier run is moved aside; may be empty.
   std::function<void(const provisioner::Plan&)> planned;
 };
 
@@ -29,10 +29,10 @@ struct ServiceOutcome {
   bool completed = false;  // false: stopped on request, with a checkpoint to resume from
 };
 
-// Runs the whole of `config`; writes everything below its run folder. When `stop` turns true the step under way is
-// finished, a checkpoint and a report are written and the fleet is returned. Threads: the caller's trains; the
-// overlay's loop, the rollout desk, the fleet and the snapshot encoder have one each. Errors: those of the plan
-// (kInvalid, kInfeasible), kInvalid for a port in use or a bad model, kUnavailable when no worker ever joined.
+// Runs `config` to its end; writes only below its run folder. When `stop` turns true, the learner finishes its current
+// step, writes a checkpoint and a report, and returns the fleet. The caller's thread trains; the overlay's loop, the
+// rollout desk, the fleet and the snapshot encoder have one thread each. Errors: those of the plan (kInvalid,
+// kInfeasible); kInvalid for a port in use or a bad model; kUnavailable if no worker ever joined.
 Result<ServiceOutcome> run_learner(const RunConfig& config, const ServiceOptions& options,
                                    const std::atomic<bool>& stop);
 

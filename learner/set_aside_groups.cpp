@@ -16,10 +16,9 @@ void SetAsideGroups::report_new(bool before_lease) {
                 group.detail, reported_ == kLogged ? "; further ones are in events.jsonl only" : "");
     const std::uint32_t in_a_row = ++(before_lease ? before_lease_in_a_row_ : failed_in_a_row_);
     if (in_a_row >= kInARowMax && can_generate_)
-      can_generate_ =
-          fail(Code::kInvalid, "generate rollouts",
-               "one group after another is set aside and none succeeds, the last one ('{}') because: {}: {}",
-               printable(group.problem), group.reason, group.detail);
+      can_generate_ = fail(Code::kInvalid, "generate rollouts",
+                           "groups are set aside one after another and none succeeds; the last one ('{}'): {}: {}",
+                           printable(group.problem), group.reason, group.detail);
     desk_.door.forget(group.group);
     if (desk_.events.set_aside) desk_.events.set_aside(group);
   }

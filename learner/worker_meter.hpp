@@ -33,7 +33,7 @@ class WorkerMeter {
   Progress pending_;  // accepted since the last heartbeat; busy_s: with leases
   Progress total_;
   double told_busy_s_ = 0;
-  TimePoint since_ = kNever;         // reported time counts from here
+  TimePoint since_ = kNever;         // reported time counts from here.
   TimePoint untold_since_ = kNever;  // results have come whose time is not reported yet
   bool returned_ = false;            // it has come back, and nothing has counted since
 };

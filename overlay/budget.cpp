@@ -23,7 +23,7 @@ constexpr std::array<Rule, MessageBudget::kKinds> kRules{{
     {"announcements that it drains", {4, 0.1}},
     {"joins", {16, 0.5}},
     {"messages", {4096, 1024}},
-    {"lists of what it holds", {256, 32}, 4},
+    {"lists of its chunks", {256, 32}, 4},
     {"requests for a chunk", {1024, 128}},
     {"requests for streams", {64, 4}},
 }};

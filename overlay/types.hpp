@@ -126,7 +126,7 @@ struct BroadcastReport {
   std::optional<Version> base;  // absent: a full snapshot
   Bytes payload;
   Bytes chunk;              // size of a chunk
-  Duration t_b{};           // from the begin of the publication until the quorum had acknowledged the installation
+  Duration t_b{};           // from the begin of the publication until the quorum had acknowledged the installation.
   BroadcastParts parts;     // of t_b
   std::size_t workers = 0;  // active at publication
   // Workers that had acknowledged at the end of t_b. The broadcast waits for neither the slowest few nor a worker far

@@ -32,7 +32,7 @@ Result<std::unique_ptr<data_plane::Episode>> episode_of(const Task& task, const 
                                                         std::uint32_t member) {
   if (lease.unscored()) return std::unique_ptr<data_plane::Episode>(std::make_unique<Unscored>());
   if (!task.adapter)
-    return fail(Code::kInvalid, "task", "the learner scores what comes of this run, but not of '{}'",
+    return fail(Code::kInvalid, "task", "the worker must score '{}', but the run sends workers no task",
                 lease.problem().id());
   return task.adapter->begin(lease.problem(), data_plane::episode_seed(task.spec.seed(), lease.group(), member));
 }
@@ -207,7 +207,7 @@ Result<bool> Groups::go_on(Member& member, data_plane::Step step) const {
     if (++member.asides >= data_plane::kTurnsMax) return cut();
     ECHO_ASSIGN(member.aside, task_.phrasing->prompt(*step.aside));
     if (member.aside.empty() || std::ssize(member.aside) >= task_.model.positions_max)
-      return fail(Code::kInvalid, "task", "what it asks aside has {} tokens, expected 1 to {}", member.aside.size(),
+      return fail(Code::kInvalid, "task", "its question aside has {} tokens, expected 1 to {}", member.aside.size(),
                   task_.model.positions_max - 1);
     return true;
   }

@@ -179,8 +179,7 @@ Status Exchange::evaluated(const PolicyEvaluation& evaluation) {
     return fail(Code::kInvalid, "evaluate", "version {} is the policy after as many learner steps, and {} are done",
                 evaluation.version.value, steps_);
   if (evaluations_.size() >= kEvaluationsMax)
-    return fail(Code::kExhausted, "evaluate", "{} evaluations wait to be written down; come back later",
-                evaluations_.size());
+    return fail(Code::kExhausted, "evaluate", "{} evaluations wait for the service; retry later", evaluations_.size());
   evaluates_ = true;
   evaluations_.push_back(evaluation);
   if (to_evaluate_ == evaluation.version) to_evaluate_.reset();

@@ -195,7 +195,7 @@ Result<std::string> load_reference(const fs::path& folder, model::Transformer& m
   auto file = delta::SafetensorsFile::open(path);
   if (!file && file.error().code == Code::kNotFound)
     return fail(Code::kNotFound, kOperation,
-                "{} is not there: the run began with learner.kl_coefficient 0, so nothing was kept to stay close to. "
+                "{} does not exist: the run began with learner.kl_coefficient 0, so it has no reference policy. "
                 "Resume it with kl_coefficient 0, or start a new run",
                 path.string());
   if (!file) return fail(Code::kCorrupt, kOperation, "{}", file.error().detail);

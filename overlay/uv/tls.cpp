@@ -166,7 +166,7 @@ Result<TlsContext> TlsContext::create(const Credentials& credentials, std::uint6
   return TlsContext(std::move(impl));
 }
 
-// ---- what OpenSSL calls ----
+// ---- callbacks of OpenSSL ----
 
 int TlsSession::Impl::read_source(BIO* bio, char* to, std::size_t size, std::size_t* got) {
   Impl& self = of(bio);

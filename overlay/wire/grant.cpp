@@ -78,7 +78,7 @@ Status GrantBook::show(WorkerId child, const PeerHello& hello, std::uint64_t now
   }
   ECHO_TRY(check(grant, child, now_unix_ms));
   if (grant.catch_up_to != hello.catch_up_to || (hello.full_only && !grant.full_only))
-    return fail(Code::kInvalid, kOperation, "it is for something else than what is asked for");
+    return fail(Code::kInvalid, kOperation, "it does not cover the request");
   if (!same) shown_[{child, hello.catch_up_to.has_value()}] = {*hello.grant, std::move(grant)};
   return ok();
 }
@@ -87,7 +87,10 @@ Status GrantBook::show_anew(WorkerId child, const SignedGrant& as_signed, std::u
   ECHO_ASSIGN(Grant grant, open(checker_, as_signed));
   ECHO_TRY(check(grant, child, now_unix_ms));
   const auto it = shown_.find({child, false});
-  if (it == shown_.end() || grant.catch_up_to) return fail(Code::kInvalid, kOperation, "it is not one that goes on");
+  if (it == shown_.end() || grant.catch_up_to)
+    return fail(Code::kInvalid, kOperation,
+                "it does not continue a shown "
+                "grant");
   if (grant.issued >= it->second.grant.issued) it->second = {as_signed, std::move(grant)};
   return ok();
 }
@@ -98,7 +101,7 @@ Status GrantBook::check_wanted(WorkerId child, const StripeMask& wanted) const {
   const Grant& g = it->second.grant;
   for (const Grant::From& f : g.from)
     if (f.parent == self_ && wanted.stripes == g.stripes && (wanted.wanted & ~f.stripes) == 0) return ok();
-  return fail(Code::kInvalid, kOperation, "expected what it is granted of {} stripes, found {:#x} of {}", g.stripes,
+  return fail(Code::kInvalid, kOperation, "expected its granted ones of {} stripes, found {:#x} of {}", g.stripes,
               wanted.wanted, wanted.stripes);
 }
 

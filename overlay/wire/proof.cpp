@@ -17,7 +17,7 @@ constexpr std::string_view kSeal = "seal 2";
 
 template <class... Args>
 Error bad(fmt::format_string<Args...> format, Args&&... args) {
-  return fail(Code::kCorrupt, "check what the learner signed", format, std::forward<Args>(args)...);
+  return fail(Code::kCorrupt, "check the learner's signature", format, std::forward<Args>(args)...);
 }
 
 std::span<const std::byte> view(const std::string& text) { return std::as_bytes(std::span(text)); }

@@ -110,7 +110,7 @@ TEST_F(EpisodeTest, TheDoorRefusesAlteredEpisodes) {
   };
   // x <eos> \n ? \n x <eos> \n ? \n NUMBER <eos>
   EXPECT_THAT(spoilt([&](auto& t) { t.set_response_tokens(3, t.response_tokens(0)); }),
-              HasSubstr("wrong score: the 3 tokens that it was told"));
+              HasSubstr("wrong score: its 3 tokens of observation"));
   EXPECT_THAT(spoilt([](auto& t) { t.set_loss_mask(2, 1); }), HasSubstr("it goes on after token"));
   EXPECT_THAT(spoilt([](auto& t) { t.set_loss_mask(1, 0); }), HasSubstr("it is cut after 1 tokens"));
   EXPECT_THAT(spoilt([](auto& t) { t.set_loss_mask(0, 0); }), HasSubstr("loss mask does not begin and end"));

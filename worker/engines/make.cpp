@@ -42,7 +42,7 @@ Result<EngineMaker> engine_maker(EngineOptions options) {
                 "a command, an address or a folder is for an engine that is a server: name it, sglang or vllm");
   if (served && options.device != "cpu")
     return fail(Code::kInvalid, kOperation,
-                "a device is for the built-in engine: the command that starts a server says where it computes");
+                "a device is only for the built-in engine: a server's own command chooses its device");
   if (!served && !options.builtin)
     return fail(
         Code::kInvalid, kOperation,
@@ -50,12 +50,12 @@ Result<EngineMaker> engine_maker(EngineOptions options) {
         "build it with -DECHOLINE_TORCH=ON (the default)");
   if (served && options.command.empty() == options.url.empty())
     return fail(Code::kInvalid, kOperation,
-                "expected exactly one of the command that starts it and the address of one that runs");
+                "expected either a command that starts a server or the address of a running one");
   if (!options.command.empty())
     for (const char* place : {"{model}", "{port}"})
       if (options.command.find(place) == std::string::npos)
         return fail(Code::kInvalid, kOperation,
-                    "expected a command with {{model}} and {{port}}, which it is to load and to listen on; {} "
+                    "expected a command with {{model}}, the folder to load, and {{port}}, the port to listen on; {} "
                     "is missing in '{}'",
                     place, options.command);
   if (!options.url.empty() && options.url.find("://") == std::string::npos)

@@ -46,7 +46,7 @@ void sweep(const fs::path& memory) {
     if (!lock) continue;
     std::error_code ignored;
     fs::remove_all(it->path(), ignored);
-    log::info("removed {}, which a worker that is gone had left", it->path().string());
+    log::info("removed {}, left by a worker that has ended", it->path().string());
   }
 }
 
@@ -74,8 +74,7 @@ Result<std::unique_ptr<PolicyFolder>> PolicyFolder::make(const std::map<std::str
       if (!ec) break;
       if (number == kFoldersMax) {
         fs::remove_all(making, ec);
-        return fail(Code::kIo, kOperation, "{}: none of {} names of a folder can be taken there", memory.string(),
-                    kFoldersMax);
+        return fail(Code::kIo, kOperation, "{}: all {} folder names are taken", memory.string(), kFoldersMax);
       }
     }
     made->is_new_ = true;

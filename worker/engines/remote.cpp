@@ -299,7 +299,7 @@ class Remote final : public Engine {
     held_.target = folder_->version();
     if (!held_.target)
       return phase_.break_down(
-          fail(Code::kIo, kOperation, "{} holds no whole policy any more", folder_->path().string()));
+          fail(Code::kIo, kOperation, "{} no longer holds a complete policy", folder_->path().string()));
     if (!interface_known_) {
       if (const std::optional<Call> call = protocol_->which_interface()) {
         if (!owns()) add(protocol_->resume());  // another worker may have left it paused
@@ -439,7 +439,7 @@ class Remote final : public Engine {
     probe([this, look](Probed probed) -> Status {
       const double noise = 2 * Fingerprints::distance(proof_.first, probed.logprobs);
       if (!std::isfinite(noise))
-        return fail(Code::kCorrupt, kOperation, "it says of the tokens of a text what is no number");
+        return fail(Code::kCorrupt, kOperation, "its log-probabilities of a text are not finite");
       const bool named = !probed.weights || *probed.weights == fmt::format("{}", *held_.target);
       const auto verdict = proof_.fingerprints.judge(folder_->digest(), probed.logprobs, noise);
       using Verdict = Fingerprints::Verdict;
@@ -448,15 +448,18 @@ class Remote final : public Engine {
         return ok();
       }
       if (!named)
-        return fail(Code::kStale, kOperation, "it says that it has version '{}' after it has loaded version {}",
+        return fail(Code::kStale, kOperation, "it reports version '{}' after loading version {}",
                     printable(*probed.weights, 40), *held_.target);
       if (verdict == Verdict::kOther)
-        return fail(Code::kStale, kOperation, "it answers otherwise than with version {} before", *held_.target);
+        return fail(Code::kStale, kOperation,
+                    "its answers to a probe differ from earlier ones under the same "
+                    "version {}",
+                    *held_.target);
       if (verdict == Verdict::kStale) {
         // A server that has just read the files has their weights.
         if (look == Look::kLoaded)
-          return fail(Code::kStale, kOperation,
-                      "it answers as under another version after it said that it has loaded version {}", *held_.target);
+          return fail(Code::kStale, kOperation, "it answers as under another version after loading version {}",
+                      *held_.target);
         log::info("version {} answers a probe exactly as one before", *held_.target);
       }
       if (!proof_.of_learner.empty())
@@ -540,7 +543,7 @@ class Remote final : public Engine {
     if (++attempts_.failed >= kTriesMax)
       return phase_.break_down(fail(Code::kUnavailable, kOperation,
                                     "{} does not work after {} attempts; the last: {}{}", protocol_->name(),
-                                    attempts_.failed, why, owns() ? "" : ". Start it anew"));
+                                    attempts_.failed, why, owns() ? "" : ". Restart it"));
     attempts_.next = clock_.now() + std::min(kBackoffMax, options_.retry_first * (1 << (attempts_.failed - 1)));
   }
 
@@ -657,7 +660,7 @@ class Remote final : public Engine {
       const auto named =
           std::ranges::find_if(held_.named, [&](Version version) { return fmt::format("{}", version) == weights; });
       if (named == held_.named.end())
-        return fail(Code::kStale, kOperation, "it answered with version '{}' where it was given {}",
+        return fail(Code::kStale, kOperation, "it answered with version '{}', but version {} is loaded",
                     printable(weights, 40), held_.target.value_or(Version{}));
       spans.push_back({*named, end});
     }
@@ -743,9 +746,9 @@ Result<std::unique_ptr<Engine>> make_remote_engine(const EngineOptions& options,
   auto protocol = options.kind == EngineKind::kSglang ? sglang_protocol() : vllm_protocol();
   if (spec.top_p() < 1 || spec.top_k() > 0 || spec.min_p() > 0)
     return fail(Code::kInvalid, kOperation,
-                "the run draws with top_p {}, top_k {} and min_p {}, and {} does not say how likely a token was among "
-                "those left: set "
-                "rollout.top_p: 1, rollout.top_k: 0 and rollout.min_p: 0, or generate with the built-in engine",
+                "the run samples with top_p {}, top_k {} and min_p {}, and {} does not report log-probabilities "
+                "under these: set rollout.top_p: 1, rollout.top_k: 0 and rollout.min_p: 0, or generate with the "
+                "built-in engine",
                 spec.top_p(), spec.top_k(), spec.min_p(), protocol->name());
   const bool own_head = task.model.tie_embeddings && protocol->wants_own_head();
   ECHO_ASSIGN(model::ModelFiles files, model::ModelFiles::make(

@@ -30,7 +30,7 @@ Status succeeded(std::string_view body) {
   ECHO_ASSIGN(const json answer, parse_answer(body));
   if (at(answer, "success") == true) return ok();
   return fail(Code::kUnavailable, "load policy", "{}",
-              printable(text_of(at(answer, "message")).value_or("it says neither success nor why"), 500));
+              printable(text_of(at(answer, "message")).value_or("it contains neither success nor a reason"), 500));
 }
 
 class Sglang final : public Protocol {
