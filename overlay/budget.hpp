@@ -31,7 +31,7 @@ class MessageBudget {
   static constexpr std::size_t kKinds = 13;
   // Dropped messages before the sender is expelled.
   static constexpr Allowance kDropped{128, 2};
-  // Each started unit of this size in a long message counts as one message.
+  // A message weighs 1, plus 1 for every kBytesPerMessage bytes.
   static constexpr std::size_t kBytesPerMessage = 2048;
 
   // `heartbeat`: the interval of regular messages.
