@@ -976,29 +976,5 @@ TEST(Member, EndsWhenTheLearnerIsAbsentOrWrong) {
   EXPECT_THAT(other.end(), HasSubstr("takes this worker for worker 8"));
 }
 
-TEST(Member, RenewsItsCertificateAtHalfOfItsLife) {
-  Member m;
-  m.pass(std::chrono::minutes(29));
-  EXPECT_THAT(m.said<Renew>(kControl), IsEmpty());
-  m.pass(std::chrono::minutes(2));
-  ASSERT_FALSE(m.said<Renew>(kControl).empty());
-  EXPECT_EQ(m.said<Renew>(kControl)[0].key, made_key("worker 7").public_key());
-  const trust::Authority authority = made_authority();
-  const auto issue = [&](const trust::SigningKey& key, WorkerId worker) {
-    return *authority.issue({key.public_key(), trust::PeerIdentity::Kind::kWorker, worker, 2, kMadeUnix_s + 1860,
-                             trust::kWorkerLifetimeMax});
-  };
-  m.tell(kControl, Renewed{issue(made_key("worker 8"), kSelf)});
-  m.tell(kControl, Renewed{issue(made_key("worker 7"), WorkerId{8})});
-  m.tell(kControl, Renewed{random_bytes(1, 100)});
-  EXPECT_EQ(m.all<act::UseCertificate>().size(), 1u);  // none of them is for it
-  m.tell(kControl, Renewed{issue(made_key("worker 7"), kSelf)});
-  ASSERT_EQ(m.all<act::UseCertificate>().size(), 2u);
-  EXPECT_EQ(m.last<act::UseCertificate>()->certificate, issue(made_key("worker 7"), kSelf));
-  const std::size_t asked = m.said<Renew>(kControl).size();
-  m.pass(std::chrono::minutes(20));
-  EXPECT_EQ(m.said<Renew>(kControl).size(), asked) << "it has a new one";
-}
-
 }  // namespace
 }  // namespace echoline::overlay
