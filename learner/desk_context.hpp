@@ -37,16 +37,17 @@ struct GroupSetAside {
 };
 
 // Callbacks of the desk, on its thread or in receive(). They must not block, and each may be empty but for the first
-// three.
+// four.
 struct DeskEvents {
   std::function<void(WorkerId, std::string bytes)> send;  // a message for a worker
   // Durable trajectories of a worker, and for how long it had work that no earlier ones account for.
   std::function<void(WorkerId, std::uint64_t rollouts, double held_s)> accepted;
   std::function<void(WorkerId, const std::string& reason)> misbehaved;  // it should be expelled
+  // Its machine ends, and it finishes the groups that it has. False if the worker is lost already.
+  std::function<bool(WorkerId)> leaving;
   std::function<void(const GroupSetAside&)> set_aside;
   std::function<void(const PolicyUnusable&)> policy_unusable;
   std::function<void(WorkerId)> turned_away;  // it asked, held nothing, and no worker could have been given anything
-  std::function<void(WorkerId)> leaving;      // its machine ends: it finishes the groups that it has
   std::function<void(WorkerId)> drained;      // a retired worker asked and holds no lease; may come again
   // The database's error when it stops storing; null when it stores again.
   std::function<void(const Error*)> held_up;

@@ -64,7 +64,7 @@ void DeskLeases::grant(WorkerId worker, const schema::WorkRequest& request, sche
   const Version version{request.version()};
   answer.set_retry_after_ms(kRetryMs);
   policies_.asked(worker, version);
-  if (retired_.contains(worker)) {
+  if (is_retired(worker)) {
     answer.set_retry_after_ms(kRefusedRetryMs);
     if (desk_.ledger->held(worker) == 0 && desk_.events.drained) desk_.events.drained(worker);
     return;
@@ -183,6 +183,27 @@ bool DeskLeases::excuse(Duration late) {
   return true;
 }
 
+Status DeskLeases::follow(const PresenceChange& change) {
+  switch (change.kind) {
+    case PresenceChange::Kind::kLeaving:
+    case PresenceChange::Kind::kRetired:
+      retire(change.worker);
+      return ok();
+    case PresenceChange::Kind::kDrained:
+      return ok();  // the desk reported it
+    case PresenceChange::Kind::kJoined:
+    case PresenceChange::Kind::kBack:
+      retired_.erase(change.worker);
+      return ok();
+    case PresenceChange::Kind::kLost:
+      retired_.erase(change.worker);
+      return release_worker(change.worker);
+    case PresenceChange::Kind::kAway:
+      return release_worker(change.worker);
+  }
+  return ok();
+}
+
 Status DeskLeases::release_worker(WorkerId worker) {
   ECHO_ASSIGN(const std::uint64_t released, desk_.ledger->release_worker(worker, desk_.clock.unix_seconds()));
   if (released > 0) log::info("worker {} is lost: {} groups return to the pool", worker, released);
@@ -196,7 +217,7 @@ Status DeskLeases::can_complete() {
   const std::optional<Version> newest = policies_.newest();
   const bool kept =
       newest && policies_.is_unusable(*newest) && std::ranges::all_of(policies_.asking(), [&](const auto& asked) {
-        return retired_.contains(asked.first) || policies_.is_kept_from(asked.first, asked.second);
+        return is_retired(asked.first) || policies_.is_kept_from(asked.first, asked.second);
       });
   std::uint64_t live = 0;
   if (kept) {

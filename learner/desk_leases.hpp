@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "learner/attendance.hpp"
 #include "learner/discipline.hpp"
 #include "learner/set_aside_groups.hpp"
 #include "learner/step_batches.hpp"
@@ -31,11 +32,11 @@ class DeskLeases {
   // Every live lease lasts longer by the time for which no message could be handled. False if the database cannot
   // store.
   bool excuse(Duration late);
-  // The worker is lost: its groups go to other workers.
-  Status release_worker(WorkerId worker);
-  // Until reinstate(), the worker gets no new lease, and finishes those that it has.
+  // As RolloutDesk has it.
+  Status follow(const PresenceChange& change);
+  // Until it joins again, the worker gets no new lease, and finishes those that it has.
   void retire(WorkerId worker) { retired_.insert(worker); }
-  void reinstate(WorkerId worker) { retired_.erase(worker); }
+  bool is_retired(WorkerId worker) const { return retired_.contains(worker); }
   // An error if no worker can generate with the policy it has, and that has lasted for DeskOptions::stuck_max.
   Status can_complete();
 
@@ -45,6 +46,7 @@ class DeskLeases {
   void grant(WorkerId worker, const schema::WorkRequest& request, schema::WorkGrant& answer);
   // Leases for groups that can be generated; other groups are set aside.
   Status fill(WorkerId worker, const schema::WorkRequest& request, schema::WorkGrant& grant);
+  Status release_worker(WorkerId worker);
   void renew(WorkerId worker, const schema::WorkProgress& progress);
   bool blame_policy(WorkerId worker, const schema::WorkFailed& failure);
 

@@ -153,11 +153,11 @@ bool DeskLogic::handle(WorkerId worker, const schema::WorkerMessage& message) {
 
 // The machine of the worker ends. It finishes its groups if the run still wants them.
 void DeskLogic::end_worker(WorkerId worker) {
-  leases_.retire(worker);
   if (desk_.results_wanted) {
-    if (desk_.events.leaving) desk_.events.leaving(worker);
+    if (desk_.events.leaving(worker)) leases_.retire(worker);  // now: its next request may be in the same batch
     return;
   }
+  leases_.retire(worker);
   schema::LearnerMessage message;
   message.mutable_stop()->set_reason("the run has ended");
   desk_.events.send(worker, message.SerializeAsString());

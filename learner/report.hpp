@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/process_memory.hpp"
+#include "learner/attendance.hpp"
 #include "learner/regrading.hpp"
 #include "learner/run_config.hpp"
 #include "learner/run_figures.hpp"
@@ -18,13 +19,7 @@
 
 namespace echoline::learner {
 
-enum class Presence : std::uint8_t {
-  kPresent,
-  kAway,  // unreachable, expected back
-  kLost,  // gone for good
-};
-
-// A worker's state at the end of the run, or at its loss.
+// A worker at the end of the run, or when it was lost.
 struct WorkerEntry {
   WorkerId id;
   std::string offer;

@@ -107,16 +107,8 @@ void RolloutDesk::expel(WorkerId worker, const std::string& reason) {
   events_.misbehaved(worker, reason);
 }
 
-void RolloutDesk::worker_lost(WorkerId worker) {
-  queue_.try_push(Item(Deferred(Write{[this, worker] { return logic_->leases().release_worker(worker); }})));
-}
-
-void RolloutDesk::worker_joined(WorkerId worker) {
-  queue_.try_push(Item(Task([this, worker] { logic_->leases().reinstate(worker); })));
-}
-
-void RolloutDesk::retire(WorkerId worker) {
-  queue_.try_push(Item(Task([this, worker] { logic_->leases().retire(worker); })));
+void RolloutDesk::follow(const PresenceChange& change) {
+  queue_.try_push(Item(Deferred(Write{[this, change] { return logic_->leases().follow(change); }})));
 }
 
 Result<std::optional<replay_buffer::Batch>> RolloutDesk::wait_batch(std::uint64_t step, Duration wait) {

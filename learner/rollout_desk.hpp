@@ -36,10 +36,8 @@ class RolloutDesk {
   void published(Version version, const overlay::Digest& digest);
   // A message as it came from the overlay. A worker with too many or too long messages unread is expelled.
   void receive(WorkerId worker, std::string bytes);
-  void worker_lost(WorkerId worker);
-  // The worker gets no more work until it joins again.
-  void retire(WorkerId worker);
-  void worker_joined(WorkerId worker);
+  // Groups of a worker that is away or lost go to other workers; a retired worker gets no more until it joins again.
+  void follow(const PresenceChange& change);
   // The run has ended: a worker whose machine ends need not finish its groups.
   void wants_no_more() { results_wanted_ = false; }
 

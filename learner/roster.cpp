@@ -17,8 +17,8 @@ void Roster::rented(const provisioner::Offer& offer) {
   rented_[offer.id] = offer;
 }
 
-// The offer that a worker was rented as; null for one that joined by hand. A market has thousands of offers. Requires
-// mutex_.
+// The offer that a worker was rented as; null for a worker that joined by hand. A market has many thousand offers.
+// Needs mutex_.
 const provisioner::Offer* Roster::offer_named(const std::string& name) const {
   if (const auto rented = rented_.find(name); rented != rented_.end()) return &rented->second;
   const auto found = planned_.find(name);
@@ -32,33 +32,20 @@ std::uint32_t Roster::region_of(const std::string& name, const std::string& plac
   return config_.paths.regions.of(offer ? offer->place : std::string());
 }
 
-bool Roster::joined(WorkerId id, const std::string& name, std::uint32_t region, TimePoint now) {
+void Roster::follow(const PresenceChange& change, TimePoint now) {
   const std::lock_guard lock(mutex_);
-  WorkerEntry& w = workers_[id];
-  const bool back = w.presence != Presence::kPresent;
-  if (back) meters_[id].returned(now);
+  WorkerEntry& w = workers_[change.worker];
+  if (change.kind == PresenceChange::Kind::kAway) w.presence = Presence::kAway;
+  if (change.kind == PresenceChange::Kind::kLost) w.presence = Presence::kLost;
+  if (!change.has_joined()) return;
+  if (change.kind == PresenceChange::Kind::kBack) meters_[change.worker].returned(now);
   w.presence = Presence::kPresent;
-  w.id = id;
-  w.offer = name;
-  w.region = region;
-  if (const auto& regions = config_.paths.regions.regions; !regions.empty()) w.region_name = regions[region].name;
-  if (const provisioner::Offer* offer = offer_named(name)) w.price_usd_per_hour = offer->usd_per_hour();
-  drawn_.reset();  // the drawing lacks its name
-  return back;
-}
-
-bool Roster::away(WorkerId id) {
-  const std::lock_guard lock(mutex_);
-  if (frozen_) return false;
-  if (Presence& presence = workers_[id].presence; presence == Presence::kPresent) presence = Presence::kAway;
-  return true;
-}
-
-bool Roster::lost(WorkerId id) {
-  const std::lock_guard lock(mutex_);
-  if (frozen_) return false;
-  workers_[id].presence = Presence::kLost;
-  return true;
+  w.id = change.worker;
+  w.offer = change.offer;
+  w.region = change.region;
+  if (const auto& regions = config_.paths.regions.regions; !regions.empty()) w.region_name = regions[w.region].name;
+  if (const provisioner::Offer* offer = offer_named(w.offer)) w.price_usd_per_hour = offer->usd_per_hour();
+  drawn_.reset();  // it has a name now
 }
 
 void Roster::had_trouble(WorkerId id) {
@@ -95,7 +82,6 @@ void Roster::turned_away(WorkerId id) {
 
 std::optional<std::string> Roster::refresh(const overlay::LearnerStats& stats) {
   const std::lock_guard lock(mutex_);
-  if (frozen_) return std::nullopt;
   floods_ = stats.floods;
   for (const overlay::WorkerView& view : stats.workers) {
     WorkerEntry& w = workers_[view.info.id];
@@ -110,25 +96,6 @@ std::optional<std::string> Roster::refresh(const overlay::LearnerStats& stats) {
   if (drawn_ == stats.topology) return std::nullopt;  // drawing a large fleet takes time
   drawn_ = stats.topology;
   return chains::to_dot(stats.topology, [&](WorkerId id) { return id == kLearnerId ? "" : workers_[id].offer; });
-}
-
-void Roster::freeze() {
-  const std::lock_guard lock(mutex_);
-  frozen_ = true;
-}
-
-std::size_t Roster::alive() const {
-  const std::lock_guard lock(mutex_);
-  return static_cast<std::size_t>(std::count_if(
-      workers_.begin(), workers_.end(), [](const auto& entry) { return entry.second.presence != Presence::kLost; }));
-}
-
-std::vector<std::pair<WorkerId, std::string>> Roster::present() const {
-  const std::lock_guard lock(mutex_);
-  std::vector<std::pair<WorkerId, std::string>> there;
-  for (const auto& [id, w] : workers_)
-    if (w.presence == Presence::kPresent) there.emplace_back(id, w.offer);
-  return there;
 }
 
 bool Roster::all_present_have(Version version) const {

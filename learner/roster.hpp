@@ -8,7 +8,6 @@
 #include <set>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "chains/broadcast_model.hpp"
@@ -30,11 +29,7 @@ class Roster {
   void rented(const provisioner::Offer& offer);
   // The region of a worker of this name, by its own place or else its offer's.
   std::uint32_t region_of(const std::string& name, const std::string& place) const;
-  // Returns true if the worker had been away or lost.
-  bool joined(WorkerId id, const std::string& name, std::uint32_t region, TimePoint now);
-  // Both return false and change nothing after freeze().
-  bool away(WorkerId id);
-  bool lost(WorkerId id);
+  void follow(const PresenceChange& change, TimePoint now);
   void had_trouble(WorkerId id);
   void acknowledged(WorkerId id, Version version, const overlay::Digest& digest);
   WorkerMeter::Progress heard(WorkerId id, const schema::Vitals& vitals, TimePoint now);
@@ -42,12 +37,7 @@ class Roster {
   void turned_away(WorkerId id);
   // Copies the overlay's data on its workers. Returns a drawing of the topology, as a .dot, if it has changed.
   std::optional<std::string> refresh(const overlay::LearnerStats& stats);
-  // From now on, workers leave because the run ends: their last state stays.
-  void freeze();
 
-  std::size_t alive() const;  // present or away
-  std::vector<std::pair<WorkerId, std::string>> present()
-      const;  // neither lost nor away, with the offers they were rented as
   bool all_present_have(Version version) const;
   std::vector<chains::WorkerLink> links_of(std::span<const WorkerId> workers) const;  // as planned
   std::vector<WorkerEntry> entries() const;
@@ -71,7 +61,6 @@ class Roster {
   std::set<WorkerId> seeds_;                                       // workers to which the learner sends
   std::string topology_;
   std::uint64_t floods_ = 0;
-  bool frozen_ = false;
 };
 
 }  // namespace echoline::learner

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <mutex>
 #include <thread>
 #include <tuple>
 
@@ -13,6 +12,7 @@
 #include "chains/broadcast_model.hpp"
 #include "data_plane/run_spec.hpp"
 #include "data_plane/trajectory.hpp"
+#include "learner/attendance.hpp"
 #include "learner/batch.hpp"
 #include "learner/by_task.hpp"
 #include "learner/checkpoint_folder.hpp"
@@ -65,7 +65,7 @@ class Service {
     ECHO_TRY(checked.status());
     plan_ = std::move(*checked.plan);
     ECHO_ASSIGN(const SourceMaker make_source, source_maker(config_, options_.built_in));
-    roster_.emplace(config_, plan_.plan);
+    start_attendance();
     if (options_.planned) options_.planned(plan_.plan);
     ECHO_ASSIGN(record_,
                 RunRecord::open(config_.run_folder(), options_.resume, options_.resume ? kLockPatience : Duration{}));
@@ -90,6 +90,7 @@ class Service {
                 step_);
       node_->stop();
       node_.reset();
+      start_attendance();
     }
     step_ = policy_->steps();
     if (!node_) ECHO_TRY(start_overlay());  // before any money is spent: a port in use ends the run here
@@ -177,7 +178,7 @@ class Service {
     return start_overlay();
   }
 
-  // What every worker is told, made once; from now on there is work.
+  // Sends the run's description to every worker that is present or joins: from now on there is work.
   Status describe_run() {
     schema::RunSpec spec;
     spec.set_run(config_.run.name);
@@ -185,9 +186,11 @@ class Service {
     config_.rollout.describe(spec);
     schema::LearnerMessage message;
     ECHO_ASSIGN(*message.mutable_run_spec(), data_plane::pack_run_spec(spec));
-    const std::lock_guard lock(joining_mutex_);
-    run_spec_ = std::make_shared<const std::string>(message.SerializeAsString());
-    for (const auto& [id, offer] : roster_->present()) tell(id, run_spec_);
+    has_work_ = true;
+    attendance_->add(
+        [this, bytes = std::make_shared<const std::string>(message.SerializeAsString())](const PresenceChange& change) {
+          if (change.has_joined()) send(change.worker, bytes);
+        });
     return ok();
   }
 
@@ -197,8 +200,18 @@ class Service {
     return std::make_shared<const std::string>(message.SerializeAsString());
   }
 
-  void tell(WorkerId id, std::shared_ptr<const std::string> message) {
+  void send(WorkerId id, std::shared_ptr<const std::string> message) {
     if (const Status sent = node_->send(id, std::move(message)); !sent) log::error("{}", sent.error().message());
+  }
+
+  // Without any worker.
+  void start_attendance() {
+    roster_.emplace(config_, plan_.plan);
+    attendance_.emplace();
+    attendance_->add([this](const PresenceChange& change) {
+      roster_->follow(change, clock_.now());
+      record_presence(change);
+    });
   }
 
   Status start_overlay() {
@@ -240,9 +253,12 @@ class Service {
     };
     // What machines call themselves and say is shown from here on: in the log, in files, on terminals.
     events.heartbeat = [this](const overlay::HeardFrom& beat) { heartbeat(beat); };
-    events.joined = [this](const overlay::MemberInfo& member) { worker_joined(member); };
-    events.away = [this](WorkerId id, const std::string& reason) { worker_away(id, printable(reason)); };
-    events.lost = [this](WorkerId id, const std::string& reason) { worker_lost(id, printable(reason)); };
+    events.joined = [this](const overlay::MemberInfo& member) {
+      const std::string name = printable(member.name);
+      attendance_->joined(member.id, name, roster_->region_of(name, member.place));
+    };
+    events.away = [this](WorkerId id, const std::string& reason) { attendance_->away(id, printable(reason)); };
+    events.lost = [this](WorkerId id, const std::string& reason) { attendance_->lost(id, printable(reason)); };
     events.trouble = [this](WorkerId id, const std::string& said) {
       const std::string what = printable(said);
       log::warn("worker {}: {}", id, what);
@@ -259,10 +275,12 @@ class Service {
     events.need_catch_up = [this](Version, std::optional<Version> from) { publisher_.request_catch_up(from); };
     events.chose_topology = [this](const std::string& text) { record_->event("topology", {{"what", text}}); };
     events.slow_hop = [this](const overlay::SlowHop& hop) { record_->event("slow_hop", {{"hop", hop.text}}); };
-    // A worker may join before start() has returned; callbacks that use the node wait for it.
-    const std::lock_guard starting(node_mutex_);
     ECHO_ASSIGN(node_, overlay::LearnerNode::start(std::move(o), std::move(events)));
     publisher_.attach(node_.get());
+    // Workers that joined before start() has returned are among those that add() names.
+    attendance_->add([this, wait = wait_message()](const PresenceChange& change) {
+      if (change.has_joined() && !has_work_) send(change.worker, wait);
+    });
     record_->event("listening", {{"at", overlay::to_text(node_->endpoint())}});
     return ok();
   }
@@ -285,13 +303,8 @@ class Service {
       node_->expel(worker, reason);
       record_->event("expelled", {{"worker", worker.value}, {"reason", printable(reason)}});
     };
-    events.leaving = [this](WorkerId worker) {
-      log::info("worker {} was told to end, and finishes what it has", worker);
-      if (fleet_ready_) fleet_->leaving(worker);
-    };
-    events.drained = [this](WorkerId worker) {
-      if (fleet_ready_) fleet_->drained(worker);
-    };
+    events.leaving = [this](WorkerId worker) { return attendance_->leaving(worker); };
+    events.drained = [this](WorkerId worker) { attendance_->drained(worker); };
     events.held_up = [this](const Error* error) { record_->disk("replay buffer", desk_step_, error); };
     events.set_aside = [this](const GroupSetAside& group) {
       record_->event("group_set_aside", {{"group", group.group.value},
@@ -311,6 +324,7 @@ class Service {
         return desk_->consume(step, batch);
       });
     desk_step_ = step_;
+    attendance_->add([this](const PresenceChange& change) { desk_->follow(change); });
     desk_ready_ = true;
     return ok();
   }
@@ -338,7 +352,7 @@ class Service {
     fleet.clock = options_.clock;
     fleet.ledger_file = record_->folder() / "ledger.sqlite";
     fleet.providers = provider_options(config_);
-    fleet.drain = [this](WorkerId id, const std::string&) { desk_->retire(id); };
+    fleet.drain = [this](WorkerId id, const std::string&) { attendance_->retired(id); };
     fleet.machine_ended = [this](WorkerId id, const std::string& why) { node_->give_up(id, why); };
     fleet.launch = [this](const provisioner::Offer& offer) {
       roster_->rented(offer);
@@ -349,9 +363,11 @@ class Service {
     };
     ECHO_TRY(make_folders(fleet.providers.log_folder));
     ECHO_ASSIGN(fleet_, provisioner::FleetDriver::start(std::move(fleet)));
-    fleet_ready_ = true;
     // Workers that outlived an earlier process may have been back before the fleet was there.
-    for (const auto& [id, offer] : roster_->present()) fleet_->joined(id, offer);
+    attendance_->add([this](const PresenceChange& change) {
+      if (auto event = fleet_event(change)) fleet_->notify(*std::move(event));
+    });
+    fleet_ready_ = true;
     return ok();
   }
 
@@ -363,7 +379,7 @@ class Service {
     const Duration patience = config_.fleet.join_timeout;
     while (!stop_) {
       ECHO_TRY(fleet_money());
-      const std::size_t joined = roster_->alive();
+      const std::size_t joined = attendance_->alive();
       const std::size_t missing = fleet_ ? still_joining() : (joined > 0 ? 0 : 1);
       write_status(fmt::format("{} workers joined, waiting for {}", joined, missing));
       if (missing == 0 && joined > 0) return ok();
@@ -472,7 +488,7 @@ class Service {
         ECHO_TRY(checkpoint());
         return std::move(money).error();
       }
-      if (roster_->alive() > 0 || still_joining() > 0) {
+      if (attendance_->alive() > 0 || still_joining() > 0) {
         alone_since = kNever;
       } else if (alone_since == kNever) {
         alone_since = clock_.now();
@@ -569,7 +585,7 @@ class Service {
     refresh_workers();
     overlay::LearnerStats stats;
     if (node_) stats = node_->stats();
-    roster_->freeze();  // as they stand now: returning the fleet makes every worker leave
+    attendance_->close();  // returning the fleet makes every worker leave
     input.workers = roster_->entries();
     std::tie(input.version, input.digest) = status_->newest();
     if (desk_) desk_->wants_no_more();
@@ -612,38 +628,34 @@ class Service {
 
   // --- Called on the overlay's thread ---
 
-  void worker_joined(const overlay::MemberInfo& member) {
-    const WorkerId id = member.id;
-    const std::string name = printable(member.name);
-    const std::uint32_t region = roster_->region_of(name, member.place);
-    { const std::lock_guard started(node_mutex_); }
-    bool back = false;
-    {
-      const std::lock_guard lock(joining_mutex_);
-      tell(id, run_spec_ ? run_spec_ : wait_message());  // describe_run() tells those that are here by then
-      back = roster_->joined(id, name, region, clock_.now());
+  void record_presence(const PresenceChange& change) {
+    const WorkerId id = change.worker;
+    switch (change.kind) {
+      case PresenceChange::Kind::kJoined:
+      case PresenceChange::Kind::kBack: {
+        const bool back = change.kind == PresenceChange::Kind::kBack;
+        json event{{"worker", id.value}, {"offer", change.offer}};
+        const auto& regions = config_.paths.regions.regions;
+        if (!regions.empty()) event["region"] = regions[change.region].name;
+        record_->event(back ? "back" : "joined", std::move(event));
+        if (back) log::info("worker {} ({}) is back", id, change.offer);
+        return;
+      }
+      case PresenceChange::Kind::kAway:  // its groups go to other workers
+        log::warn("worker {} is away: {}; its place is kept for {}", id, change.reason,
+                  to_text(config_.fleet.away_max));
+        record_->event("away", {{"worker", id.value}, {"reason", change.reason}});
+        return;
+      case PresenceChange::Kind::kLost:
+        record_->event("left", {{"worker", id.value}, {"reason", change.reason}});
+        return;
+      case PresenceChange::Kind::kLeaving:
+        log::info("worker {} was told to end, and finishes what it has", id);
+        return;
+      case PresenceChange::Kind::kRetired:
+      case PresenceChange::Kind::kDrained:
+        return;  // the fleet records its decisions
     }
-    if (desk_ready_) desk_->worker_joined(id);
-    json event{{"worker", id.value}, {"offer", name}};
-    if (!config_.paths.regions.regions.empty()) event["region"] = config_.paths.regions.regions[region].name;
-    record_->event(back ? "back" : "joined", std::move(event));
-    if (back) log::info("worker {} ({}) is back", id, name);
-    if (fleet_ready_) fleet_->joined(id, name);
-  }
-
-  // It may come back: only what it was working on is given to others.
-  void worker_away(WorkerId id, const std::string& reason) {
-    if (!roster_->away(id)) return;
-    log::warn("worker {} is away: {}; its place is kept for {}", id, reason, to_text(config_.fleet.away_max));
-    record_->event("away", {{"worker", id.value}, {"reason", reason}});
-    if (desk_ready_) desk_->worker_lost(id);
-  }
-
-  void worker_lost(WorkerId id, const std::string& reason) {
-    if (!roster_->lost(id)) return;
-    record_->event("left", {{"worker", id.value}, {"reason", reason}});
-    if (fleet_ready_) fleet_->left(id, reason);
-    if (desk_ready_) desk_->worker_lost(id);
   }
 
   // From every heartbeat of every worker to the fleet, past no other thread: however long a step takes, who works is
@@ -695,7 +707,7 @@ class Service {
 
   // Takes what people see from the overlay's view of the workers.
   void refresh_workers() {
-    if (!node_) return;
+    if (!node_ || attendance_->is_closed()) return;
     if (const auto drawing = roster_->refresh(node_->stats())) record_->topology(*drawing);
   }
 
@@ -720,10 +732,12 @@ class Service {
   std::atomic<std::uint64_t> desk_step_ = 0;  // the same, for the desk's thread
   Duration stood_still_{};                    // of the step under way, while the disk refused
 
-  std::optional<Roster> roster_;     // from when there is a plan
+  std::optional<Roster> roster_;  // this and attendance_: from when there is a plan
+  std::optional<Attendance> attendance_;
   std::optional<RunStatus> status_;  // from when the run's folder is open
   Credibility credibility_;          // the main thread's
 
+  std::atomic<bool> has_work_ = false;                          // workers get the run's description as they join
   std::atomic<bool> desk_ready_ = false, fleet_ready_ = false;  // desk_ and fleet_ may be used from callbacks
 
   // Destroyed in reverse: the node's thread ends before what its callbacks use.
@@ -735,10 +749,7 @@ class Service {
                         },  // its first tokens may be here before all of it has left
                         [this](const PublishReport& report) { note_published(report); },
                         [this](const delta::StateView& policy) { return note_for_servers(policy); }}};
-  std::mutex node_mutex_;  // held while node_ is being started
   std::unique_ptr<overlay::LearnerNode> node_;
-  std::mutex joining_mutex_;
-  std::shared_ptr<const std::string> run_spec_;  // a LearnerMessage, once there is work; guarded by joining_mutex_
 };
 
 }  // namespace

@@ -64,7 +64,7 @@ void FleetDriver::stop() {
 
 void FleetDriver::beat(const fleet::Beat& beat, Bytes received, Bytes forwarded, Bytes delivered) {
   queue_.try_push(Input(Traffic{beat.worker, received, forwarded, delivered, clock_.now()}));
-  tell(beat);
+  notify(beat);
 }
 
 Status FleetDriver::open_on_thread() {

@@ -60,19 +60,15 @@ class FleetDriver {
   static Result<std::unique_ptr<FleetDriver>> start(FleetOptions options);
   ~FleetDriver();  // stop()
 
-  void joined(WorkerId worker, const std::string& offer) {
-    tell(fleet::Joined{worker, offer});
-  }                                                                                       // also when it comes back
-  void left(WorkerId worker, const std::string& why) { tell(fleet::Left{worker, why}); }  // for good
+  // An event of a worker: fleet::Joined, Leaving, Drained or Left.
+  void notify(FleetEvent event) { queue_.try_push(Input(std::move(event))); }
   // `received` and `forwarded`: bytes since the worker joined, by its own count; `delivered`: the forwarded bytes that
   // its receivers confirm.
   void beat(const fleet::Beat& beat, Bytes received, Bytes forwarded, Bytes delivered);
-  void leaving(WorkerId worker) { tell(fleet::Leaving{worker}); }  // the operator of its machine told it to end
-  void drained(WorkerId worker) { tell(fleet::Drained{worker}); }
-  void learner_waits(bool now_waits) { tell(fleet::Waiting{now_waits}); }
-  void step_measured(Duration step_time) { tell(fleet::StepMeasured{step_time}); }
+  void learner_waits(bool now_waits) { notify(fleet::Waiting{now_waits}); }
+  void step_measured(Duration step_time) { notify(fleet::StepMeasured{step_time}); }
   void broadcast_measured(Duration broadcast_time, Bytes payload) {
-    tell(fleet::BroadcastMeasured{broadcast_time, payload});
+    notify(fleet::BroadcastMeasured{broadcast_time, payload});
   }
   FleetSummary summary() const;
   // Ends every instance and books the ends. Idempotent.
@@ -104,7 +100,6 @@ class FleetDriver {
   };
 
   explicit FleetDriver(FleetOptions options);
-  void tell(FleetEvent event) { queue_.try_push(Input(std::move(event))); }
   Status open_on_thread();
   Status take_up();
   void loop();

@@ -66,6 +66,7 @@ class DeskTest : public ::testing::Test {
     events.leaving = [this](WorkerId worker) {
       const std::lock_guard lock(mutex_);
       leaving_.push_back(worker.value);
+      return true;
     };
     events.drained = [this](WorkerId worker) {
       const std::lock_guard lock(mutex_);

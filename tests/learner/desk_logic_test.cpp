@@ -3,6 +3,8 @@
 
 #include <gmock/gmock.h>
 
+#include "learner/attendance.hpp"
+#include "learner/roster.hpp"
 #include "tests/learner/desk.hpp"
 
 namespace echoline::learner {
@@ -109,7 +111,7 @@ TEST_F(DeskLogicTest, ARetiredWorkerFinishesItsGroupsAndGetsNoMore) {
   EXPECT_TRUE(submit(kAda, grant.leases(0)));
   EXPECT_EQ(request(kAda, 1).leases_size(), 0);
   EXPECT_THAT(drained_, ElementsAre(1));
-  logic_->leases().reinstate(kAda);
+  EXPECT_TRUE(logic_->leases().follow({PresenceChange::Kind::kBack, kAda}));
   EXPECT_EQ(request(kAda, 1).leases_size(), 1);
 }
 
@@ -173,6 +175,123 @@ TEST_F(DeskLogicTest, ManyGroupsSetAsideInARowEndTheRunUnlessOneSucceeds) {
   set_aside(1);
   EXPECT_EQ(groups.can_generate().error().code, Code::kInvalid);
   EXPECT_EQ(set_aside_.size(), 2u * SetAsideGroups::kInARowMax - 1);
+}
+
+// The overlay, the desk, a machine's provider and the fleet around one worker. Reports wait in queues, as between
+// threads.
+class PresenceTest : public DeskLogicTest {
+ protected:
+  enum Step : int { kJoin, kAway, kLost, kLeaving, kAsksForWork, kMachineEnds, kSteps };
+
+  void begin(WorkerId worker) {
+    worker_ = worker;
+    attendance_.emplace();
+    roster_.emplace(config_, plan_);
+    provisioner::FleetRules rules;
+    rules.pace = {1000, 1, std::chrono::seconds(10)};
+    core_.emplace(rules, std::vector<provisioner::FleetOffer>{{"a", "local", "", 100, 1, 0}},
+                  std::vector<std::string>{"a"});
+    carry_out(core_->tick(manual_.now()));
+    attendance_->add([this](const PresenceChange& change) { roster_->follow(change, manual_.now()); });
+    attendance_->add([this](const PresenceChange& change) {
+      to_desk_.push_back(Write{[this, change] { return logic_->leases().follow(change); }});
+    });
+    attendance_->add([this](const PresenceChange& change) {
+      if (auto event = fleet_event(change)) to_fleet_.push_back(*std::move(event));
+    });
+    events_.leaving = [this](WorkerId w) { return attendance_->leaving(w); };
+    events_.drained = [this](WorkerId w) { attendance_->drained(w); };
+  }
+  void carry_out(const std::vector<provisioner::FleetAction>& actions) {
+    using namespace provisioner::fleet;
+    for (const provisioner::FleetAction& action : actions) {
+      if (const auto* book = std::get_if<Book>(&action)) to_fleet_.push_back(Booked{book->offer, ++ticket_});
+      if (const auto* start = std::get_if<Start>(&action)) to_fleet_.push_back(Started{start->ticket, {"i"}, {}});
+      if (const auto* stop = std::get_if<Stop>(&action)) to_fleet_.push_back(Stopped{stop->ticket});
+      if (const auto* drain = std::get_if<Drain>(&action)) attendance_->retired(drain->worker);
+    }
+  }
+  void send(schema::WorkerMessage message) {
+    const std::string bytes = message.SerializeAsString();
+    ASSERT_TRUE(inbox_.admit(worker_, bytes.size(), false).taken);
+    to_desk_.push_back(Incoming{worker_, bytes});
+  }
+  void take(Step step) {
+    schema::WorkerMessage message;
+    switch (step) {
+      case kJoin:
+        return attendance_->joined(worker_, "a", 0);
+      case kAway:
+        return attendance_->away(worker_, "silent");
+      case kLost:
+        return attendance_->lost(worker_, "silent for long");
+      case kLeaving:
+        message.mutable_leaving();
+        return send(message);
+      case kAsksForWork:
+        message.mutable_request()->set_version(9);  // not published: it gets nothing
+        return send(message);
+      default:
+        to_fleet_.push_back(provisioner::fleet::Ending{ticket_, "outbid", true});
+    }
+  }
+  // Until no queue has anything.
+  void settle() {
+    while (!to_desk_.empty() || !to_fleet_.empty()) {
+      for (Deferred& work : std::exchange(to_desk_, {})) logic_->defer(std::move(work));
+      logic_->work_off();
+      for (const provisioner::FleetEvent& event : std::exchange(to_fleet_, {}))
+        carry_out(core_->handle(event, manual_.now()));
+    }
+  }
+  void expect_agreement() {
+    using provisioner::MachineState;
+    attendance_->check();
+    core_->check();
+    roster_->check();
+    const auto entries = roster_->entries();
+    const Presence presence = entries.empty() ? Presence::kLost : entries.front().presence;
+    EXPECT_EQ(attendance_->alive(), presence == Presence::kLost ? 0u : 1u);
+    const bool retired = logic_->leases().is_retired(worker_);
+    EXPECT_FALSE(retired && presence == Presence::kLost && !entries.empty());
+    const provisioner::FleetMachine* machine = core_->machines().of(worker_);
+    if (machine == nullptr) return;
+    EXPECT_NE(presence, Presence::kLost) << "the fleet counts with a worker that is lost";
+    EXPECT_FALSE(retired && machine->state == MachineState::kWorking) << "the desk gives it no work";
+    EXPECT_FALSE(!retired && machine->state == MachineState::kDraining) << "the desk still gives it work";
+  }
+
+  WorkerId worker_;
+  const RunConfig config_;
+  const provisioner::Plan plan_;
+  std::optional<Attendance> attendance_;
+  std::optional<Roster> roster_;
+  std::optional<provisioner::FleetCore> core_;
+  provisioner::Ticket ticket_ = 0;
+  std::vector<Deferred> to_desk_;
+  std::vector<provisioner::FleetEvent> to_fleet_;
+};
+
+TEST_F(PresenceTest, DeskRosterAndFleetAgreeInEveryOrderOfEvents) {
+  constexpr int kLength = 5;
+  open_logic();
+  int orders = 1;
+  for (int i = 0; i < kLength; ++i) orders *= kSteps;
+  for (int order = 0; order < 2 * orders; ++order) {
+    const bool delayed = order >= orders;  // nothing is delivered before the last event
+    begin(WorkerId{static_cast<std::uint64_t>(order) + 1});
+    settle();
+    std::string steps;
+    for (int i = 0, rest = order % orders; i < kLength; ++i, rest /= kSteps) {
+      steps += std::to_string(rest % kSteps);
+      take(static_cast<Step>(rest % kSteps));
+      if (!delayed) settle();
+      if (!delayed) expect_agreement();
+    }
+    settle();
+    expect_agreement();
+    ASSERT_FALSE(HasFailure()) << "steps " << steps << (delayed ? ", delivered at the end" : "");
+  }
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "base/random.hpp"
+#include "learner/attendance.hpp"
 #include "learner/batch_hand_over.hpp"
 #include "learner/database_edge.hpp"
 #include "learner/desk_inbox.hpp"
@@ -236,6 +237,40 @@ TEST(DatabaseEdge, EveryOrderOfFailuresAndRetriesKeepsItsStatesApart) {
   EXPECT_DEATH(e.edge.retry_succeeded(), "moves from state 0 to 2");
 }
 
+TEST(Attendance, EveryListenerGetsEveryChangeInTheSameOrder) {
+  using Kind = PresenceChange::Kind;
+  Attendance attendance;
+  std::vector<std::pair<int, Kind>> heard;
+  const auto listener = [&](int number) {
+    return [&heard, number](const PresenceChange& change) { heard.emplace_back(number, change.kind); };
+  };
+  const auto take = [&] { return std::exchange(heard, {}); };
+  attendance.add(listener(1));
+  attendance.joined(kAda, "a", 0);
+  attendance.joined(kBob, "b", 0);
+  attendance.away(kBob, "silent");
+  (void)take();
+  attendance.add(listener(2));
+  EXPECT_THAT(take(), testing::ElementsAre(std::pair(2, Kind::kJoined))) << "Ada alone is present";
+  attendance.joined(kBob, "b", 0);
+  EXPECT_THAT(take(), testing::ElementsAre(std::pair(1, Kind::kBack), std::pair(2, Kind::kBack)));
+  attendance.drained(kAda);
+  EXPECT_THAT(take(), IsEmpty()) << "it was not told to drain";
+  attendance.leaving(kAda);
+  attendance.drained(kAda);
+  attendance.lost(kAda, "gone");
+  EXPECT_EQ(take().size(), 6u);
+  attendance.leaving(kAda);
+  attendance.drained(kAda);
+  attendance.away(kAda, "gone");
+  EXPECT_THAT(take(), IsEmpty()) << "it is lost";
+  EXPECT_EQ(attendance.alive(), 1u);
+  attendance.close();
+  attendance.lost(kBob, "the run has ended");
+  EXPECT_EQ(attendance.alive(), 1u) << "the end of the run makes workers leave";
+  attendance.check();
+}
+
 struct Entered {
   RunConfig config;
   provisioner::Plan plan = [] {
@@ -249,6 +284,9 @@ struct Entered {
     return p;
   }();
   Roster roster{config, plan};
+  void joined(WorkerId worker, const std::string& offer) {
+    roster.follow({PresenceChange::Kind::kJoined, worker, offer}, TimePoint{});
+  }
 };
 
 // The same links as in plans and simulations (RunSim.PlanAndRunTakeTheSameLinks).
@@ -256,8 +294,8 @@ TEST(Roster, LinksAreThoseOfTheOfferOrAssumedAndCapped) {
   Entered e;
   e.config.paths.worker_rate = BitRate::from_mbit_per_s(50);
   e.config.fleet.assume.down = BitRate::from_mbit_per_s(30);
-  e.roster.joined(kAda, "planned", 0, TimePoint{});
-  e.roster.joined(kBob, "by hand", 0, TimePoint{});
+  e.joined(kAda, "planned");
+  e.joined(kBob, "by hand");
   const std::vector<chains::WorkerLink> links = e.roster.links_of(std::vector{kAda, kBob});
   const auto ada = provisioner::links_of(e.plan.rows[0].offer, e.config.fleet, e.config.paths);
   EXPECT_EQ(links[0].up, ada.up);
@@ -269,37 +307,26 @@ TEST(Roster, LinksAreThoseOfTheOfferOrAssumedAndCapped) {
   EXPECT_EQ(e.roster.links_of(std::vector{kAda})[0].up, BitRate::from_mbit_per_s(20));
 }
 
-TEST(Roster, WorkersComeGoAwayComeBackAndAreLost) {
+TEST(Roster, AWorkersPriceIsThatOfItsOffer) {
   Entered e;
-  EXPECT_FALSE(e.roster.joined(kAda, "planned", 0, TimePoint{}));
-  EXPECT_FALSE(e.roster.joined(kBob, "by hand", 0, TimePoint{}));
+  e.joined(kAda, "planned");
+  e.joined(kBob, "by hand");
   EXPECT_EQ(e.roster.entries()[0].price_usd_per_hour, 0.25);
-  EXPECT_FALSE(e.roster.entries()[1].price_usd_per_hour) << "its offer is unknown";
-  EXPECT_EQ(e.roster.alive(), 2u);
-  EXPECT_TRUE(e.roster.away(kAda));
-  EXPECT_EQ(e.roster.alive(), 2u) << "it is expected back";
-  EXPECT_EQ(e.roster.present().size(), 1u);
-  EXPECT_TRUE(e.roster.joined(kAda, "planned", 0, TimePoint{}));
-  EXPECT_TRUE(e.roster.lost(kBob));
-  EXPECT_EQ(e.roster.alive(), 1u);
-  e.roster.check();
-  e.roster.freeze();
-  EXPECT_FALSE(e.roster.lost(kAda));
-  EXPECT_EQ(e.roster.alive(), 1u) << "the end of the run makes workers leave";
+  EXPECT_FALSE(e.roster.entries()[1].price_usd_per_hour) << "no offer is known of it";
 }
 
 TEST(Roster, AVersionIsEverywhereOnceAllThatArePresentHaveIt) {
   Entered e;
-  for (const WorkerId w : {kAda, kBob}) e.roster.joined(w, "", 0, TimePoint{});
+  for (const WorkerId w : {kAda, kBob}) e.joined(w, "");
   e.roster.acknowledged(kAda, Version{3}, {});
   EXPECT_FALSE(e.roster.all_present_have(Version{3}));
-  e.roster.away(kBob);
+  e.roster.follow({PresenceChange::Kind::kAway, kBob}, TimePoint{});
   EXPECT_TRUE(e.roster.all_present_have(Version{3}));
 }
 
 TEST(Roster, LinksAreThoseOfTheOfferThatWasRented) {
   Entered e;
-  e.roster.joined(kAda, "planned", 0, TimePoint{});
+  e.joined(kAda, "planned");
   const std::vector workers{kAda};
   EXPECT_EQ(e.roster.links_of(workers)[0].up, BitRate::from_mbit_per_s(40));
   provisioner::Offer now = e.plan.rows[0].offer;
@@ -318,13 +345,13 @@ TEST(Roster, ItsPartsAgreeAfterRandomEvents) {
     now += std::chrono::milliseconds(random.below(500));
     switch (random.below(7)) {
       case 0:
-        e.roster.joined(w, "planned", 0, now);
+        e.roster.follow({PresenceChange::Kind::kBack, w, "planned"}, now);
         break;
       case 1:
-        e.roster.away(w);
+        e.roster.follow({PresenceChange::Kind::kAway, w}, now);
         break;
       case 2:
-        e.roster.lost(w);
+        e.roster.follow({PresenceChange::Kind::kLost, w}, now);
         break;
       case 3:
         e.roster.accepted(w, random.below(10), 0.5);

@@ -48,7 +48,7 @@ TEST_F(DeskTest, AReleasedWorkerSubmitsItsRemainingLeases) {
   open(0);
   const schema::WorkGrant grant = ask(0, 1);
   ASSERT_EQ(grant.leases_size(), 1);
-  desk_->retire(WorkerId{1});
+  desk_->follow({PresenceChange::Kind::kRetired, WorkerId{1}});
   EXPECT_EQ(ask(0, 1).leases_size(), 0);
   (void)desk_->counts();
   EXPECT_TRUE(drained_.empty()) << "it asks while it still holds leases";
@@ -58,7 +58,7 @@ TEST_F(DeskTest, AReleasedWorkerSubmitsItsRemainingLeases) {
   (void)desk_->counts();
   EXPECT_EQ(drained_, std::vector<std::uint64_t>{1});
   EXPECT_EQ(ask(0, 1, WorkerId{2}).leases_size(), 1);
-  desk_->worker_joined(WorkerId{1});
+  desk_->follow({PresenceChange::Kind::kBack, WorkerId{1}});
   EXPECT_EQ(ask(0, 1).leases_size(), 1);
 }
 
@@ -118,14 +118,14 @@ TEST_F(DeskTest, RefusesAnUnknownVersionAndAForeignDigest) {
 TEST_F(DeskTest, ConductOutlivesConnectionsAndTheLearner) {
   open(0);
   for (int i = 0; i < 2; ++i) desk_->receive(WorkerId{1}, "\xff\xff\xff");
-  desk_->worker_lost(WorkerId{1});
+  desk_->follow({PresenceChange::Kind::kLost, WorkerId{1}});
   desk_->receive(WorkerId{1}, "\xff\xff\xff");
   EXPECT_EQ(misbehaved(), "");
   open(0);
   desk_->receive(WorkerId{1}, "\xff\xff\xff");
   desk_->receive(WorkerId{2}, "\xff\xff\xff");
   EXPECT_EQ(misbehaved(), "");
-  desk_->worker_lost(WorkerId{1});
+  desk_->follow({PresenceChange::Kind::kLost, WorkerId{1}});
   desk_->receive(WorkerId{1}, "\xff\xff\xff");
   EXPECT_NE(misbehaved(), "");
 }
@@ -562,7 +562,7 @@ TEST_F(DeskTest, ALostWorkersGroupsAreLeasedAgain) {
   open(0);
   const schema::WorkGrant first = ask(0, 4);
   ASSERT_EQ(first.leases_size(), 4);
-  desk_->worker_lost(WorkerId{1});
+  desk_->follow({PresenceChange::Kind::kLost, WorkerId{1}});
   const schema::WorkGrant second = ask(0, 4);
   ASSERT_EQ(second.leases_size(), 4);
   EXPECT_EQ(second.leases(0).group(), first.leases(0).group());

@@ -223,8 +223,8 @@ TEST(DownDriver, DISABLED_RentsAndReturnsForEver) {
       now.swap(rented);
     }
     for (const std::string& id : now) {
-      (*fleet)->joined(WorkerId{worker}, id);
-      (*fleet)->left(WorkerId{worker++}, "gone");
+      (*fleet)->notify(fleet::Joined{WorkerId{worker}, id});
+      (*fleet)->notify(fleet::Left{WorkerId{worker++}, "gone"});
     }
   }
 }

@@ -107,8 +107,8 @@ TEST_F(DriverOfFleet, RentsBooksReplacesAndReleases) {
   FleetDriver& fleet = **started;
   EXPECT_EQ(fleet.summary().planned, 2u);
   EXPECT_EQ(fleet.summary().started, 2u);
-  fleet.joined(WorkerId{1}, "a");
-  fleet.joined(WorkerId{2}, "b");
+  fleet.notify(fleet::Joined{WorkerId{1}, "a"});
+  fleet.notify(fleet::Joined{WorkerId{2}, "b"});
   fleet.beat({WorkerId{1}, 600, 10}, {1'000'000}, {500'000}, {500'000});
   ASSERT_TRUE(eventually([&] { return fleet.summary().numbers.working == 2; }));
   // The process dies: the fleet books it, gives up its worker, and rents a replacement.
@@ -157,7 +157,7 @@ TEST_F(DriverOfFleet, RentsBooksReplacesAndReleases) {
 TEST_F(DriverOfFleet, RecordsMeasuredLinks) {
   auto fleet = FleetDriver::start(options({offer("a"), offer("b")}));
   ASSERT_TRUE(fleet) << fleet.error().message();
-  (*fleet)->joined(WorkerId{1}, "a");
+  (*fleet)->notify(fleet::Joined{WorkerId{1}, "a"});
   const SystemClock clock;
   const TimePoint begin = clock.now();
   while (clock.now() - begin < LinkMeter::kLeast + std::chrono::milliseconds(300)) {
@@ -185,14 +185,14 @@ TEST_F(DriverOfFleet, DrainsAnEndingMachineAndReplacesItAtOnce) {
   auto started = FleetDriver::start(std::move(o));
   ASSERT_TRUE(started) << started.error().message();
   FleetDriver& fleet = **started;
-  fleet.joined(WorkerId{1}, "a");
-  fleet.joined(WorkerId{2}, "b");
-  fleet.leaving(WorkerId{1});
+  fleet.notify(fleet::Joined{WorkerId{1}, "a"});
+  fleet.notify(fleet::Joined{WorkerId{2}, "b"});
+  fleet.notify(fleet::Leaving{WorkerId{1}});
   ASSERT_TRUE(eventually([&] { return fleet.summary().started == 3; }));
   EXPECT_EQ(drains, 1u);
   EXPECT_EQ(fleet.summary().numbers.stopping, 1u);  // it still works
   EXPECT_THAT(seen(), testing::Not(testing::Contains("ended a")));
-  fleet.drained(WorkerId{1});
+  fleet.notify(fleet::Drained{WorkerId{1}});
   ASSERT_TRUE(eventually([&] { return fleet.summary().numbers.stopping == 0; }));
   EXPECT_EQ(fleet.summary().lost, 1u);
   fleet.stop();
@@ -229,10 +229,10 @@ TEST_F(DriverOfFleet, ReplacesByTheMarketOfNow) {
   auto started = FleetDriver::start(std::move(o));
   ASSERT_TRUE(started) << started.error().message();
   FleetDriver& fleet = **started;
-  fleet.joined(WorkerId{1}, "a");
-  fleet.joined(WorkerId{2}, "b");
+  fleet.notify(fleet::Joined{WorkerId{1}, "a"});
+  fleet.notify(fleet::Joined{WorkerId{2}, "b"});
   ASSERT_TRUE(eventually([&] { return std::ranges::count(seen(), "market ") == 1; }));
-  fleet.left(WorkerId{2}, "away for too long");
+  fleet.notify(fleet::Left{WorkerId{2}, "away for too long"});
   ASSERT_TRUE(eventually([&] { return fleet.summary().started == 3; }));
   EXPECT_THAT(seen(), testing::Contains("replaced f"));
   fleet.stop();
