@@ -1,0 +1,48 @@
+#include "learner/run_journal.hpp"
+
+#include <thread>
+
+#include "learner/disk_patience.hpp"
+
+namespace echoline::learner {
+namespace {
+
+constexpr Duration kLockPatience = std::chrono::seconds(20);  // with a run whose last process is ending
+constexpr Duration kDiskRetry = std::chrono::seconds(1);
+constexpr Duration kPoll = std::chrono::milliseconds(50);
+
+}  // namespace
+
+Result<std::unique_ptr<RunJournal>> RunJournal::open(const RunHost& run, WhileWaiting while_waiting) {
+  const bool resume = run.options.resume;
+  ECHO_ASSIGN(auto record, RunRecord::open(run.config.run_folder(), resume, resume ? kLockPatience : Duration{}));
+  ECHO_ASSIGN(auto run_clock, RunClock::open(record->folder(), run.config.learner.usd_per_hour, resume, run.clock));
+  return std::unique_ptr<RunJournal>(
+      new RunJournal(run, std::move(while_waiting), std::move(record), std::move(run_clock)));
+}
+
+RunJournal::RunJournal(const RunHost& run, WhileWaiting while_waiting, std::unique_ptr<RunRecord> record,
+                       std::unique_ptr<RunClock> run_clock)
+    : run_(run),
+      while_waiting_(std::move(while_waiting)),
+      record_(std::move(record)),
+      run_clock_(std::move(run_clock)),
+      status_(run.config, *record_, *run_clock_, run.clock) {}
+
+Status RunJournal::persist(std::string_view part, const std::function<Status()>& work) {
+  DiskPatience patience;
+  for (;;) {
+    const Status done = work();
+    const bool wait = !done && patience.after(done.error(), run_.clock.now()) == DiskPatience::Verdict::kWait &&
+                      !while_waiting_.is_pointless();
+    if (!wait) record_->disk(part, step_, nullptr);
+    if (!wait || run_.stop) return done;
+    record_->disk(part, step_, &done.error());
+    ECHO_TRY(while_waiting_.keep_alive("waiting for the disk: " + done.error().message()));
+    const TimePoint again = run_.clock.now() + kDiskRetry;
+    while (!run_.stop && run_.clock.now() < again) std::this_thread::sleep_for(kPoll);
+    stood_still_ += kDiskRetry;
+  }
+}
+
+}  // namespace echoline::learner

@@ -1,0 +1,73 @@
+#include "learner/run_overlay.hpp"
+
+#include <algorithm>
+
+#include "learner/door.hpp"
+#include "learner/planning.hpp"
+#include "overlay/sizes.hpp"
+#include "provisioner/offer_links.hpp"
+
+namespace echoline::learner {
+
+Result<overlay::LearnerOptions> overlay_options(const RunConfig& config, const provisioner::Plan& plan,
+                                                const std::filesystem::path& run_folder,
+                                                std::optional<Version> resumed_at) {
+  overlay::LearnerOptions o;
+  o.network = config.network;
+  o.up_expected = learner_up(config);
+  const auto up_of = [&](const provisioner::PlanRow* row) {
+    return provisioner::links_of(row->offer, config.fleet, config.paths).up;
+  };
+  if (config.paths.worker_rate)
+    o.chain_rate = *config.paths.worker_rate;
+  else if (const auto chosen = plan.chosen(); !chosen.empty())  // of the slowest, as the plan has it
+    o.chain_rate = up_of(*std::ranges::min_element(chosen, {}, up_of));
+  if (config.network.topology != chains::TopologyPolicy::kAuto)
+    o.policy = config.network.topology;
+  else if (plan.topology.size() > 0)  // without a plan the fleet is unknown
+    o.policy = plan.topology.policy;
+  o.chooses_policy = config.network.topology == chains::TopologyPolicy::kAuto;
+  o.heartbeat = std::min<Duration>(o.heartbeat, o.network.heartbeat_timeout / 4);
+  o.away_max = config.fleet.away_max;
+  ECHO_ASSIGN(const model::ModelConfig model, run_model_config(config));
+  o.policy_bytes = {2 * model.parameters()};  // bf16
+  o.regions = config.paths.regions.ways;
+  o.run_id = config.run.name;
+  o.folder = run_folder / "overlay";
+  o.bundle = config.fleet.bundle.value_or(std::filesystem::path{});
+  o.resumed_at = resumed_at;
+  o.message_max = worker_message_max(model.positions_max, config.rollout.response_tokens_max, config.rollout.group_size,
+                                     config.rollout.metadata_max);
+  return o;
+}
+
+nlohmann::json broadcast_row(const RunConfig& config, const overlay::BroadcastReport& report,
+                             std::span<const chains::WorkerLink> links) {
+  const BitRate up = learner_up(config);
+  const chains::Regions& ways = config.paths.regions.ways;
+  // The share of workers that T_b counts: in a small fleet that may be less than the quorum.
+  const double counted = std::clamp(
+      static_cast<double>(report.acknowledged) / static_cast<double>(std::max<std::size_t>(1, report.workers)), 1e-9,
+      config.network.quorum);
+  nlohmann::json row = {
+      {"version", report.version.value},
+      {"snapshot", !report.base.has_value()},
+      {"payload_bytes", report.payload.count},
+      {"t_b_seconds", seconds(report.t_b)},
+      {"workers", report.workers},
+      {"acknowledged", report.acknowledged},
+      {"depth", report.depth},
+      {"chunk_bytes", report.chunk.count},
+      {"learner_bytes", report.learner_bytes_sent.count},
+      {"lower_bound_seconds", seconds(chains::lower_bound(report.payload, up, links, counted, ways))}};
+  const auto predicted = chains::broadcast_time(report.topology, overlay::on_the_wire(report.payload, report.chunk),
+                                                overlay::on_the_wire(report.chunk, report.chunk), up, links, ways);
+  if (predicted) row["predicted_seconds"] = seconds(predicted->fraction(counted));
+  const overlay::BroadcastParts& parts = report.parts;
+  row["t_b_parts"] = {{"encode", seconds(parts.encode)},   {"seal", seconds(parts.seal)},
+                      {"send", seconds(parts.send)},       {"verify", seconds(parts.verify)},
+                      {"install", seconds(parts.install)}, {"acknowledge", seconds(parts.acknowledge)}};
+  return row;
+}
+
+}  // namespace echoline::learner

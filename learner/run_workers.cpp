@@ -1,0 +1,102 @@
+#include "learner/run_workers.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include "base/log.hpp"
+#include "base/text.hpp"
+#include "data_plane/run_spec.hpp"
+
+namespace echoline::learner {
+namespace {
+
+using Message = std::shared_ptr<const std::string>;
+
+void send(overlay::LearnerNode& node, WorkerId worker, Message message) {
+  if (const Status sent = node.send(worker, std::move(message)); !sent) log::error("{}", sent.error().message());
+}
+
+Message bytes_of(const schema::LearnerMessage& message) {
+  return std::make_shared<const std::string>(message.SerializeAsString());
+}
+
+}  // namespace
+
+RunWorkers::RunWorkers(const RunHost& run, const provisioner::Plan& plan, RunJournal& journal)
+    : run_(run), journal_(journal), roster_(run.config, plan) {
+  attendance_.add([this](const PresenceChange& change) {
+    roster_.follow(change, run_.clock.now());
+    record_change(change);
+  });
+}
+
+void RunWorkers::joined(const overlay::MemberInfo& member) {
+  const std::string name = printable(member.name);
+  attendance_.joined(member.id, name, roster_.region_of(name, member.place));
+}
+
+void RunWorkers::away(WorkerId worker, const std::string& reason) { attendance_.away(worker, printable(reason)); }
+
+void RunWorkers::lost(WorkerId worker, const std::string& reason) { attendance_.lost(worker, printable(reason)); }
+
+void RunWorkers::had_trouble(WorkerId worker, const std::string& what) {
+  log::warn("worker {}: {}", worker, printable(what));
+  roster_.had_trouble(worker);
+  journal_.record().event("trouble", {{"worker", worker.value}, {"what", printable(what)}});
+}
+
+void RunWorkers::record_change(const PresenceChange& change) {
+  RunRecord& record = journal_.record();
+  const WorkerId id = change.worker;
+  switch (change.kind) {
+    case PresenceChange::Kind::kJoined:
+    case PresenceChange::Kind::kBack: {
+      const bool back = change.kind == PresenceChange::Kind::kBack;
+      nlohmann::json event{{"worker", id.value}, {"offer", change.offer}};
+      const auto& regions = run_.config.paths.regions.regions;
+      if (!regions.empty()) event["region"] = regions[change.region].name;
+      record.event(back ? "back" : "joined", std::move(event));
+      if (back) log::info("worker {} ({}) is back", id, change.offer);
+      return;
+    }
+    case PresenceChange::Kind::kAway:
+      log::warn("worker {} is away: {}; its place is kept for {}", id, change.reason,
+                to_text(run_.config.fleet.away_max));
+      return record.event("away", {{"worker", id.value}, {"reason", change.reason}});
+    case PresenceChange::Kind::kLost:
+      return record.event("left", {{"worker", id.value}, {"reason", change.reason}});
+    case PresenceChange::Kind::kLeaving:
+      return log::info("worker {} was told to end, and finishes what it has", id);
+    case PresenceChange::Kind::kRetired:
+    case PresenceChange::Kind::kDrained:
+      return;  // the fleet records its decisions
+  }
+}
+
+void RunWorkers::greet_through(overlay::LearnerNode& node) {
+  schema::LearnerMessage message;
+  message.mutable_wait()->set_reason(run_.options.resume ? "it is resuming" : "it is starting");
+  attendance_.add([this, &node, wait = bytes_of(message)](const PresenceChange& change) {
+    if (change.has_joined() && !has_work_) send(node, change.worker, wait);
+  });
+}
+
+Status RunWorkers::describe_run(const RunTask& task, overlay::LearnerNode& node) {
+  schema::RunSpec spec;
+  spec.set_run(run_.config.run.name);
+  task.describe(run_.config, spec);
+  run_.config.rollout.describe(spec);
+  schema::LearnerMessage message;
+  ECHO_ASSIGN(*message.mutable_run_spec(), data_plane::pack_run_spec(spec));
+  has_work_ = true;
+  attendance_.add([&node, description = bytes_of(message)](const PresenceChange& change) {
+    if (change.has_joined()) send(node, change.worker, description);
+  });
+  return ok();
+}
+
+void RunWorkers::refresh(const overlay::LearnerNode& node) {
+  if (attendance_.is_closed()) return;
+  if (const auto drawing = roster_.refresh(node.stats())) journal_.record().topology(*drawing);
+}
+
+}  // namespace echoline::learner

@@ -1,0 +1,48 @@
+// The workers of a running learner: their presence, the roster, and the messages that they get as they join. Private to
+// learner/.
+#pragma once
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include "learner/attendance.hpp"
+#include "learner/roster.hpp"
+#include "learner/run_journal.hpp"
+#include "learner/run_task.hpp"
+#include "overlay/uv/node.hpp"
+
+namespace echoline::learner {
+
+// Thread-safe. Begins without any worker.
+class RunWorkers {
+ public:
+  // Everything outlives it.
+  RunWorkers(const RunHost& run, const provisioner::Plan& plan, RunJournal& journal);
+
+  Roster& roster() { return roster_; }
+  Attendance& attendance() { return attendance_; }
+
+  // The overlay's reports. Their texts come from other machines, and are made printable here.
+  void joined(const overlay::MemberInfo& member);
+  void away(WorkerId worker, const std::string& reason);
+  void lost(WorkerId worker, const std::string& reason);
+  void had_trouble(WorkerId worker, const std::string& what);
+
+  // Present workers and those that join wait; from describe_run() on they get the run's description in place of that.
+  void greet_through(overlay::LearnerNode& node);
+  Status describe_run(const RunTask& task, overlay::LearnerNode& node);
+
+  // Takes over the overlay's view of the workers, until the attendance is closed.
+  void refresh(const overlay::LearnerNode& node);
+
+ private:
+  void record_change(const PresenceChange& change);
+
+  const RunHost run_;
+  RunJournal& journal_;
+  Roster roster_;
+  Attendance attendance_;
+  std::atomic<bool> has_work_ = false;
+};
+
+}  // namespace echoline::learner

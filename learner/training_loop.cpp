@@ -1,0 +1,176 @@
+#include "learner/training_loop.hpp"
+
+#include <algorithm>
+#include <map>
+
+#include "base/log.hpp"
+#include "base/text.hpp"
+#include "learner/batch.hpp"
+#include "learner/by_task.hpp"
+#include "learner/resume.hpp"
+
+namespace echoline::learner {
+namespace {
+
+using nlohmann::json;
+
+constexpr Duration kPoll = std::chrono::milliseconds(200);
+
+}  // namespace
+
+Result<bool> TrainingLoop::run() {
+  const RunJournal& journal = parts_.journal;
+  const std::uint64_t steps = run_.config.run.steps;
+  ECHO_ASSIGN(bool going_on, publish(Version{journal.step()}));
+  while (going_on && journal.step() < steps && !run_.stop) {
+    ECHO_ASSIGN(going_on, train_one_step());
+  }
+  ECHO_TRY(checkpoint());
+  if (going_on) {
+    ECHO_ASSIGN(going_on, wait_until_published());
+  }
+  return going_on && journal.step() >= steps;
+}
+
+Error TrainingLoop::ended(Error why) {
+  RunJournal& journal = parts_.journal;
+  const Status kept = journal.persist("checkpoints", [this] { return parts_.policy.checkpoint(); });
+  why.detail +=
+      kept ? fmt::format("; a checkpoint of step {} is written: go on with --resume", journal.step())
+           : fmt::format("; no checkpoint of step {} could be written ({}): --resume goes on from the one before",
+                         journal.step(), kept.error().message());
+  return why;
+}
+
+// The step was trained, and the replay buffer cannot mark its groups as consumed: a resume does it.
+Error TrainingLoop::ended_unmarked(const replay_buffer::Batch& batch, Error why) {
+  RunJournal& journal = parts_.journal;
+  if (!note_unmarked(journal.record().folder(), journal.step(), batch.ids())) {
+    why.detail += "; --resume goes on from the newest checkpoint";
+    return why;
+  }
+  journal.set_step(journal.step() + 1);
+  return ended(std::move(why));
+}
+
+Result<bool> TrainingLoop::publish(Version version) {
+  ECHO_ASSIGN(const bool published, wait_until_published());
+  if (!published) return false;
+  ECHO_ASSIGN(delta::SharedState policy, parts_.policy.policy(version));
+  if (!policy) return false;
+  parts_.publisher.publish(version, std::move(policy));
+  return true;
+}
+
+Result<bool> TrainingLoop::wait_until_published() {
+  for (;;) {
+    ECHO_ASSIGN(const bool published, parts_.publisher.wait_until_published(kPoll));
+    if (published) return true;
+    if (run_.stop) return false;
+    parts_.write_status("publishing");
+  }
+}
+
+Status TrainingLoop::checkpoint() {
+  RunJournal& journal = parts_.journal;
+  ECHO_TRY(journal.persist("checkpoints", [this] { return parts_.policy.checkpoint(); }));
+  const std::uint64_t kept = steps_kept(run_.config), step = journal.step();
+  if (step > kept) ECHO_TRY(journal.persist("replay buffer", [&] { return parts_.desk.prune(step - kept); }));
+  return ok();
+}
+
+Result<std::optional<replay_buffer::Batch>> TrainingLoop::wait_for_batch() {
+  // The fleet asks offers that failed again after minutes, and workers come back by themselves for that long.
+  const Duration alone_max = std::max(run_.config.fleet.join_timeout, run_.config.fleet.away_max);
+  const std::uint64_t step = parts_.journal.step();
+  TimePoint alone_since = kNever;
+  while (!run_.stop) {
+    auto batch = parts_.desk.wait_batch(step, kPoll);
+    if (!batch) return ended(std::move(batch).error());
+    parts_.write_status("training");
+    if (*batch) return batch;
+    if (Status money = parts_.fleet.money(); !money) {
+      ECHO_TRY(checkpoint());
+      return std::move(money).error();
+    }
+    if (parts_.workers.attendance().alive() > 0 || parts_.fleet.still_joining() > 0) {
+      alone_since = kNever;
+    } else if (alone_since == kNever) {
+      alone_since = run_.clock.now();
+      log::warn("no worker is left; waiting for one");
+    } else if (run_.clock.now() - alone_since > alone_max) {
+      ECHO_TRY(checkpoint());
+      return fail(Code::kUnavailable, "train", "no worker for {}: the run stands at step {}, go on with --resume{}",
+                  to_text(alone_max), step, parts_.fleet.hints());
+    }
+  }
+  return std::optional<replay_buffer::Batch>();
+}
+
+Status TrainingLoop::expel_liars(const TrainedStep& done) {
+  RunJournal& journal = parts_.journal;
+  for (const Credibility::Verdict& verdict : credibility_.judge(done.scrutiny, journal.step())) {
+    log::warn("worker {}: {}", verdict.worker, verdict.what);
+    parts_.node.expel(verdict.worker, verdict.what);
+    ECHO_TRY(journal.persist("replay buffer", [&] { return parts_.desk.disown(verdict.worker); }));
+  }
+  return ok();
+}
+
+Result<bool> TrainingLoop::train_one_step() {
+  RunJournal& journal = parts_.journal;
+  const Clock& clock = run_.clock;
+  provisioner::FleetDriver* const fleet = parts_.fleet.driver();
+  const TimePoint start = clock.now();
+  if (fleet) fleet->learner_waits(true);
+  ECHO_ASSIGN(auto batch, wait_for_batch());
+  if (!batch) return false;
+  if (fleet) fleet->learner_waits(false);
+  const TimePoint waited = clock.now();
+  std::vector<schema::Trajectory> trajectories;
+  std::map<std::uint64_t, std::uint64_t> histogram;
+  for (replay_buffer::Group& group : batch->groups) {
+    histogram[std::max(journal.step(), group.version.value) - group.version.value] += group.trajectories.size();
+    for (schema::Trajectory& t : group.trajectories) trajectories.push_back(std::move(t));
+  }
+  ECHO_ASSIGN(const std::optional<TrainedStep> done, parts_.policy.step(trajectories));
+  if (!done) return false;
+  if (Status consumed = journal.persist("replay buffer", [&] { return parts_.desk.consume(journal.step(), *batch); });
+      !consumed)
+    return ended_unmarked(*batch, std::move(consumed).error());
+  ECHO_TRY(expel_liars(*done));
+  const std::uint64_t step = journal.step() + 1;
+  journal.set_step(step);
+  const TimePoint trained = clock.now();
+  bool going_on = true;
+  if (step % run_.config.staleness.publish_every == 0 || step == run_.config.run.steps) {
+    ECHO_ASSIGN(going_on, publish(Version{step}));
+  }
+  const TimePoint handed_over = clock.now();
+  if (going_on && step % run_.config.learner.checkpoint_every == 0) ECHO_TRY(checkpoint());
+  if (going_on) ECHO_TRY(parts_.policy.step_done());
+  const TimePoint end = clock.now();
+  json row = batch_figures(trajectories);
+  if (!run_.config.task.several.empty()) {
+    ByTask by_task;
+    for (const schema::Trajectory& t : trajectories) by_task.note(t.problem_id(), t.correct(), t.reward());
+    row["by_task"] = by_task.figures("responses");
+  }
+  row.update(done->figures);  // the trainer knows better what it trained on
+  journal.status().trained(row.at("reward_mean"), waited - start, end - start);
+  if (fleet) fleet->step_measured(end - waited - journal.take_stood_still());
+  json ages = json::object();
+  for (const auto& [age, count] : histogram) ages[std::to_string(age)] = count;
+  row.update({{"step", step},
+              {"staleness", ages},
+              {"wait_seconds", seconds(waited - start)},
+              {"train_seconds", seconds(trained - waited)},
+              {"publish_seconds", seconds(handed_over - trained)},
+              {"step_seconds", seconds(end - start)}});
+  journal.record().metric("step", std::move(row));
+  ECHO_TRY(journal.persist("metrics and events", [&] { return journal.record().written(); }));
+  parts_.write_status("training");
+  return going_on;
+}
+
+}  // namespace echoline::learner

@@ -1,0 +1,54 @@
+// The steps of a running learner: waits for a batch, trains on it, publishes the policy, writes checkpoints. Private to
+// learner/.
+#pragma once
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "learner/credibility.hpp"
+#include "learner/publisher.hpp"
+#include "learner/rollout_desk.hpp"
+#include "learner/run_fleet.hpp"
+#include "learner/run_workers.hpp"
+
+namespace echoline::learner {
+
+// The main thread's.
+class TrainingLoop {
+ public:
+  // The parts that it drives; they outlive it.
+  struct Parts {
+    RunJournal& journal;
+    PolicySource& policy;
+    RunWorkers& workers;
+    RunFleet& fleet;
+    RolloutDesk& desk;
+    Publisher& publisher;
+    overlay::LearnerNode& node;
+    std::function<void(const std::string& phase)> write_status;
+  };
+  TrainingLoop(const RunHost& run, const Parts& parts) : run_(run), parts_(parts) {}
+
+  // Publishes the current policy, trains the steps that are left, and publishes their policies. False when the run was
+  // asked to stop before the last policy was published. A checkpoint is written in either case, and before most errors.
+  Result<bool> run();
+
+ private:
+  // The next four return nothing or false when the run was asked to stop before they were done.
+  Result<std::optional<replay_buffer::Batch>> wait_for_batch();
+  Result<bool> train_one_step();
+  // Waits while the policy before is still being encoded: there is no memory for a third one.
+  Result<bool> publish(Version version);
+  Result<bool> wait_until_published();
+  Status checkpoint();
+  Status expel_liars(const TrainedStep& done);
+  // The error that ends the run, with the checkpoint that it leaves.
+  Error ended(Error why);
+  Error ended_unmarked(const replay_buffer::Batch& batch, Error why);
+
+  const RunHost run_;
+  const Parts parts_;
+  Credibility credibility_;
+};
+
+}  // namespace echoline::learner
