@@ -19,11 +19,9 @@ std::optional<provisioner::FleetEvent> fleet_event(const PresenceChange& change)
       return provisioner::fleet::Leaving{change.worker};
     case Kind::kDrained:
       return provisioner::fleet::Drained{change.worker};
-    case Kind::kAway:
-    case Kind::kRetired:
+    default:
       return std::nullopt;
   }
-  return std::nullopt;
 }
 
 void Attendance::pass_on(const PresenceChange& change) const {

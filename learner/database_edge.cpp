@@ -5,21 +5,14 @@
 namespace echoline::learner {
 namespace {
 
-using State = DatabaseEdge::State;
-
-bool may_move(State from, State to) {
-  switch (from) {
-    case State::kStoring:
-      return to == State::kHeldUp || to == State::kGivenUp;
-    case State::kHeldUp:
-      return to != State::kStoring;
-    case State::kCatchingUp:
-      return to != State::kCatchingUp;
-    case State::kGivenUp:
-      return false;
-  }
-  return false;
-}
+// By DatabaseEdge::State.
+constexpr bool kMayFollow[4][4] = {
+    // storing, held up, catching up, given up
+    {false, true, false, true},    // after storing
+    {false, true, true, true},     // after held up
+    {true, true, false, true},     // after catching up
+    {false, false, false, false},  // after given up
+};
 
 }  // namespace
 
@@ -33,9 +26,8 @@ bool DatabaseEdge::can_store() const {
 }
 
 void DatabaseEdge::move(State to) {
-  const State from = state_;
-  ECHO_CHECK(may_move(from, to), "the database moves from state {} to {}", static_cast<int>(from),
-             static_cast<int>(to));
+  const auto from_index = static_cast<std::size_t>(state_.load()), to_index = static_cast<std::size_t>(to);
+  ECHO_CHECK(kMayFollow[from_index][to_index], "the database moves from state {} to {}", from_index, to_index);
   state_ = to;
 }
 

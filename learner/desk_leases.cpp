@@ -184,24 +184,11 @@ bool DeskLeases::excuse(Duration late) {
 }
 
 Status DeskLeases::follow(const PresenceChange& change) {
-  switch (change.kind) {
-    case PresenceChange::Kind::kLeaving:
-    case PresenceChange::Kind::kRetired:
-      retire(change.worker);
-      return ok();
-    case PresenceChange::Kind::kDrained:
-      return ok();  // the desk reported it
-    case PresenceChange::Kind::kJoined:
-    case PresenceChange::Kind::kBack:
-      retired_.erase(change.worker);
-      return ok();
-    case PresenceChange::Kind::kLost:
-      retired_.erase(change.worker);
-      return release_worker(change.worker);
-    case PresenceChange::Kind::kAway:
-      return release_worker(change.worker);
-  }
-  return ok();
+  using Kind = PresenceChange::Kind;
+  const Kind kind = change.kind;
+  if (kind == Kind::kLeaving || kind == Kind::kRetired) retired_.insert(change.worker);
+  if (kind == Kind::kLost || change.has_joined()) retired_.erase(change.worker);
+  return kind == Kind::kLost || kind == Kind::kAway ? release_worker(change.worker) : ok();
 }
 
 Status DeskLeases::release_worker(WorkerId worker) {

@@ -45,31 +45,21 @@ void RunWorkers::had_trouble(WorkerId worker, const std::string& what) {
 }
 
 void RunWorkers::record_change(const PresenceChange& change) {
-  RunRecord& record = journal_.record();
+  using Kind = PresenceChange::Kind;
   const WorkerId id = change.worker;
-  switch (change.kind) {
-    case PresenceChange::Kind::kJoined:
-    case PresenceChange::Kind::kBack: {
-      const bool back = change.kind == PresenceChange::Kind::kBack;
-      nlohmann::json event{{"worker", id.value}, {"offer", change.offer}};
-      const auto& regions = run_.config.paths.regions.regions;
-      if (!regions.empty()) event["region"] = regions[change.region].name;
-      record.event(back ? "back" : "joined", std::move(event));
-      if (back) log::info("worker {} ({}) is back", id, change.offer);
-      return;
-    }
-    case PresenceChange::Kind::kAway:
-      log::warn("worker {} is away: {}; its place is kept for {}", id, change.reason,
-                to_text(run_.config.fleet.away_max));
-      return record.event("away", {{"worker", id.value}, {"reason", change.reason}});
-    case PresenceChange::Kind::kLost:
-      return record.event("left", {{"worker", id.value}, {"reason", change.reason}});
-    case PresenceChange::Kind::kLeaving:
-      return log::info("worker {} was told to end, and finishes what it has", id);
-    case PresenceChange::Kind::kRetired:
-    case PresenceChange::Kind::kDrained:
-      return;  // the fleet records its decisions
-  }
+  if (change.kind == Kind::kLeaving) log::info("worker {} was told to end, and finishes what it has", id);
+  if (change.kind == Kind::kBack) log::info("worker {} ({}) is back", id, change.offer);
+  if (change.kind == Kind::kAway)
+    log::warn("worker {} is away: {}; its place is kept for {}", id, change.reason,
+              to_text(run_.config.fleet.away_max));
+  if (change.kind == Kind::kAway || change.kind == Kind::kLost)
+    journal_.record().event(change.kind == Kind::kAway ? "away" : "left",
+                            {{"worker", id.value}, {"reason", change.reason}});
+  if (!change.has_joined()) return;
+  nlohmann::json event{{"worker", id.value}, {"offer", change.offer}};
+  const auto& regions = run_.config.paths.regions.regions;
+  if (!regions.empty()) event["region"] = regions[change.region].name;
+  journal_.record().event(change.kind == Kind::kBack ? "back" : "joined", std::move(event));
 }
 
 void RunWorkers::greet_through(overlay::LearnerNode& node) {

@@ -1,0 +1,125 @@
+// The parts of the service, each alone, with a run folder of their own and a clock that needs no waiting.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+
+#include "learner/run_fleet.hpp"
+#include "learner/run_overlay.hpp"
+#include "learner/run_workers.hpp"
+#include "tests/learner/rows.hpp"
+#include "tests/overlay/folder.hpp"
+
+namespace echoline::learner {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+// Two seconds pass between two looks at it.
+class LeapingClock final : public Clock {
+ public:
+  TimePoint now() const override { return TimePoint(std::chrono::seconds(looks_ += 2)); }
+  double unix_seconds() const override { return 1.7e9; }
+
+ private:
+  mutable std::atomic<int> looks_ = 0;
+};
+
+class RunPartsTest : public testing::Test {
+ protected:
+  RunPartsTest() {
+    config_.run.name = "parts";
+    config_.run.folder = folder_.path();
+    auto journal = RunJournal::open(run_, {[this] { return pointless_; },
+                                           [this](const std::string& reason) -> Status {
+                                             reasons_.push_back(reason);
+                                             return ok();
+                                           }});
+    EXPECT_TRUE(journal) << journal.error().message();
+    journal_ = std::move(*journal);
+  }
+  std::vector<std::string> events() const {
+    std::vector<std::string> kinds;
+    for (const auto& row : *read_json_lines(journal_->record().folder() / "events.jsonl"))
+      kinds.push_back(row.at("event"));
+    return kinds;
+  }
+
+  const overlay::TemporaryFolder folder_;
+  RunConfig config_;
+  const ServiceOptions options_;
+  std::atomic<bool> stop_ = false;
+  LeapingClock clock_;
+  const RunHost run_{config_, options_, stop_, clock_};
+  bool pointless_ = false;
+  std::vector<std::string> reasons_;
+  const provisioner::Plan plan_;
+  std::unique_ptr<RunJournal> journal_;
+};
+
+TEST_F(RunPartsTest, TheJournalWaitsForADiskThatRefuses) {
+  journal_->set_step(3);
+  int attempts = 0;
+  const auto work = [&]() -> Status {
+    if (++attempts < 3) return fail(Code::kExhausted, "write", "the disk is full");
+    return ok();
+  };
+  EXPECT_TRUE(journal_->persist("checkpoints", work));
+  EXPECT_EQ(attempts, 3);
+  EXPECT_EQ(journal_->take_stood_still(), std::chrono::seconds(2));
+  EXPECT_EQ(journal_->take_stood_still(), Duration{});
+  EXPECT_THAT(reasons_, ElementsAre(HasSubstr("the disk is full"), HasSubstr("the disk is full")));
+  EXPECT_THAT(events(), ElementsAre("alarm", "disk_recovered"));
+}
+
+TEST_F(RunPartsTest, TheJournalDoesNotWaitInVain) {
+  const auto failing = [](Code code) { return [code]() -> Status { return fail(code, "write", "x"); }; };
+  EXPECT_EQ(journal_->persist("report", failing(Code::kInvalid)).error().code, Code::kInvalid);
+  EXPECT_EQ(journal_->persist("report", failing(Code::kCorrupt)).error().code, Code::kCorrupt);
+  EXPECT_EQ(journal_->persist("report", failing(Code::kIo)).error().code, Code::kIo) << "after a minute";
+  EXPECT_FALSE(reasons_.empty());
+  pointless_ = true;
+  EXPECT_EQ(journal_->persist("report", failing(Code::kExhausted)).error().code, Code::kExhausted);
+  pointless_ = false;
+  stop_ = true;
+  EXPECT_EQ(journal_->persist("report", failing(Code::kExhausted)).error().code, Code::kExhausted);
+}
+
+TEST_F(RunPartsTest, WorkersAreEnteredAndRecordedOnce) {
+  RunWorkers workers(run_, plan_, *journal_);
+  overlay::MemberInfo ada;
+  ada.id = WorkerId{1};
+  ada.name = "ada\n";
+  workers.joined(ada);
+  workers.away(ada.id, "silent");
+  workers.joined(ada);
+  workers.had_trouble(ada.id, "a bad chunk");
+  workers.lost(ada.id, "gone");
+  workers.lost(ada.id, "gone");
+  EXPECT_THAT(events(), ElementsAre("joined", "away", "back", "trouble", "left"));
+  ASSERT_EQ(workers.roster().entries().size(), 1u);
+  EXPECT_EQ(workers.roster().entries()[0].offer, "ada\\n") << "a name from another machine is made printable";
+  EXPECT_EQ(workers.roster().entries()[0].presence, Presence::kLost);
+  workers.roster().check();
+  workers.attendance().check();
+}
+
+TEST_F(RunPartsTest, WithoutAFleetOneWorkerIsWaitedFor) {
+  const RunFleet fleet(run_, plan_, *journal_);
+  EXPECT_EQ(fleet.driver(), nullptr);
+  EXPECT_TRUE(fleet.money());
+  Attendance attendance;
+  std::string phase;
+  const auto tick = [&](const std::string& now) { phase = now; };
+  config_.fleet.join_timeout = std::chrono::seconds(1);
+  const Status nobody_came = fleet.wait_for_workers(attendance, tick);
+  EXPECT_EQ(nobody_came.error().code, Code::kUnavailable);
+  EXPECT_THAT(nobody_came.error().detail, HasSubstr("no worker joined within"));
+  attendance.joined(WorkerId{1}, "ada", 0);
+  EXPECT_TRUE(fleet.wait_for_workers(attendance, tick));
+  EXPECT_EQ(phase, "1 workers joined, waiting for 0");
+}
+
+}  // namespace
+}  // namespace echoline::learner
