@@ -134,13 +134,13 @@ TEST(BadInput, EveryVerbRefusesAMissingDeviceBeforeAnythingChanges) {
     for (const char* verb : {"up", "plan", "learner"}) {
       std::vector<std::string> arguments{verb};
       arguments.insert(arguments.end(), run.begin(), run.end());
-      expect_refused(arguments, {key, "cuda:97 is not there"});
+      expect_refused(arguments, {key, "cuda:97 does not exist"});
     }
     std::vector<std::string> arguments{"doctor"};
     arguments.insert(arguments.end(), run.begin(), run.end());
     const Outcome doctor = run_program(arguments);
     EXPECT_EQ(doctor.status, 1);
-    EXPECT_NE(doctor.out.find("cuda:97 is not there"), std::string::npos) << doctor.out;
+    EXPECT_NE(doctor.out.find("cuda:97 does not exist"), std::string::npos) << doctor.out;
   }
   EXPECT_TRUE(std::filesystem::exists(folder.path() / "quickstart/metrics.jsonl"));
   EXPECT_FALSE(std::filesystem::exists(folder.path() / "quickstart.1"));
@@ -199,7 +199,7 @@ TEST(Model, GeneratesAndScoresItsOwnText) {
   EXPECT_EQ(run_program(on_cpu).out, first.out);
   const Outcome elsewhere = run_program({"model", "generate", model, "--prompt", "x", "--device", "cuda:97"});
   EXPECT_EQ(elsewhere.status, 1);
-  EXPECT_NE(elsewhere.err.find("cuda:97 is not there"), std::string::npos) << elsewhere.err;
+  EXPECT_NE(elsewhere.err.find("cuda:97 does not exist"), std::string::npos) << elsewhere.err;
   expect_refused({"model", "generate", model, "--prompt", "x", "--continuation", "y", "--device", "gpu"},
                  {"expected cpu, cuda or cuda:N, found 'gpu'"});
 }
