@@ -54,7 +54,7 @@ TEST(AcpcLines, FaultsAreNamedWithTheirPlace) {
       {"MATCHSTATE:1:0:c/c:|JdTc", "an action"},
       {"MATCHSTATE:1:0:cc/:|JdTc", "'/' and the cards of a round"},
       {"MATCHSTATE:1:0:cc/:|JdTc/8c8d", "a card such as Td"},
-      {"MATCHSTATE:1:0::|JdJd", "there twice"},
+      {"MATCHSTATE:1:0::|JdJd", "occurs twice"},
       {"MATCHSTATE:1:0::9s8h|JdTc", "'|'"},
       {"MATCHSTATE:1:0:r20000c///:|JdTc/8c8d5c/6s/2h", "a card such as Td"},
       {"MATCHSTATE:1:0::|JdTc/8c8d5c", "the end of the line"},

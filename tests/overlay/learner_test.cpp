@@ -385,7 +385,7 @@ TEST(Learner, ServesItsOwnChildrenOnly) {
   EXPECT_THAT(desk.goodbye(edge(2, {"run", 0, {}, false, {}, two})), HasSubstr("was assigned another parent"));
   EXPECT_THAT(desk.goodbye(edge(1, {"run", 0, {}, false, {}})), HasSubstr("it shows none"));
   EXPECT_THAT(desk.goodbye(edge(1, {"run", 0, {}, false, {}, two})), HasSubstr("found one for worker 2"));
-  EXPECT_THAT(desk.goodbye(edge(2, {"run", 0, Version{0}, false, {}, two})), HasSubstr("for something else"));
+  EXPECT_THAT(desk.goodbye(edge(2, {"run", 0, Version{0}, false, {}, two})), HasSubstr("does not cover the request"));
   EXPECT_NE(desk.goodbye(edge(1, {"another", 0, {}, false, {}})), "");
   EXPECT_THAT(desk.goodbye(edge(2, {"run", 0, Version{0}, false, {}, help})), HasSubstr("which is not published"));
   ASSERT_TRUE(desk.publish(make(full(0), 5000)).has_value());

@@ -441,7 +441,7 @@ TEST(MakePlan, RefusesOffersOfTooLittleMemoryOrTimeOrAnotherProvider) {
   const Plan plan = planned(r, offers);
   EXPECT_EQ(row(plan, "o0").reason, "16 GB per GPU, 17 needed");
   EXPECT_EQ(row(plan, "o2").reason, "rentable for 1 days, the run takes 1.2");
-  EXPECT_EQ(row(plan, "o4").reason, "of provider vast, this run rents from local");
+  EXPECT_EQ(row(plan, "o4").reason, "of provider vast, but this run rents from local");
   for (const char* refused : {"o0", "o2", "o4"}) {
     EXPECT_EQ(row(plan, refused).rank, 0);
     EXPECT_THAT(plan.standby, testing::Not(testing::Contains(refused)));

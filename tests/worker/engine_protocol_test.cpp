@@ -218,7 +218,7 @@ TEST(RemotePhase, OnlyPhasesThatFollowAreTaken) {
   phase.break_down(fail(Code::kIo, "engine", "gone"));
   EXPECT_EQ(phase.error()->detail, "gone");
   for (const auto next : {kEmpty, kDown, kWaking, kSuspected, kLoading, kReady, kBroken})
-    EXPECT_DEATH(phase.move(next), "broken is to be");
+    EXPECT_DEATH(phase.move(next), "from phase broken to");
 }
 
 }  // namespace
