@@ -134,11 +134,11 @@ TEST_F(TextServerTest, AnErrorOfTheServerEndsAllQuestions) {
   options_.key = "secret";
   EXPECT_EQ(refused(), "an answer: cba");
   options_.model = "other";
-  EXPECT_THAT(refused(), HasSubstr("no model 'other' is there"));
+  EXPECT_THAT(refused(), HasSubstr("has no model 'other'"));
   options_.model = "tiny";
   server_->fault({"status", 1, 429, 0,
                   R"({"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}})"});
-  EXPECT_THAT(refused(), HasSubstr("nothing left: You exceeded"));
+  EXPECT_THAT(refused(), HasSubstr("no credit left: You exceeded"));
   server_->fault({"status", 1, 301});
   EXPECT_THAT(refused(), HasSubstr("redirects"));
   server_->fault({"status", 1, 404, 0, R"({"object": "error", "message": "The model does not exist.", "code": 404})"});
