@@ -656,13 +656,13 @@ class Remote final : public Engine {
   Result<std::vector<Span>> versions_of(const Piece& piece) const {
     if (piece.spans.empty()) return std::vector<Span>{{held_.version.value_or(Version{}), piece.tokens.size()}};
     std::vector<Span> spans;
-    for (const auto& [weights, end] : piece.spans) {
-      const auto named =
-          std::ranges::find_if(held_.named, [&](Version version) { return fmt::format("{}", version) == weights; });
+    for (const Piece::WeightSpan& span : piece.spans) {
+      const auto named = std::ranges::find_if(
+          held_.named, [&](Version version) { return fmt::format("{}", version) == span.weights; });
       if (named == held_.named.end())
         return fail(Code::kStale, kOperation, "it answered with version '{}', but version {} is loaded",
-                    printable(weights, 40), held_.target.value_or(Version{}));
-      spans.push_back({*named, end});
+                    printable(span.weights, 40), held_.target.value_or(Version{}));
+      spans.push_back({*named, span.end});
     }
     return spans;
   }
