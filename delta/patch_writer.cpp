@@ -226,12 +226,6 @@ class LeafDigester {
   std::size_t next_ = 0, end_ = 0;  // the next tensor to hash, and the group's bytes before it
 };
 
-// Concatenates the tensors of a group.
-ByteSpan joined(std::span<const SegmentTask> group, const StateView& state, RawVector<std::byte>& memory) {
-  memory.clear();
-  for (const SegmentTask& task : group) put_bytes(memory, state[task.tensor].bytes);
-  return memory;
-}
 // The rows, if all tensors have rows of one length.
 SegmentPlace place_of(std::span<const SegmentTask> group, const StateView& state) {
   SegmentPlace place = place_of(state[group.front().tensor], group.front().range.first_byte);
@@ -428,8 +422,7 @@ Result<PatchStats> fold_anew(const std::vector<ParsedPatch>& patches, const Patc
                              [](const Segment& s, const auto& key) { return std::pair(s.tensor, s.index) < key; });
         const TensorView& tensor = base[task.tensor];
         const bool alone = group.size() == 1;
-        const ByteSpan old = alone ? tensor.bytes.subspan(task.range.first_byte, task.range.byte_count)
-                                   : joined(group, base, worker.before);
+        const ByteSpan old = content_of(group, base).whole(worker.before);
         Digest* new_leaves = leaves[task.tensor].data() + task.range.first_byte / kLeafBytes;
         ECHO_TRY(worker.decoder.decode(*found, old, tensor.dtype, worker.replacement, alone ? new_leaves : nullptr));
         worker.content.assign(old.begin(), old.end());
