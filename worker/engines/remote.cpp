@@ -151,6 +151,7 @@ class Remote final : public Engine {
     Sequence sequence;
     Response response;          // so far
     std::uint64_t request = 0;  // 0: in the queue
+    Version asked_under{};      // of that request
     int losses = 0;
   };
   // A step before the engine takes sequences. Without a call: wait for aborted responses to return.
@@ -320,9 +321,7 @@ class Remote final : public Engine {
   }
 
   void bring_to_target(Look how) {
-    if (!protocol_->keeps_responses()) held_.named.clear();  // all return before the weights change
-    if (held_.version) held_.named.insert(*held_.version);
-    held_.named.insert(*held_.target);
+    expect_versions();
     if (how == Look::kFresh) {
       for (const Step& step : protocol_->name_weights(*held_.target)) add(step);
       check_temperature();
@@ -337,11 +336,24 @@ class Remote final : public Engine {
     look(how);
   }
 
+  // Answers may name the engine's version, its target, and versions since the oldest request that the server keeps.
+  void expect_versions() {
+    std::optional<Version> oldest;
+    if (protocol_->keeps_responses())
+      for (const auto& [request, id] : sent_) {
+        const Version version = live_.at(id).asked_under;
+        if (!oldest || version < *oldest) oldest = version;
+      }
+    std::erase_if(held_.named, [&](Version version) { return !oldest || version < *oldest; });
+    if (held_.version) held_.named.insert(*held_.version);
+    held_.named.insert(*held_.target);
+  }
+
   // The engine's weights already equal the policy in the folder; only their version is new.
   void name_again() {
     held_.target = folder_->version();
     const std::vector<Step> steps = protocol_->name_weights(*held_.target);
-    held_.named.insert(*held_.target);
+    expect_versions();
     if (steps.empty()) {
       held_.version = held_.target;
       return;
@@ -591,6 +603,7 @@ class Remote final : public Engine {
       Live& live = live_.at(queue_.front());
       if (sent_.empty()) heard_at_ = now;
       live.request = send(protocol_->draw(next_of(live)), kForever);
+      live.asked_under = *held_.version;
       sent_[live.request] = queue_.front();
       queue_.pop_front();
     }
