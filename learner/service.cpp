@@ -21,7 +21,6 @@ namespace {
 using nlohmann::json;
 
 constexpr Duration kPoll = std::chrono::milliseconds(50);
-constexpr Duration kFinalAckWait = std::chrono::seconds(30);
 
 // Assembles the parts of a run and connects their events. The order of the members is the order of construction; they
 // end in reverse.
@@ -76,7 +75,6 @@ class Service {
     ECHO_ASSIGN(const bool completed, loop.run());
     if (!completed) return finish("interrupted");
     wait_for_final_acks();
-    ECHO_TRY(policy_->evaluate("after"));
     return finish("completed");
   }
 
@@ -210,7 +208,7 @@ class Service {
   }
 
   void wait_for_final_acks() {
-    const TimePoint deadline = run_.clock.now() + kFinalAckWait;
+    const TimePoint deadline = run_.clock.now() + provisioner::rules::kFinalInstallWait;
     while (!run_.stop && run_.clock.now() < deadline) {
       if (workers_->roster().all_present_have(journal_->status().newest().first)) return;
       write_status("waiting for the last policy to arrive everywhere");
@@ -243,7 +241,8 @@ class Service {
     workers_->attendance().close();  // returning the fleet makes every worker leave
     input.workers = workers_->roster().entries();
     std::tie(input.version, input.digest) = journal.status().newest();
-    fleet_->stop();
+    fleet_->stop();  // before the last evaluation, which needs no machine
+    if (how == "completed") ECHO_TRY(policy_->evaluate("after"));
     std::error_code error;
     std::filesystem::remove_all(fleet_->worker_folders(), error);  // their machines are returned
     ECHO_TRY(journal.persist("usage", [&] { return journal.run_clock().save(); }));

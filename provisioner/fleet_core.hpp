@@ -55,6 +55,8 @@ inline constexpr Duration kDrain = std::chrono::minutes(2);
 inline constexpr Duration kTrafficWindow = std::chrono::minutes(5);
 // The rent of this time is kept from the total budget, to pay until everything is returned.
 inline constexpr Duration kReserve = std::chrono::minutes(3);
+// How long a run that has trained its last step keeps its machines, so that each can install the last policy.
+inline constexpr Duration kFinalInstallWait = std::chrono::seconds(30);
 // Longer gaps between two ticks do not count as time that passed: the process did not run.
 inline constexpr Duration kStepMax = std::chrono::seconds(5);
 }  // namespace rules

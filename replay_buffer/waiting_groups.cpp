@@ -44,11 +44,15 @@ std::map<Version, std::uint64_t> WaitingGroups::whole(Version oldest) const {
 }
 
 std::optional<std::vector<GroupId>> WaitingGroups::batch(Version oldest, std::size_t count) const {
+  const auto first = by_version_.lower_bound(oldest);
+  std::size_t ready = 0;  // counted first: while the learner waits, each submission asks for a batch
+  for (auto it = first; it != by_version_.end() && ready < count; ++it) ready += it->second.ready.size();
+  if (ready < count) return std::nullopt;
   std::vector<GroupId> chosen;
-  for (auto it = by_version_.lower_bound(oldest); it != by_version_.end() && chosen.size() < count; ++it)
+  chosen.reserve(count);
+  for (auto it = first; it != by_version_.end() && chosen.size() < count; ++it)
     for (auto group = it->second.ready.begin(); group != it->second.ready.end() && chosen.size() < count; ++group)
       chosen.push_back(*group);
-  if (chosen.size() < count) return std::nullopt;
   return chosen;
 }
 

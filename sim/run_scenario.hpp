@@ -87,6 +87,7 @@ struct RunScenario {
 
   double wire_overhead = 0;        // added to every byte sent by headers and encryption; plans and bounds ignore it
   std::vector<Bytes> delta_bytes;  // of successive publications; the last value repeats
+  std::optional<Bytes> snapshot_bytes;  // of a whole policy as it is sent; absent: as planned, request.full_bytes
   Publishes publishes = Publishes::kDelta;
   Activation activation = Activation::kCheapest;
   Shares shares = Shares::kBySpeed;

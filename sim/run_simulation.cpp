@@ -45,6 +45,7 @@ enum Kind : std::uint32_t {
   kTrained,
   kEncoded,
   kLinksFree,
+  kFinalWaitEnds,
   kPreempts,
   kSlows,
   kRecovers
@@ -74,6 +75,7 @@ enum class Learner : std::uint8_t {
   kNotBegun,  // machines are booting
   kWaiting,   // for a batch
   kTraining,
+  kFinishing,  // waits until the workers have the last policy
   kOver,
 };
 
@@ -87,6 +89,7 @@ struct Steps {
   bool begun() const { return state != Learner::kNotBegun; }
   void move(Learner to) {
     const bool follows = to == Learner::kOver || (to == Learner::kTraining && is(Learner::kWaiting)) ||
+                         (to == Learner::kFinishing && is(Learner::kWaiting)) ||
                          (to == Learner::kWaiting && (is(Learner::kTraining) || is(Learner::kNotBegun)));
     ECHO_CHECK(follows, "the learner: from {} to {}", static_cast<int>(state), static_cast<int>(to));
     state = to;
@@ -203,6 +206,8 @@ class Simulation {
         return encoded();
       case kLinksFree:
         return links_free();
+      case kFinalWaitEnds:
+        return result_.ended = "completed", ok();
       case kPreempts:
         return preempts(e.a), ok();
       case kSlows:
@@ -222,6 +227,7 @@ class Simulation {
       serve_idle();
       try_step();
     }
+    end_if_last_policy_is_installed();
     mind_end();
     if (workers_.size() <= kCheckedMax) workers_.check();
     const double every =
@@ -262,7 +268,7 @@ class Simulation {
     SimWorker& worker = workers_[w];
     worker.delivered = out_.newest_out;
     worker.not_before = out_.newest_out + 1;
-    const double takes = seconds(broadcast_.from_a_neighbour(s_.request.full_bytes, receiver(w)));
+    const double takes = seconds(broadcast_.from_a_neighbour(snapshot_bytes(), receiver(w)));
     receives_first(w, takes);
     push(now_ + takes + install_s(), kSynced, w, out_.newest_out);
   }
@@ -272,7 +278,7 @@ class Simulation {
   }
   void arrives(std::size_t w) {
     if (!workers_[w].dead())
-      moved(w, static_cast<double>(s_.request.full_bytes.count) / static_cast<double>(rules::kArrivalParts), 0);
+      moved(w, static_cast<double>(snapshot_bytes().count) / static_cast<double>(rules::kArrivalParts), 0);
   }
 
   void synced(std::size_t w) {
@@ -418,6 +424,15 @@ class Simulation {
       result_.ended = "no workers";
   }
 
+  // A run keeps its machines until all that are present have the last policy, as learner/service does.
+  void end_if_last_policy_is_installed() {
+    if (!steps_.is(Learner::kFinishing)) return;
+    for (std::size_t w = workers_.first_alive(); w < workers_.size(); ++w)
+      if ((workers_[w].is(State::kWorking) || workers_[w].is(State::kSyncing)) && workers_[w].version < desk_.step())
+        return;
+    result_.ended = "completed";
+  }
+
   Status perhaps_begin() {
     const std::size_t there = broadcast_.size();
     const bool all = there >= std::max<std::size_t>(1, wanted_);
@@ -427,14 +442,14 @@ class Simulation {
     steps_.wait_from_s = now_;
     hear(fleet::Waiting{true});
     for (std::size_t w = 0; w < workers_.size(); ++w) workers_[w].not_before = 0;
-    return publish({0, now_, s_.request.full_bytes, true});
+    return publish({0, now_, snapshot_bytes(), true});
   }
 
   Status publish_step() {
     const std::uint64_t nth = out_.deltas_made++;
-    Bytes delta = s_.delta_bytes.empty() ? s_.request.full_bytes
+    Bytes delta = s_.delta_bytes.empty() ? snapshot_bytes()
                                          : s_.delta_bytes[std::min<std::size_t>(nth, s_.delta_bytes.size() - 1)];
-    if (s_.publishes == Publishes::kSnapshot) delta = s_.request.full_bytes;
+    if (s_.publishes == Publishes::kSnapshot) delta = snapshot_bytes();
     out_.encoding.push_back({desk_.step(), now_, delta, s_.publishes == Publishes::kSnapshot});
     if (s_.encode_time == Duration{}) return encoded();
     out_.encoder_free_s = std::max(out_.encoder_free_s, now_) + seconds(s_.encode_time);
@@ -449,7 +464,7 @@ class Simulation {
     if (out_.waiting) {  // the links are behind, so waiting publications are merged
       ++result_.publications_merged;
       next.bytes = Bytes{std::min(next.snapshot ? next.bytes.count : out_.waiting->bytes.count + next.bytes.count,
-                                  s_.request.full_bytes.count)};
+                                  snapshot_bytes().count)};
       next.at_s = out_.waiting->at_s;
     }
     out_.waiting = next;
@@ -538,6 +553,7 @@ class Simulation {
     install(w);
   }
 
+  Bytes snapshot_bytes() const { return s_.snapshot_bytes.value_or(s_.request.full_bytes); }
   double install_s() const { return seconds(s_.install_time.value_or(s_.request.fleet.install_time_expected)); }
 
   void install(std::size_t w) {
@@ -572,6 +588,7 @@ class Simulation {
       it->second.installed += counts ? 1 : 0;
       it = counts && quorum_reached(it->second) ? open_.erase(it) : std::next(it);
     }
+    end_if_last_policy_is_installed();
     if (worker.is(State::kSyncing)) return starts_working(w);
     if (worker.delivered > worker.version) return install(w);
     serve(w);
@@ -747,11 +764,14 @@ class Simulation {
     result_.by_step.push_back(std::move(row));
     result_.steps = desk_.step();
     if (progress_) progress_(result_.steps);
-    if (desk_.step() >= *s_.pacing.steps_total) {
-      result_.ended = "completed";
+    const bool last = desk_.step() >= *s_.pacing.steps_total;
+    if (last || desk_.step() % static_cast<std::uint64_t>(s_.request.pace.publish_every) == 0) ECHO_TRY(publish_step());
+    if (last) {
+      steps_.move(Learner::kFinishing);
+      steps_.wait_from_s = now_;
+      push(now_ + seconds(rules::kFinalInstallWait), kFinalWaitEnds, 0);
       return ok();
     }
-    if (desk_.step() % static_cast<std::uint64_t>(s_.request.pace.publish_every) == 0) ECHO_TRY(publish_step());
     hear(fleet::Waiting{true});
     serve_idle();
     try_step();

@@ -26,7 +26,7 @@ struct Kind {
 // The section `simulation` as read.
 struct Read {
   sim::RunScenario scenario;
-  std::optional<double> parameters, density;
+  std::optional<double> parameters, snapshot_bytes, density;
   std::vector<double> densities;
   double bytes_per_change = kBytesPerChange;
   std::optional<Duration> step_time, install_time;
@@ -125,8 +125,9 @@ void read_simulation(ConfigSection s, const learner::RunConfig& config, Read& c)
   r.seed = config.run.seed;
   s.read("seed", r.seed, {"seed of everything random", "run.seed"});
   s.read("parameters", c.parameters, {.min = 1e3, .max = 1e13},
-         {"number of the model's values; a snapshot has two bytes for each",
-          "number of the model's values; a snapshot has two bytes for each"});
+         {"number of the model's values, of two bytes each", "from the section `model`"});
+  s.read("snapshot_bytes", c.snapshot_bytes, {.min = 1.0, .max = 2e13},
+         {"bytes of a whole policy as it is sent; a real run's encoding shortens it", "two for each parameter"});
   s.read("density", c.density, {.min = 0.0, .max = 1.0},
          {"share of the values that change between two publications", "computed from fleet.delta_ratio_expected"});
   s.read("densities", c.densities,
@@ -309,6 +310,7 @@ Status put_together(const Read& c, SimRun& run) {
 
   s.request = learner::plan_request(config, run.parameters);
   s.request.fleet.provider = "none";  // generated offers have any provider
+  if (c.snapshot_bytes) s.snapshot_bytes = Bytes{static_cast<std::uint64_t>(*c.snapshot_bytes)};
   if (c.densities.empty() && c.density) s.delta_bytes = {delta_of(run.parameters, *c.density, c.bytes_per_change)};
   for (const double density : c.densities)
     s.delta_bytes.push_back(delta_of(run.parameters, density, c.bytes_per_change));

@@ -79,7 +79,9 @@ class Measured {
       parameters = std::max(parameters, number(row, "state_bytes") / 2);
       const bool snapshot = row.contains("snapshot") && row.at("snapshot") == true;
       // A resumed run may publish a version twice; the later one counts.
-      if (!snapshot)
+      if (snapshot)
+        snapshot_bytes = number(row, "patch_bytes");
+      else
         deltas.set(static_cast<std::uint64_t>(std::clamp(number(row, "version"), 0.0, 1e15)),
                    number(row, "patch_bytes"));
     } else if (kind == "broadcast" && row.contains("t_b_parts") && row.at("t_b_parts").is_object() &&
@@ -99,7 +101,7 @@ class Measured {
   learner::Distribution step_seconds, encode_seconds, acknowledge_seconds;
   learner::ThinnedRows deltas{kDeltasMax};  // patch bytes by version
   learner::ThinnedRows steps{kDeltasMax};   // seconds by step
-  double parameters = 0, tokens = 0, rollouts = 0;
+  double parameters = 0, snapshot_bytes = 0, tokens = 0, rollouts = 0;
 };
 
 }  // namespace
@@ -131,6 +133,7 @@ Result<LikeRun> like_run(const std::filesystem::path& folder) {
   };
   const auto time = [](double s) { return fmt::format("{:.6f} s", std::max(s, 1e-6)); };
   set("parameters", fmt::format("{:.0f}", parameters));
+  if (measured.snapshot_bytes >= 1) set("snapshot_bytes", fmt::format("{:.0f}", measured.snapshot_bytes));
   // The policy is bf16, so a delta stores at most two bytes for a changed value.
   constexpr double kBytesPerValue = 2;
   set("bytes_per_change", fmt::format("{}", kBytesPerValue));

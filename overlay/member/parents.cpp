@@ -88,8 +88,8 @@ void Parents::close_all() {
 
 // ---- connections ----
 
-Upstream* Parents::find(ConnId conn) {
-  for (auto& [id, up] : parents_)
+const Upstream* Parents::find(ConnId conn) const {
+  for (const auto& [id, up] : parents_)
     if (up.contains(conn)) return &up;
   return helper_ && helper_->contains(conn) ? &*helper_ : nullptr;
 }
@@ -322,12 +322,11 @@ std::vector<WorkerId> Parents::ids() const {
 }
 
 void Parents::check() const {
-  std::set<ConnId> conns;
   each(*this, [&](const Upstream& up) {
     up.check();
     ECHO_CHECK(up.helps() == (helper_ && &up == &*helper_), "worker {} is parent or helper", up.terms.parent.worker);
     for (const Upstream::Stream& stream : up.streams())
-      ECHO_CHECK(conns.insert(stream.conn).second, "connection {} is of two edges", stream.conn);
+      ECHO_CHECK(find(stream.conn) == &up, "connection {} is of two edges", stream.conn);
   });
   for (const auto& [id, up] : parents_) ECHO_CHECK(up.terms.parent.worker == id);
 }

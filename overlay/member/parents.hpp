@@ -24,7 +24,8 @@ class Parents {
   void close_all();
 
   // The parent or helper of this connection.
-  Upstream* find(ConnId conn);
+  Upstream* find(ConnId conn) { return const_cast<Upstream*>(std::as_const(*this).find(conn)); }
+  const Upstream* find(ConnId conn) const;
   void on_connected(Upstream& up, ConnId conn, TimePoint now);
   // This worker has dialled: it is taken if the learner has said that it would. Returns whether it is.
   bool on_dialled_by(WorkerId worker, ConnId conn, TimePoint now);

@@ -1,5 +1,6 @@
 // The child's side of one edge: its parallel connections to a parent or a helper, and what that node has sent. Pure.
 #pragma once
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <vector>
@@ -70,7 +71,9 @@ class Upstream {
   bool is_open() const { return open_conn().has_value(); }
   std::optional<ConnId> open_conn() const;  // the first one
   const std::vector<Stream>& streams() const { return streams_; }
-  bool contains(ConnId conn) { return find(conn) != streams_.end(); }
+  bool contains(ConnId conn) const {
+    return std::any_of(streams_.begin(), streams_.end(), [&](const Stream& stream) { return stream.conn == conn; });
+  }
 
   void await_parent(TimePoint until) { move_to(State::kAwaited, until); }
   void add_dialled(ConnId conn);

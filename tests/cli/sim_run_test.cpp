@@ -94,7 +94,7 @@ TEST(SimRun, KeepsMetricsOfLongRunsShort) {
   const auto rows = json_lines(folder.path() / "metrics.jsonl");
   EXPECT_LE(rows.size(), 2000u);
   EXPECT_GT(rows.size(), 1000u);
-  EXPECT_EQ(rows.back().at("step"), 3000);
+  EXPECT_EQ(rows.back().at("version"), 3000);  // the last policy's broadcast
 }
 
 // A run's files, reduced to those that --like needs.
@@ -138,6 +138,7 @@ TEST(SimRun, LikeTakesTheMeasurementsOfAnotherRun) {
   EXPECT_DOUBLE_EQ(report.at("learner").at("train_seconds_median").get<double>(), 2.0);
   EXPECT_NEAR(report.at("broadcast").at("delta_bytes_mean").get<double>(), 250000, 1);
   EXPECT_EQ(report.at("simulation").at("parameters"), 200000);  // a delta may take more than a byte of each
+  EXPECT_EQ(report.at("broadcast").at("snapshot_bytes"), 300000);
   const json both = report.at("simulation").at("like");
   EXPECT_EQ(both.at("learner.idle_fraction").at("real"), 0.25);
   EXPECT_EQ(both.at("learner.idle_fraction").at("simulated"), report.at("learner").at("idle_fraction"));

@@ -168,8 +168,25 @@ TEST(RunSim, DoesEveryStepAndTrainsOnTheRightNumberOfRollouts) {
   }
   for (const SimMachine& m : r.machines) generated += m.rollouts;
   EXPECT_GE(generated, trained);
-  EXPECT_EQ(r.publications.size(), s.pacing.steps_total);  // version 0, and after every step but the last
-  EXPECT_EQ(r.version, *s.pacing.steps_total - 1);
+  EXPECT_EQ(r.publications.size(), *s.pacing.steps_total + 1);  // version 0, and after every step
+  EXPECT_EQ(r.version, *s.pacing.steps_total);
+  EXPECT_EQ(r.publications.back().installed, r.publications.back().workers);
+}
+
+TEST(RunSim, KeepsItsMachinesUntilTheyHaveTheLastPolicyButNotForLong) {
+  RunScenario s = scenario();
+  const RunResult usual = simulated(s);
+  EXPECT_NEAR(usual.wall_s, usual.by_step.back().at_s + *usual.publications.back().t_b_s, 0.5);
+  s.install_time = std::chrono::seconds(300);
+  const RunResult slow = simulated(s);
+  EXPECT_NEAR(slow.wall_s, slow.by_step.back().at_s + echoline::seconds(provisioner::rules::kFinalInstallWait), 1e-3);
+}
+
+TEST(RunSim, ASnapshotHasTheBytesThatItIsSentWith) {
+  RunScenario s = scenario();
+  EXPECT_EQ(simulated(s).publications.front().bytes, s.request.full_bytes);
+  s.snapshot_bytes = Bytes{s.request.full_bytes.count / 3};
+  EXPECT_EQ(simulated(s).publications.front().bytes, *s.snapshot_bytes);
 }
 
 TEST(RunSim, TheLearnerNeverWaitsWithPlentyAndWaitsTheMoreTheLessThereIs) {
