@@ -1,7 +1,7 @@
 // An inference server as a process: loads a Hugging Face directory with echoline's own model and serves the interface
 // of SGLang or vLLM.
 //
-//   engine_program sglang|vllm|vllm-completions MODEL PORT [--hash] [--die-once FILE]
+//   engine_program sglang|vllm|vllm-receiver|vllm-completions MODEL PORT [--hash] [--die-once FILE]
 #include <unistd.h>
 
 #include <cstdio>
@@ -87,6 +87,7 @@ int main(int argc, char** argv) {
   if (argc < 4) return 2;
   const std::string name = argv[1];
   const Speaks speaks = name == "vllm"               ? Speaks::kVllm
+                        : name == "vllm-receiver"    ? Speaks::kVllmReceiver
                         : name == "vllm-completions" ? Speaks::kVllmCompletions
                                                      : Speaks::kSglang;
   bool hash = false;

@@ -23,6 +23,16 @@ using httplib::Request;
 using httplib::Response;
 using nlohmann::json;
 
+// As vLLM 0.32 reports an error of its worker process.
+std::string of_worker(const std::string& error) {
+  return fmt::format(
+      "Call to collective_rpc method failed: Worker failed with error '{}', please check the stack trace "
+      "above for the root cause",
+      error);
+}
+constexpr const char* kNotConfigured =
+    "Weight transfer not configured. Please set weight_transfer_config to enable weight transfer.";
+
 struct EngineServer::Impl {
   Speaks speaks;
   std::unique_ptr<ServedModel> model;
@@ -46,6 +56,10 @@ struct EngineServer::Impl {
   std::uint64_t next = 1;
   bool paused = false, keeping = false, stopping = false, ready = false;  // keeping: responses wait in the pause
   std::filesystem::path folder;
+  // Of the plug-in: an update has begun, the version it loaded, and the digests of the tensors it loaded.
+  bool receiver_ready = false, updating = false;
+  std::optional<std::string> received;
+  std::map<std::string, std::string> tensors;
   std::string version = "default";
   std::vector<std::string> versions{version};  // by number of the span
 
@@ -121,6 +135,28 @@ struct EngineServer::Impl {
     model->load(from);
     folder = from;
     name_version(version);  // no later prompt shares keys and values with earlier ones
+  }
+
+  // Loads the folder as the plug-in does. Throws if another tensor than those named has changed.
+  void receive(const json& info) {
+    const auto checkpoint = delta::Checkpoint::open(folder);
+    if (!checkpoint) throw std::runtime_error(checkpoint.error().message());
+    for (const delta::TensorView& tensor : checkpoint->view()) {
+      std::string& known = tensors[tensor.name];
+      const std::string now = delta::digest_state({tensor})->hex();
+      if (info.contains("tensors") && known != now &&
+          std::ranges::find(info.at("tensors"), json(tensor.name)) == info.at("tensors").end())
+        throw std::runtime_error(tensor.name + " has changed as well");
+      known = now;
+    }
+    load(folder);
+  }
+
+  static void refuse(Response& response, const std::string& message) {
+    put(response,
+        {{"error",
+          {{"message", of_worker(message)}, {"type", "InternalServerError"}, {"param", nullptr}, {"code", 500}}}},
+        500);
   }
 
   void routes() {
@@ -217,6 +253,44 @@ struct EngineServer::Impl {
                         {"code", 403}}}},
                      403);
         generate(json::parse(q.body), r, lock);
+      });
+      on("POST", "/init_weight_transfer_engine", [this](const Request& q, Response& r, auto&) {
+        const json info = json::parse(q.body).at("init_info");
+        if (speaks != Speaks::kVllmReceiver) return refuse(r, kNotConfigured);
+        if (info.at("interface") != 1) return refuse(r, "expected interface 1");
+        if (info.at("folder") != folder.string()) return refuse(r, "expected the folder that this vLLM serves");
+        receiver_ready = true;
+        received.reset();
+        put(r, {{"message", "Weight transfer initialized"}});
+      });
+      on("POST", "/start_weight_update", [this](const Request&, Response& r, auto& lock) {
+        if (spoilt(take_fault("start"), r, lock)) return;
+        if (!receiver_ready) return refuse(r, kNotConfigured);
+        if (updating) return refuse(r, "start_weight_update called while a weight update is already active.");
+        updating = true;
+        put(r, {{"message", "Weight update started"}});
+      });
+      on("POST", "/update_weights", [this](const Request& q, Response& r, auto& lock) {
+        const auto fault = take_fault("load");
+        if (spoilt(fault, r, lock)) return;
+        if (!std::exchange(updating, false)) return refuse(r, "start_weight_update must be called first");
+        const json info = json::parse(q.body).at("update_info");
+        const auto before = std::exchange(received, std::nullopt);
+        if (!paused) return refuse(r, "the test expects a pause");
+        if (fault && fault->what == "fails") return refuse(r, "CPU error");
+        if (info.contains("base") && info.at("base") != before.value_or("none"))
+          return refuse(r, "expected an update of another version");
+        if (!fault || fault->what != "stale") receive(info);
+        received = info.at("version");
+        updating = true;
+        put(r, {{"message", "Weights updated"}});
+      });
+      on("POST", "/finish_weight_update", [this](const Request& q, Response& r, auto&) {
+        if (!std::exchange(updating, false))
+          return refuse(r, "finish_weight_update called without a matching start_weight_update.");
+        const json body = json::parse(q.body);
+        if (body.contains("weight_version") && !take_fault("version")) name_version(body.at("weight_version"));
+        put(r, {{"message", "Weight update finished"}});
       });
       on("POST", "/update_weight_version", [this](const Request& q, Response& r, auto&) {
         const json next = json::parse(q.body).at("new_version");

@@ -44,12 +44,12 @@ class ServedModel {
   virtual std::vector<double> top5(const std::vector<std::int32_t>& text, double temperature) = 0;  // descending
 };
 
-// vLLM with and without --enable-scale-out.
-enum class Speaks { kSglang, kVllm, kVllmCompletions };
+// vLLM with and without --enable-scale-out; with both it and echoline's plug-in.
+enum class Speaks { kSglang, kVllm, kVllmCompletions, kVllmReceiver };
 
 // One after the other; "": none.
 struct Fault {
-  // "draw", "load", "health", "probe", "pause"
+  // "draw", "load", "health", "probe", "pause", "version", "receiver" (its update; then "fails" leaves a mixture)
   std::string at;
   // Faults of the connection: "status" answers `status`. "hang" waits for `hangs`, then acts. "disconnect" breaks off
   // in the middle of the body. "html" answers a proxy's page.

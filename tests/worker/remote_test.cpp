@@ -31,9 +31,20 @@ using ::testing::HasSubstr;
 
 constexpr Duration kSlice = milliseconds(20);
 
-const auto kServers = ::testing::Values(Speaks::kSglang, Speaks::kVllm, Speaks::kVllmCompletions);
+const auto kServers =
+    ::testing::Values(Speaks::kSglang, Speaks::kVllm, Speaks::kVllmCompletions, Speaks::kVllmReceiver);
 std::string server_name(const ::testing::TestParamInfo<Speaks>& info) {
-  return info.param == Speaks::kSglang ? "Sglang" : info.param == Speaks::kVllm ? "Vllm" : "VllmCompletions";
+  switch (info.param) {
+    case Speaks::kSglang:
+      return "Sglang";
+    case Speaks::kVllm:
+      return "Vllm";
+    case Speaks::kVllmCompletions:
+      return "VllmCompletions";
+    case Speaks::kVllmReceiver:
+      return "VllmReceiver";
+  }
+  return {};
 }
 
 // Policies of one tensor, and the deltas between them.
@@ -152,9 +163,14 @@ class RemoteTest : public ::testing::TestWithParam<Speaks> {
   bool is_vllm() const { return GetParam() != Speaks::kSglang; }
   std::string draw_path() const {
     if (!is_vllm()) return "/generate";
-    return GetParam() == Speaks::kVllm ? "/inference/v1/generate" : "/v1/completions";
+    return names_versions() ? "/inference/v1/generate" : "/v1/completions";
   }
-  std::string load_path() const { return is_vllm() ? "/collective_rpc" : "/update_weights_from_disk"; }
+  // By its tokens' spans.
+  bool names_versions() const { return GetParam() == Speaks::kVllm || GetParam() == Speaks::kVllmReceiver; }
+  std::string load_path() const {
+    if (GetParam() == Speaks::kVllmReceiver) return "/update_weights";
+    return is_vllm() ? "/collective_rpc" : "/update_weights_from_disk";
+  }
   static void expect_whole(const Result<Response>& r, std::uint64_t version, std::int64_t tokens_max = 20) {
     ASSERT_TRUE(r) << r.error().message();
     EXPECT_TRUE(r->ended || std::ssize(r->tokens) == tokens_max) << r->tokens.size();
@@ -394,7 +410,7 @@ TEST_P(RemoteTest, AServerOfAnotherModelIsRefused) {
 
 // A server that names an unknown version has other weights.
 TEST_P(RemoteTest, AnUnknownVersionOfTheWeightsIsRefused) {
-  if (GetParam() != Speaks::kVllm) GTEST_SKIP() << "completions name no version";
+  if (!names_versions()) GTEST_SKIP() << "completions name no version";
   attach();
   install(policies_.snapshot(1));
   const int before = server_->count(load_path());
@@ -563,9 +579,10 @@ TEST_P(RemoteTest, StopEndsEveryWait) {
 class ChildTest : public RemoteTest {
  protected:
   std::string command(const std::string& more) const {
-    const std::string kind = GetParam() == Speaks::kSglang ? "sglang"
-                             : GetParam() == Speaks::kVllm ? "vllm"
-                                                           : "vllm-completions";
+    const std::string kind = GetParam() == Speaks::kSglang         ? "sglang"
+                             : GetParam() == Speaks::kVllm         ? "vllm"
+                             : GetParam() == Speaks::kVllmReceiver ? "vllm-receiver"
+                                                                   : "vllm-completions";
     return fmt::format("{} {} {{model}} {{port}} --hash {}", ECHOLINE_ENGINE_PROGRAM, kind, more);
   }
 };

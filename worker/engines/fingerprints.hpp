@@ -4,12 +4,30 @@
 #include <cmath>
 #include <deque>
 #include <limits>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "overlay/types.hpp"
 
 namespace echoline::worker {
+
+// The differences between answers of the same weights in one process, in nats per token.
+class ProbeNoise {
+ public:
+  static constexpr double kLeast = 2e-5;  // of answers in fp32, computed beside other requests
+
+  void measured(double distance) { most_ = std::max(most_.value_or(0), 2 * distance); }
+  // A bound by which one answer can be judged; absent: two answers are needed. `usual`: the usual distance from other
+  // kernels, which answers beside other requests may have from each other.
+  std::optional<double> bound(double usual) const {
+    if (!most_) return std::nullopt;
+    return std::max({kLeast, *most_, usual});
+  }
+
+ private:
+  std::optional<double> most_;
+};
 
 // Proves that weights changed when they had to, and that the same weights are present again after a restart. Does not
 // prove that changed weights are the right ones: that takes a run of the model.

@@ -177,10 +177,22 @@ Status PolicyFolder::map_files() {
     policy_.push_back(std::move(tensor));
     memory_.push_back(memory);
   }
+  changed_.assign(policy_.size(), true);
   return ok();
 }
 
+std::vector<std::string> PolicyFolder::changed() const {
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < policy_.size(); ++i) {
+    if (!changed_[i]) continue;
+    names.push_back(policy_[i].name);
+    if (repeated_of_ == i) names.push_back(repeated_->name);
+  }
+  return names;
+}
+
 void PolicyFolder::write(const delta::TensorWrite& write) {
+  if (write.whole || !write.positions.empty()) changed_[write.tensor] = true;
   write.write_to(memory_[write.tensor].subspan(write.first_byte, write.byte_count));
   if (write.tensor == repeated_of_) write.write_to(repetition_.subspan(write.first_byte, write.byte_count));
 }

@@ -48,6 +48,9 @@ class PolicyFolder {
   Status install(const overlay::Publication& publication);
   std::optional<Version> version() const { return version_; }
   const overlay::Digest& digest() const { return digest_; }
+  // Names of the tensors written since forget_changes(), in the order of the files.
+  std::vector<std::string> changed() const;
+  void forget_changes() { changed_.assign(policy_.size(), false); }
 
   const std::filesystem::path& path() const { return path_; }
   bool is_new() const { return is_new_; }  // this process has created it
@@ -67,6 +70,7 @@ class PolicyFolder {
   std::vector<delta::MappedFile> files_;
   delta::StateView policy_;                   // in the files' memory; empty until a policy is installed
   std::vector<std::span<std::byte>> memory_;  // writable memory of each tensor
+  std::vector<bool> changed_;                 // by tensor
   std::optional<Version> version_;
   overlay::Digest digest_{};
   const unsigned threads_;

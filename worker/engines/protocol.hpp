@@ -54,6 +54,14 @@ struct Step {
   Status (*accepts)(std::string_view body) = nullptr;
 };
 
+// The policy in the folder, for a receiver inside the server.
+struct Handover {
+  Version version;
+  // The version that the receiver has loaded, and the tensors that differ from it; absent: all may.
+  std::optional<Version> base;
+  std::vector<std::string> changed;
+};
+
 // Parses answers defensively. kCorrupt with the expected and the found value.
 class Protocol {
  public:
@@ -73,6 +81,10 @@ class Protocol {
   // calls use that interface.
   virtual std::optional<Call> which_interface() const { return std::nullopt; }
   virtual Status settle_interface(int, std::string_view) { return ok(); }
+  // Asks a receiver inside the server, if there is one, to take policies from `folder`. settle_receiver() takes the
+  // answer, of any status. An error says why the server has no receiver.
+  virtual std::optional<Call> which_receiver(const std::filesystem::path&) const { return std::nullopt; }
+  virtual Status settle_receiver(int, std::string_view) { return ok(); }
   // Whether a tied model's weights must contain the output head as a separate tensor.
   virtual bool wants_own_head() const { return false; }
 
@@ -90,6 +102,10 @@ class Protocol {
   virtual bool keeps_responses() const { return false; }
   virtual Step pause() const = 0;
   virtual std::vector<Step> load(const std::filesystem::path& folder, Version version) const = 0;
+  // The same by the receiver. After a failure of one step, give_up_handing_over() and load() bring the server to a
+  // known policy.
+  virtual std::vector<Step> hand_over(const Handover&) const { return {}; }
+  virtual std::vector<Step> give_up_handing_over() const { return {}; }
   virtual Step resume() const = 0;
   // Names the server's current weights `version`: after it has started on the folder, or if two versions have equal
   // weights. Empty: the server cannot be told.

@@ -34,6 +34,10 @@ constexpr int kTriesMax = 5;   // consecutive failed attempts before the engine 
 constexpr int kLossesMax = 3;  // of one sequence, before it counts as their cause
 constexpr Duration kSlice = std::chrono::milliseconds(50), kHealthEvery = std::chrono::milliseconds(200);
 constexpr Duration kHealthPatience = std::chrono::seconds(5);
+// A call that takes longer than this has the server's health checked beside it, as many times in a row.
+constexpr Duration kCheckAfter = std::chrono::seconds(2), kCheckEvery = std::chrono::seconds(1);
+constexpr int kChecksFailed = 3;
+constexpr std::string_view kResume = "resume", kProbe = "probe";
 constexpr Duration kSilenceMax = std::chrono::seconds(10), kSayEvery = std::chrono::minutes(1);
 // Time for aborted responses to return: as long as some do. A request that arrived during the pause already waits at
 // the server.
@@ -156,14 +160,29 @@ class Remote final : public Engine {
   };
   // A step before the engine takes sequences. Without a call: wait for aborted responses to return.
   struct Errand {
+    std::string_view name;  // in the log
     std::optional<Call> call;
     std::function<Status(const HttpAnswer&)> then;
     bool long_work = false;  // loads weights or reads a text: its timeout is options.patience
+    bool by_receiver = false;
+  };
+  // Checks of the health beside a long call.
+  struct Watch {
+    std::uint64_t request = 0;
+    TimePoint next{};
+    int failed = 0;  // in a row
   };
   struct Script {
     std::deque<Errand> errands;
     std::uint64_t request = 0;      // of the first errand, or of a health check
     TimePoint drained_by = kNever;  // deadline of an errand without a call
+    // The call behind the resumption, which the server has received before it.
+    std::uint64_t early = 0;
+    std::optional<HttpAnswer> early_answer;
+    TimePoint begun{}, step_begun{};
+    std::vector<std::pair<std::string_view, Duration>> times;  // by name
+    Watch watch;
+    bool handed_over = false;  // to the receiver
   };
   // Attempts to get the engine to work.
   struct Attempts {
@@ -178,10 +197,16 @@ class Remote final : public Engine {
     overlay::Digest digest{};
     std::set<Version> named;  // versions under which unfinished responses may have been drawn
   };
+  // The current server, since it started or came back.
+  struct Server {
+    bool known = false;               // its interface
+    bool receives = false;            // by a receiver inside
+    std::optional<Version> received;  // the receiver's version
+    ProbeNoise noise;
+  };
   // Evidence of the engine's weights: its log-probabilities of a text.
   struct Proof {
     std::vector<model::Token> text;
-    std::vector<double> first;
     std::vector<double> of_learner;  // log-probabilities of the text under the policy in the folder; empty: not sent
     Truth truth;
     Fingerprints fingerprints;
@@ -229,6 +254,10 @@ class Remote final : public Engine {
           healthy(answer);
         else
           answered(answer);
+      } else if (answer.request == script_.early) {
+        script_.early_answer = answer;
+      } else if (answer.request == script_.watch.request) {
+        watched(answer);
       } else if (const auto it = sent_.find(answer.request); it != sent_.end()) {
         const std::uint64_t id = it->second;
         sent_.erase(it);
@@ -284,56 +313,115 @@ class Remote final : public Engine {
     if (!phase_.is(kSuspected)) return load(owns() ? Look::kFresh : Look::kLoaded);
     // A child of this worker is still the same process and keeps its weights. At an address, another process may answer
     // now.
-    script_.errands.clear();
+    begin_script();
     if (!owns()) {
+      server_.received.reset();
       look(Look::kWhetherSame);
-      for (const Step& step : protocol_->name_weights(*held_.version)) add(step);
+      for (const Step& step : protocol_->name_weights(*held_.version)) add("version", step);
     }
+  }
+
+  void begin_script() {
+    script_ = {};
+    script_.begun = clock_.now();
     phase_.move(kLoading);
   }
 
   // Brings the engine from any policy to the one in the folder. kFresh: a child of this worker that has read only this
   // folder.
   void load(Look how) {
-    script_.errands.clear();
-    phase_.move(kLoading);
+    begin_script();
     held_.target = folder_->version();
     if (!held_.target)
       return phase_.break_down(
           fail(Code::kIo, kOperation, "{} no longer holds a complete policy", folder_->path().string()));
-    if (!interface_known_) {
-      if (const std::optional<Call> call = protocol_->which_interface()) {
-        if (!owns()) add(protocol_->resume());  // another worker may have left it paused
-        script_.errands.push_back({call,
-                                   [this, how](const HttpAnswer& answer) -> Status {
-                                     if (answer.status == 0) return good(answer, protocol_->which_interface()->path);
-                                     ECHO_TRY(protocol_->settle_interface(answer.status, answer.body));
-                                     interface_known_ = true;
-                                     bring_to_target(how);
-                                     return ok();
-                                   },
-                                   true});
-        return;
-      }
-      interface_known_ = true;
+    if (server_.known) return bring_to_target(how);
+    const std::optional<Call> interface = protocol_->which_interface();
+    if (!interface) return ask_for_receiver(how);
+    if (!owns()) add("resume", protocol_->resume());  // another worker may have left it paused
+    script_.errands.push_back({"interface", interface,
+                               [this, how](const HttpAnswer& answer) -> Status {
+                                 if (answer.status == 0) return good(answer, protocol_->which_interface()->path);
+                                 ECHO_TRY(protocol_->settle_interface(answer.status, answer.body));
+                                 ask_for_receiver(how);
+                                 return ok();
+                               },
+                               true});
+  }
+
+  void ask_for_receiver(Look how) {
+    const std::optional<Call> call = protocol_->which_receiver(folder_->path());
+    if (!call) {
+      server_.known = true;
+      return bring_to_target(how);
     }
-    bring_to_target(how);
+    script_.errands.push_back({"receiver", call, [this, how](const HttpAnswer& answer) -> Status {
+                                 if (answer.status == 0) return good(answer, "receiver");
+                                 const Status there = protocol_->settle_receiver(answer.status, answer.body);
+                                 server_.receives = there.has_value();
+                                 log::info("{} {}", protocol_->name(),
+                                           there ? "takes policies by echoline's plug-in, from memory"
+                                                 : fmt::format("loads policies by reading its folder again, which "
+                                                               "takes longer; its answer about echoline's plug-in: {}",
+                                                               there.error().detail));
+                                 server_.known = true;
+                                 bring_to_target(how);
+                                 return ok();
+                               }});
   }
 
   void bring_to_target(Look how) {
     expect_versions();
     if (how == Look::kFresh) {
-      for (const Step& step : protocol_->name_weights(*held_.target)) add(step);
+      for (const Step& step : protocol_->name_weights(*held_.target)) add("version", step);
       check_temperature();
-    } else {
-      if (!owns()) ask_what_it_serves();
-      add(protocol_->pause());
-      if (!protocol_->keeps_responses()) script_.errands.push_back({});
-      for (const Step& step : protocol_->load(folder_->path(), *held_.target)) add(step);
-      add(protocol_->resume());
-      if (!owns()) check_temperature();
+      look(how);
+      return;
     }
+    if (!owns()) ask_what_it_serves();
+    add("pause", protocol_->pause());
+    if (!protocol_->keeps_responses()) script_.errands.push_back({});
+    if (server_.receives)
+      hand_over();
+    else
+      for (const Step& step : protocol_->load(folder_->path(), *held_.target)) add("reload", step);
+    add(kResume, protocol_->resume());
     look(how);
+    if (!owns()) check_temperature();
+  }
+
+  // Has the receiver load the policy. If it cannot, the server reads the folder, now and until it starts again.
+  void hand_over() {
+    script_.handed_over = true;
+    std::vector<std::string> changed;
+    if (server_.received) changed = folder_->changed();
+    for (const Step& step : protocol_->hand_over({*held_.target, server_.received, std::move(changed)}))
+      script_.errands.push_back({"update", step.call,
+                                 [this, step](const HttpAnswer& answer) -> Status {
+                                   const Status done = good(answer, step.call.path);
+                                   if (!done && answer.status != 0) {
+                                     read_instead(done.error().detail);
+                                     return ok();
+                                   }
+                                   return done;
+                                 },
+                                 step.long_work, true});
+  }
+
+  void read_instead(const std::string& why) {
+    log::warn("{}: the plug-in failed, its weights are of no known policy: {}; it reads the folder", protocol_->name(),
+              why);
+    server_.receives = script_.handed_over = false;
+    server_.received.reset();
+    std::erase_if(script_.errands, [](const Errand& errand) { return errand.by_receiver; });
+    std::deque<Errand> rest = std::exchange(script_.errands, {});
+    for (const Step& step : protocol_->give_up_handing_over())
+      script_.errands.push_back({"update", step.call, [this, step](const HttpAnswer& answer) -> Status {
+                                   return answer.status == 0 ? good(answer, step.call.path) : ok();
+                                 }});
+    for (const Step& step : protocol_->load(folder_->path(), *held_.target)) add("reload", step);
+    script_.errands.insert(script_.errands.end(), std::make_move_iterator(rest.begin()),
+                           std::make_move_iterator(rest.end()));
   }
 
   // Answers may name the engine's version, its target, and versions since the oldest request that the server keeps.
@@ -358,15 +446,15 @@ class Remote final : public Engine {
       held_.version = held_.target;
       return;
     }
-    phase_.move(kLoading);
-    for (const Step& step : steps) add(step);
+    begin_script();
+    for (const Step& step : steps) add("version", step);
   }
 
   // A server that was started on another folder would always load that one.
   void ask_what_it_serves() {
     const std::optional<Call> call = protocol_->served_model();
     if (!call) return;
-    script_.errands.push_back({call, [this](const HttpAnswer& answer) -> Status {
+    script_.errands.push_back({"model", call, [this](const HttpAnswer& answer) -> Status {
                                  if (answer.status == 404 || answer.status == 405) return ok();
                                  ECHO_TRY(good(answer, protocol_->served_model()->path));
                                  const std::filesystem::path served = protocol_->served_folder(answer.body);
@@ -383,8 +471,9 @@ class Remote final : public Engine {
   }
 
   void advance(TimePoint now) {
-    auto& [errands, request, drained_by] = script_;
-    if (request != 0) return;
+    std::deque<Errand>& errands = script_.errands;
+    if (script_.request != 0) return watch(now);
+    TimePoint& drained_by = script_.drained_by;
     if (!errands.empty() && !errands.front().call) {
       if (drained_by == kNever) drained_by = now + kDrainMax, heard_at_ = now;
       if (!sent_.empty() && now < std::min(drained_by, heard_at_ + kDrainQuiet)) return;
@@ -399,9 +488,57 @@ class Remote final : public Engine {
       heard_at_ = now;
       held_.version = held_.target;
       held_.digest = folder_->digest();
+      if (script_.handed_over) {
+        server_.received = held_.target;
+        folder_->forget_changes();
+      }
+      std::string times;
+      for (const auto& [name, time] : script_.times) times += fmt::format(", {} {:.3f}", name, seconds(time));
+      log::info("{} has version {} after {:.3f} s{}", protocol_->name(), *held_.version, seconds(now - script_.begun),
+                times);
       return;
     }
-    request = send(*errands.front().call, errands.front().long_work ? options_.patience : options_.control_patience);
+    script_.step_begun = now;
+    script_.watch = {};
+    if (script_.early != 0 && errands.front().name != kResume) {
+      script_.request = std::exchange(script_.early, 0);
+      if (const auto answer = std::exchange(script_.early_answer, std::nullopt)) {
+        script_.request = 0;
+        answered(*answer);
+      }
+      return;
+    }
+    // The server has the probe before it resumes, and so reads the text in its first step. No weights may change then.
+    const auto next = std::ranges::find(errands, kProbe, &Errand::name);
+    const auto before = next - errands.begin();
+    if (script_.early == 0 && next != errands.end() && before > 0 && errands[before - 1].name == kResume &&
+        (before == 1 || (before == 2 && !errands.front().long_work)))
+      script_.early = send_errand(*next);
+    script_.request = send_errand(errands.front());
+  }
+
+  std::uint64_t send_errand(const Errand& errand) {
+    return send(*errand.call, errand.long_work ? options_.patience : options_.control_patience);
+  }
+
+  // An engine that died during a call may leave the call open for ever, while its server takes no connection or says
+  // that the engine is dead.
+  void watch(TimePoint now) {
+    Watch& watch = script_.watch;
+    if (watch.request != 0 || now - script_.step_begun < kCheckAfter || now < watch.next) return;
+    watch.request = send(protocol_->health(), kHealthPatience);
+    watch.next = now + kCheckEvery;
+  }
+
+  void watched(const HttpAnswer& answer) {
+    Watch& watch = script_.watch;
+    watch.request = 0;
+    if (script_.request == 0) return;
+    const bool refused = answer.status == 0 && !answer.sent;
+    watch.failed = refused || answer.status == 503 ? watch.failed + 1 : 0;
+    if (watch.failed >= kChecksFailed)
+      failed(fmt::format("{}: no answer, and its server {}", script_.errands.front().call->path,
+                         refused ? "takes no connection" : "says that it is not healthy"));
   }
 
   void answered(const HttpAnswer& answer) {
@@ -409,11 +546,14 @@ class Remote final : public Engine {
     ++progress_;
     const Errand task = std::move(script_.errands.front());
     script_.errands.pop_front();
+    auto time = std::ranges::find(script_.times, task.name, [](const auto& t) { return t.first; });
+    if (time == script_.times.end()) time = script_.times.insert(time, {task.name, Duration{}});
+    time->second += clock_.now() - script_.step_begun;
     if (const Status done = task.then(answer); !done) failed(done.error().detail);
   }
 
-  void add(const Step& step) {
-    script_.errands.push_back({step.call,
+  void add(std::string_view name, const Step& step) {
+    script_.errands.push_back({name, step.call,
                                [this, step](const HttpAnswer& answer) -> Status {
                                  if (step.optional && (answer.status == 404 || answer.status == 405)) return ok();
                                  ECHO_TRY(good(answer, step.call.path));
@@ -433,52 +573,64 @@ class Remote final : public Engine {
 
   // ---- check of its weights ----
 
+  Errand probe(std::function<Status(Probed)> then) {
+    return {kProbe, protocol_->probe(proof_.text),
+            [this, then = std::move(then)](const HttpAnswer& answer) -> Status {
+              ECHO_TRY(good(answer, "probe"));
+              ECHO_ASSIGN(Probed probed, protocol_->probed(proof_.text, answer.body));
+              for (const double logprob : probed.logprobs)
+                if (!std::isfinite(logprob))
+                  return fail(Code::kCorrupt, kOperation, "its log-probabilities of a text are not finite");
+              return then(std::move(probed));
+            },
+            true};
+  }
+
+  // One answer is enough if it is clear beyond the server's noise. Otherwise a second one, under the same conditions,
+  // measures the noise.
   void look(Look look) {
-    const auto probe = [this](std::function<Status(Probed)> then) {
-      script_.errands.push_back({protocol_->probe(proof_.text),
-                                 [this, then = std::move(then)](const HttpAnswer& answer) -> Status {
-                                   ECHO_TRY(good(answer, "probe"));
-                                   ECHO_ASSIGN(Probed probed, protocol_->probed(proof_.text, answer.body));
-                                   return then(std::move(probed));
-                                 },
-                                 true});
-    };
-    // Two probes: the answers of the same weights may differ a little.
-    probe([this](Probed probed) {
-      proof_.first = std::move(probed.logprobs);
-      return ok();
-    });
-    probe([this, look](Probed probed) -> Status {
-      const double noise = 2 * Fingerprints::distance(proof_.first, probed.logprobs);
-      if (!std::isfinite(noise))
-        return fail(Code::kCorrupt, kOperation, "its log-probabilities of a text are not finite");
-      const bool named = !probed.weights || *probed.weights == fmt::format("{}", *held_.target);
-      const auto verdict = proof_.fingerprints.judge(folder_->digest(), probed.logprobs, noise);
-      using Verdict = Fingerprints::Verdict;
-      if (look == Look::kWhetherSame) {
-        if (!named || verdict != Verdict::kSame) load(Look::kLoaded);
-        return ok();
+    using Verdict = Fingerprints::Verdict;
+    script_.errands.push_back(probe([this, look](Probed first) -> Status {
+      if (const auto bound = server_.noise.bound(proof_.truth.usual())) {
+        const Verdict verdict = proof_.fingerprints.judge(folder_->digest(), first.logprobs, *bound);
+        if (verdict == Verdict::kNew || verdict == Verdict::kSame) return conclude(look, std::move(first), verdict);
       }
-      if (!named)
-        return fail(Code::kStale, kOperation, "it reports version '{}' after loading version {}",
-                    printable(*probed.weights, 40), *held_.target);
-      if (verdict == Verdict::kOther)
-        return fail(Code::kStale, kOperation,
-                    "its answers to a probe differ from earlier ones under the same "
-                    "version {}",
+      script_.errands.push_front(probe([this, look, first = std::move(first.logprobs)](Probed second) -> Status {
+        const double distance = Fingerprints::distance(first, second.logprobs);
+        server_.noise.measured(distance);
+        const Verdict verdict = proof_.fingerprints.judge(folder_->digest(), second.logprobs, 2 * distance);
+        return conclude(look, std::move(second), verdict);
+      }));
+      return ok();
+    }));
+  }
+
+  Status conclude(Look look, Probed probed, Fingerprints::Verdict verdict) {
+    using Verdict = Fingerprints::Verdict;
+    const bool named = !probed.weights || *probed.weights == fmt::format("{}", *held_.target);
+    if (look == Look::kWhetherSame) {
+      if (named && verdict == Verdict::kSame) return ok();
+      server_ = {};
+      load(Look::kLoaded);
+      return ok();
+    }
+    if (!named)
+      return fail(Code::kStale, kOperation, "it reports version '{}' after loading version {}",
+                  printable(*probed.weights, 40), *held_.target);
+    if (verdict == Verdict::kOther)
+      return fail(Code::kStale, kOperation, "its answers to a probe differ from earlier ones under the same version {}",
+                  *held_.target);
+    if (verdict == Verdict::kStale) {
+      // A server that has just read the files has their weights.
+      if (look == Look::kLoaded)
+        return fail(Code::kStale, kOperation, "it answers as under another version after loading version {}",
                     *held_.target);
-      if (verdict == Verdict::kStale) {
-        // A server that has just read the files has their weights.
-        if (look == Look::kLoaded)
-          return fail(Code::kStale, kOperation, "it answers as under another version after loading version {}",
-                      *held_.target);
-        log::info("version {} answers a probe exactly as one before", *held_.target);
-      }
-      if (!proof_.of_learner.empty())
-        ECHO_TRY(proof_.truth.check(Truth::distance(probed.logprobs, proof_.of_learner), look == Look::kFresh));
-      proof_.fingerprints.keep(folder_->digest(), std::move(probed.logprobs));
-      return ok();
-    });
+      log::info("version {} answers a probe exactly as one before", *held_.target);
+    }
+    if (!proof_.of_learner.empty())
+      ECHO_TRY(proof_.truth.check(Truth::distance(probed.logprobs, proof_.of_learner), look == Look::kFresh));
+    proof_.fingerprints.keep(folder_->digest(), std::move(probed.logprobs));
+    return ok();
   }
 
   // Log-probabilities must be those of the sampling temperature. Some servers report those of temperature 1.
@@ -486,7 +638,7 @@ class Remote final : public Engine {
     const double temperature = task_.spec.temperature();
     if (proof_.temperature_checked || temperature == 1.0) return;
     const auto ask = [this](double t, std::function<Status(double)> then) {
-      script_.errands.push_back({protocol_->spread(proof_.text, t),
+      script_.errands.push_back({"temperature", protocol_->spread(proof_.text, t),
                                  [this, then = std::move(then)](const HttpAnswer& answer) -> Status {
                                    ECHO_TRY(good(answer, "probe"));
                                    ECHO_ASSIGN(const double spread, protocol_->spread_of(answer.body));
@@ -532,13 +684,14 @@ class Remote final : public Engine {
 
   // Ends a child that reads the files. The state of a server at an address is unknown from here on.
   void rest() {
-    if (script_.request != 0) http_.cancel(script_.request);
+    for (const std::uint64_t request : {script_.request, script_.early, script_.watch.request})
+      if (request != 0) http_.cancel(request);
     // The server may be paused, and would be unhealthy until it resumes. The answer does not matter.
     if (phase_.is(kLoading) && !owns()) send(protocol_->resume().call, options_.control_patience);
     script_ = {};
     recall();
     held_.named.clear();
-    interface_known_ = false;
+    server_ = {};
     child_.reset();
     phase_.move(kDown);
   }
@@ -734,7 +887,7 @@ class Remote final : public Engine {
   std::unique_ptr<Child> child_;  // must end before its folder is removed
   HttpClient http_;
   std::string url_;
-  bool interface_known_ = false;  // of the current server
+  Server server_;
 
   std::map<std::uint64_t, Live> live_;
   std::deque<std::uint64_t> queue_;              // sequences without a request

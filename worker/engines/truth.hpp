@@ -25,6 +25,9 @@ class Truth {
     return sum / static_cast<double>(engine.size());
   }
 
+  // The distance that counts as usual; 0: none has been seen.
+  double usual() const { return usual_.value_or(0); }
+
   // `fresh`: the engine has just started with these weights, so none can be of an earlier policy.
   Status check(double distance, bool fresh) {
     if (!(distance <= kFarthest))

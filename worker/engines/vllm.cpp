@@ -47,6 +47,21 @@ class Vllm final : public Protocol {
     generates_ = at(choice, "weight_versions").is_array();  // releases before 0.32 do not report the weights
     return ok();
   }
+  // echoline's plug-in (clients/python/echoline/vllm_receiver.py) refuses another folder than vLLM's.
+  std::optional<Call> which_receiver(const std::filesystem::path& folder) const override {
+    return post("/init_weight_transfer_engine",
+                {{"init_info", {{"folder", folder.string()}, {"interface", kReceiverInterface}}}});
+  }
+  Status settle_receiver(int status, std::string_view body) override {
+    if (status == 200) return ok();
+    if (status == 404 || status == 405) return fail(Code::kUnavailable, "engine", "it knows no weight transfer");
+    const Result<json> answer = parse_answer(body);
+    std::string why = text_of(at(answer ? *answer : json(), "error", "message")).value_or(fmt::format("{}", status));
+    // "Call to collective_rpc method failed: Worker failed with error '<the reason>', please check ..."
+    if (const auto begin = why.find(kInWorker), end = why.rfind("', please"); begin < end && end < why.size())
+      why = why.substr(begin + kInWorker.size(), end - begin - kInWorker.size());
+    return fail(Code::kUnavailable, "engine", "{}", printable(why, 300));
+  }
   // On a CPU, a reload leaves a tied head with the first policy's values (vLLM 0.32 packs it separately from the
   // embedding).
   bool wants_own_head() const override { return true; }
@@ -150,6 +165,19 @@ class Vllm final : public Protocol {
       steps.push_back({{"POST", "/reset_prefix_cache", ""}});
     return steps;
   }
+  std::vector<Step> hand_over(const Handover& handover) const override {
+    json info = {{"version", fmt::format("{}", handover.version)}};
+    if (handover.base) info["base"] = fmt::format("{}", *handover.base), info["tensors"] = handover.changed;
+    std::vector<Step> steps{{.call = post("/start_weight_update", json::object())},
+                            {.call = post("/update_weights", {{"update_info", info}}), .long_work = true},
+                            {.call = post("/finish_weight_update", {{"weight_version", info["version"]}})}};
+    if (!generates_) steps.push_back({{"POST", "/reset_prefix_cache", ""}});
+    return steps;
+  }
+  // Ends an update that has begun; vLLM refuses the call if there is none.
+  std::vector<Step> give_up_handing_over() const override {
+    return {{.call = post("/finish_weight_update", json::object()), .optional = true}};
+  }
   Step resume() const override { return {{"POST", "/resume", ""}, true}; }
   std::vector<Step> name_weights(Version version) const override {
     if (!generates_) return {};
@@ -158,6 +186,8 @@ class Vllm final : public Protocol {
 
  private:
   static constexpr const char* kGenerate = "/inference/v1/generate";
+  static constexpr int kReceiverInterface = 1;
+  static constexpr std::string_view kInWorker = "failed with error '";
 
   static Call post(const char* path, const json& body) { return {"POST", path, body.dump()}; }
   static Call completion(const std::vector<model::Token>& prompt, json body) {

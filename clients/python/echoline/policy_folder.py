@@ -1,0 +1,75 @@
+"""The folder in which a worker keeps its policy for an inference server: safetensors files in memory (/dev/shm)."""
+from __future__ import annotations
+
+import mmap
+import os
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Set, Tuple
+
+from . import safetensors
+
+Layout = Mapping[str, Tuple[str, Tuple[int, ...]]]  # dtype and shape of each tensor
+
+
+class PolicyFolder:
+    """Maps the files of the folder. The worker overwrites tensors in place, so the mapping shows the newest policy; the
+    caller reads only while the worker does not write."""
+
+    def __init__(self, path: str):
+        self.path = os.path.realpath(path)
+        self._files: Dict[str, Tuple[Tuple[int, ...], Mapping[str, safetensors.Tensor]]] = {}
+        self._tensors: Dict[str, safetensors.Tensor] = {}
+        self.refresh()
+
+    def refresh(self) -> Layout:
+        """Maps files that are new or have been replaced. ValueError: they are no policy."""
+        names = sorted(name for name in os.listdir(self.path) if name.endswith(".safetensors"))
+        if not names:
+            raise ValueError(f"{self.path}: expected safetensors files, found none")
+        files, tensors = {}, {}
+        for name in names:
+            with open(os.path.join(self.path, name), "rb") as file:
+                status = os.fstat(file.fileno())
+                identity = (status.st_dev, status.st_ino, status.st_size)
+                known = self._files.get(name)
+                if known is not None and known[0] == identity:
+                    files[name] = known
+                else:
+                    files[name] = identity, safetensors.unpack(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))[0]
+            for tensor, value in files[name][1].items():
+                if tensor in tensors:
+                    raise ValueError(f"{self.path}: {tensor} is in two files")
+                tensors[tensor] = value
+        self._files, self._tensors = files, tensors
+        return {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+
+    def torch(self, names: Iterable[str]) -> Iterable[Tuple[str, Any]]:
+        """Tensors that share the files' memory and must not be written to."""
+        import warnings
+
+        import torch
+
+        dtypes = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
+        for name in names:
+            tensor = self._tensors[name]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch warns of memory that is read-only
+                flat = torch.frombuffer(tensor.data, dtype=dtypes[tensor.dtype])
+            yield name, flat.reshape(tensor.shape)
+
+
+def whole_layers(changed: Set[str], all_names: Iterable[str]) -> Dict[str, List[str]]:
+    """Groups of tensors that contain a changed one, by the prefix of their names. A group is a decoder layer
+    ("model.layers.3") or a module outside of the layers ("lm_head"). A server that fuses tensors of a layer (q, k, v)
+    must get all of them together."""
+    groups: Dict[str, List[str]] = {}
+    for name in all_names:
+        groups.setdefault(layer_of(name), []).append(name)
+    return {prefix: names for prefix, names in groups.items() if not changed.isdisjoint(names)}
+
+
+def layer_of(name: str) -> str:
+    parts = name.split(".")
+    for i, part in enumerate(parts):
+        if part.isdigit():
+            return ".".join(parts[:i + 1])
+    return ".".join(parts[:-1])

@@ -1,0 +1,185 @@
+"""Loads policies into a running vLLM, from the folder in memory in which a worker of echoline keeps them.
+
+vLLM creates a `Receiver` in each of its worker processes. The calls, by HTTP and while vLLM is paused:
+
+    /init_weight_transfer_engine {"init_info": {"folder": ..., "interface": 1}}      once
+    /start_weight_update                                                             checks, writes nothing
+    /update_weights {"update_info": {"version": "4", "base": "3", "tensors": [...]}} loads
+    /finish_weight_update {"weight_version": "4"}                                    names the weights
+
+Written for vLLM 0.32. A vLLM whose internals differ refuses the first call, and the worker then lets it read the folder
+by `reload_weights`.
+"""
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import time
+from dataclasses import dataclass
+from typing import Iterable, Iterator, List, Optional
+
+import torch
+from vllm.distributed.weight_transfer.base import (WeightTransferEngine, WeightTransferInitInfo,
+                                                   WeightTransferUpdateInfo)
+from vllm.logger import init_logger
+from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload import layerwise
+
+from .policy_folder import Layout, PolicyFolder, layer_of, whole_layers
+
+INTERFACE = 1
+
+logger = init_logger("vllm.echoline")  # vLLM shows the loggers below its own
+
+
+@dataclass
+class InitInfo(WeightTransferInitInfo):
+    folder: str  # that of vLLM's --model
+    interface: int
+
+
+@dataclass
+class UpdateInfo(WeightTransferUpdateInfo):
+    version: str  # of the policy in the folder
+    base: Optional[str] = None  # the version from which it differs only in `tensors`; absent: all may differ
+    tensors: Optional[List[str]] = None
+
+
+class Receiver(WeightTransferEngine[InitInfo, UpdateInfo]):
+    init_info_cls = InitInfo
+    update_info_cls = UpdateInfo
+    supports_draft_weight_update = False
+
+    _folder: Optional[PolicyFolder] = None
+    _layout: Layout = {}
+    _version: Optional[str] = None  # of the model's weights; None: unknown
+
+    def init_transfer_engine(self, init_info: InitInfo) -> None:
+        if init_info.interface != INTERFACE:
+            raise ValueError(f"expected interface {INTERFACE}, found {init_info.interface}: install the echoline package "
+                             "of the worker's version beside vLLM")
+        folder, model = PolicyFolder(init_info.folder), PolicyFolder(self.model_config.model)
+        if folder.path != model.path:
+            raise ValueError(f"expected the folder that this vLLM serves, {model.path}, found {folder.path}")
+        if self.model_config.quantization is not None:
+            raise ValueError(f"a model that vLLM quantises ({self.model_config.quantization}) is not supported")
+        self._folder, self._layout, self._version = folder, folder.refresh(), None
+
+    def start_weight_update(self) -> None:
+        if self._folder is None:
+            raise RuntimeError("expected /init_weight_transfer_engine before the first update")
+        layout = self._folder.refresh()
+        if layout != self._layout:
+            differing = sorted(name for name in {*layout, *self._layout} if layout.get(name) != self._layout.get(name))
+            raise ValueError(f"{self._folder.path}: expected the tensors of the start, found others: {differing[:5]}")
+
+    def update_weights(self, update_info: dict) -> None:
+        self.receive_weights(self.parse_update_info(update_info))
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
+
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        changed = self._changed(update_info)
+        begun = time.perf_counter()
+        self._version = None
+        if self._in_place():
+            names = [name for name in self._layout if name in changed]
+            self.model.load_weights(self._folder.torch(names))
+        else:
+            with _kept_memory() if self.device.type == "cpu" else contextlib.nullcontext():
+                names = self._load_layers(changed)
+        self._version = update_info.version
+        logger.info("echoline: version %s, %d of %d tensors in %.3f s", update_info.version, len(names),
+                    len(self._layout), time.perf_counter() - begun)
+
+    def finish_weight_update(self) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        self._folder = None
+
+    def _changed(self, info: UpdateInfo) -> set:
+        """Names of the tensors that may differ from the model's. Raises before anything is written."""
+        if self._folder is None:
+            raise RuntimeError("expected /init_weight_transfer_engine before the first update")
+        if info.tensors is None or info.base is None:
+            return set(self._layout)
+        if info.base != self._version:
+            raise ValueError(f"expected an update of version {self._version}, found one of version {info.base}")
+        unknown = [name for name in info.tensors if name not in self._layout]
+        if unknown:
+            raise ValueError(f"{self._folder.path}: no such tensors: {unknown[:5]}")
+        return set(info.tensors)
+
+    def _in_place(self) -> bool:
+        """Whether the model's parameters are what its loaders fill, so that single tensors can be overwritten. A CPU
+        packs them for its kernels; mixtures of experts and latent attention are transformed as well."""
+        return self.device.type == "cuda" and not self.model_config.is_moe and not self.model_config.use_mla
+
+    def _load_layers(self, changed: Iterable[str]) -> List[str]:
+        """Loads whole layers with a changed tensor, as at vLLM's start, into the existing memory."""
+        groups = whole_layers(set(changed), self._layout)
+        names = [name for group in groups.values() for name in group]
+        modules = dict(self.model.named_modules())
+        whole = len(names) == len(self._layout) or any(prefix not in modules for prefix in groups)
+        roots = [self.model] if whole else [modules[prefix] for prefix in groups]
+        if whole:
+            names = sorted(self._layout, key=layer_of)
+        expected = {name for name, _ in self.model.named_parameters()} if whole else set()
+        try:
+            for root in roots:
+                initialize_layerwise_reload(root)
+            with disable_mtp_completeness_check():
+                loaded = self.model.load_weights(self._folder.torch(names))
+            if loaded is not None and expected - set(loaded):
+                raise RuntimeError(f"the folder has no values for {sorted(expected - set(loaded))[:5]}")
+            for root in roots:
+                _expect_all_loaded(root)
+            for root in roots:
+                finalize_layerwise_reload(root, self.model_config)
+        except BaseException:
+            for root in roots:
+                _give_up(root)
+            raise
+        return names
+
+
+@contextlib.contextmanager
+def _kept_memory() -> Iterator[None]:
+    """Within it, glibc takes large blocks from its heap, and it keeps what is freed. Otherwise each layer's new blocks
+    come from the kernel, page by page, which takes more than half of a load's time. Other allocators ignore it."""
+    trim_threshold, top_pad, mmap_max, mmap_max_default = -1, -2, -4, 65536  # of malloc.h
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        yield
+        return
+    mallopt(trim_threshold, 1 << 30)
+    mallopt(top_pad, 64 << 20)
+    mallopt(mmap_max, 0)
+    try:
+        yield
+    finally:
+        mallopt(mmap_max, mmap_max_default)
+
+
+def _expect_all_loaded(root: torch.nn.Module) -> None:
+    """A layer without values would keep those of an earlier policy."""
+    for name, layer in root.named_modules():
+        info = layerwise.get_layerwise_info(layer)
+        if (info.can_load() and info.load_numel == 0 and not layerwise.is_deferred_attention_layer(layer)
+                and any(True for _ in layer.parameters(recurse=False))):
+            raise RuntimeError(f"{type(layer).__name__} {name} got no values")
+
+
+def _give_up(root: torch.nn.Module) -> None:
+    """Puts the memory of before back into the layers, some of which have new values. vLLM can load all again."""
+    for layer in root.modules():
+        info = layerwise.get_layerwise_info(layer)
+        if info.can_load():
+            if info.kernel_tensors is not None:
+                layerwise._place_kernel_tensors(layer, info)
+            info.reset()
+    layerwise.LOADING_LAYERS.clear()
+    if hasattr(root, "_original_do_torchao_reload"):
+        root._do_torchao_reload = root._original_do_torchao_reload
