@@ -87,7 +87,10 @@ class Receiver(WeightTransferEngine[InitInfo, UpdateInfo]):
             names = [name for name in self._layout if name in changed]
             self.model.load_weights(self._folder.torch(names))
         else:
-            with _kept_memory() if self.device.type == "cpu" else contextlib.nullcontext():
+            with contextlib.ExitStack() as stack:
+                if self.device.type == "cpu":
+                    stack.enter_context(_kept_memory())
+                    stack.enter_context(_fewer_threads())
                 names = self._load_layers(changed)
         self._version = update_info.version
         logger.info("echoline: version %s, %d of %d tensors in %.3f s", update_info.version, len(names),
@@ -161,6 +164,18 @@ def _kept_memory() -> Iterator[None]:
         yield
     finally:
         mallopt(mmap_max, mmap_max_default)
+
+
+@contextlib.contextmanager
+def _fewer_threads() -> Iterator[None]:
+    """Within it, torch uses half of its threads. Memory bounds a load, and the learner or other servers may use the
+    cores: threads that wait for each other after every tensor then cost more than they save."""
+    before = torch.get_num_threads()
+    torch._C.set_num_threads(max(1, before // 2))  # vLLM disables torch.set_num_threads on a CPU
+    try:
+        yield
+    finally:
+        torch._C.set_num_threads(before)
 
 
 def _expect_all_loaded(root: torch.nn.Module) -> None:
