@@ -212,9 +212,11 @@ void read_network(ConfigSection s, RunConfig& c) {
 void read_worker(ConfigSection s, const data_plane::RolloutSettings& rollout, WorkerSection& c) {
   s.read_choice("engine", c.engine, {{"builtin", "builtin"}, {"sglang", "sglang"}, {"vllm", "vllm"}},
                 "the engine of a rented worker: the built-in one, or a server that the worker starts");
-  s.read("engine_command", c.engine_command,
-         "the shell command that starts sglang or vllm; {model} stands for the directory of the policy, {port} for the "
-         "port to listen on");
+  s.read(
+      "engine_command", c.engine_command,
+      "the shell command that starts sglang or vllm; {model} stands for the directory of the policy, {port} for the "
+      "port to listen on; vLLM takes policies fastest with --enable-scale-out and, beside echoline's client package, "
+      "--weight-transfer-config.backend echoline");
   s.read("engine_patience", c.engine_patience, {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)},
          "how long its start, loading a policy, or an answer may take before it counts as hung");
   read_device(s, c.device, "where the built-in engine computes: cpu, cuda, or cuda:N for one of several");

@@ -36,6 +36,17 @@ TEST(Fingerprints, DistinguishStaleWeightsFromNewOnes) {
   EXPECT_EQ(prints.judge(digest(3), {-1.5}, 0), Verdict::kOther);
 }
 
+TEST(ProbeNoise, BoundsWhatOneAnswerCanTell) {
+  ProbeNoise noise;
+  EXPECT_FALSE(noise.bound(7e-6)) << "nothing has been measured";
+  noise.measured(0);
+  EXPECT_EQ(noise.bound(7e-6), ProbeNoise::kLeast);
+  EXPECT_EQ(noise.bound(0.03), 0.03) << "in bf16, one answer rarely suffices";
+  noise.measured(1e-3);
+  noise.measured(1e-6);
+  EXPECT_EQ(noise.bound(7e-6), 2e-3);
+}
+
 // Distances that vLLM 0.32 had to the learner with an output head of the first policy, and without that mistake.
 TEST(Truth, SeesAPartOfTheWeightsThatStaysBehind) {
   Truth fp32;
@@ -104,6 +115,30 @@ constexpr const char* kVllm =
         "token_ids":[7,8],"prompt_token_ids":[1,2],"logprobs":{"tokens":["a","b"],"token_logprobs":[-0.5,-1.25],
         "top_logprobs":[{"token_id:7":-0.5,"token_id:3":-1,"token_id:4":-2,"token_id:5":-3,"token_id:6":-4.5,"token_id:9":-8}]},
         "prompt_logprobs":[null,{"2":{"logprob":-3.5,"rank":9,"decoded_token":"b"}}]}]})";
+
+// Answers of vLLM 0.32.
+TEST(Receiver, IsAskedForAndSaysWhyItIsNotThere) {
+  const auto vllm = vllm_protocol();
+  const auto call = vllm->which_receiver("/dev/shm/echoline-engine-1");
+  ASSERT_TRUE(call);
+  EXPECT_EQ(call->path, "/init_weight_transfer_engine");
+  EXPECT_EQ(call->body, R"({"init_info":{"folder":"/dev/shm/echoline-engine-1","interface":1}})");
+  EXPECT_TRUE(vllm->settle_receiver(200, R"({"message":"Weight transfer initialized"})"));
+  const auto why = [&](int status, std::string_view body) {
+    return vllm->settle_receiver(status, body).error().detail;
+  };
+  EXPECT_EQ(
+      why(500, R"({"error":{"message":"Call to collective_rpc method failed: Worker failed with error 'Weight )"
+               R"(transfer not configured. Please set weight_transfer_config to enable weight transfer.', please )"
+               R"(check the stack trace above for the root cause","type":"InternalServerError","param":null,)"
+               R"("code":500}})"),
+      "Weight transfer not configured. Please set weight_transfer_config to enable weight transfer.");
+  EXPECT_EQ(why(400, R"({"error":{"message":"Invalid init_info for NCCLWeightTransferEngine"}})"),
+            "Invalid init_info for NCCLWeightTransferEngine");
+  EXPECT_EQ(why(404, R"({"detail":"Not Found"})"), "it knows no weight transfer");
+  EXPECT_EQ(why(500, "<html>"), "status 500");
+  EXPECT_FALSE(sglang_protocol()->which_receiver("/x"));
+}
 
 TEST(EngineAnswers, AreReadAsDocumented) {
   for (const bool sglang : {true, false}) {

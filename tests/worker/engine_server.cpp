@@ -56,7 +56,7 @@ struct EngineServer::Impl {
   std::uint64_t next = 1;
   bool paused = false, keeping = false, stopping = false, ready = false;  // keeping: responses wait in the pause
   std::filesystem::path folder;
-  // Of the plug-in: an update has begun, the version it loaded, and the digests of the tensors it loaded.
+  // State of the plug-in: the loaded version, and the digests of the loaded tensors by name.
   bool receiver_ready = false, updating = false;
   std::optional<std::string> received;
   std::map<std::string, std::string> tensors;
@@ -285,7 +285,8 @@ struct EngineServer::Impl {
         updating = true;
         put(r, {{"message", "Weights updated"}});
       });
-      on("POST", "/finish_weight_update", [this](const Request& q, Response& r, auto&) {
+      on("POST", "/finish_weight_update", [this](const Request& q, Response& r, auto& lock) {
+        if (spoilt(take_fault("finish"), r, lock)) return;
         if (!std::exchange(updating, false))
           return refuse(r, "finish_weight_update called without a matching start_weight_update.");
         const json body = json::parse(q.body);
@@ -545,11 +546,18 @@ std::string EngineServer::last(const std::string& path) const {
   return it == impl_->bodies.end() ? "" : it->second;
 }
 
+void EngineServer::leave_update_open() {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->updating = true;
+}
+
 void EngineServer::replace(const std::filesystem::path& folder) {
   const std::lock_guard lock(impl_->mutex);
   impl_->abort_all();
   impl_->load(folder);
   impl_->name_version("default");
+  impl_->receiver_ready = impl_->updating = false;
+  impl_->received.reset();
 }
 
 // ---- without a model ----

@@ -49,7 +49,7 @@ enum class Speaks { kSglang, kVllm, kVllmCompletions, kVllmReceiver };
 
 // One after the other; "": none.
 struct Fault {
-  // "draw", "load", "health", "probe", "pause", "version", "receiver" (its update; then "fails" leaves a mixture)
+  // "draw", "load", "health", "probe", "pause", "version"; of an update by the plug-in also "start" and "finish"
   std::string at;
   // Faults of the connection: "status" answers `status`. "hang" waits for `hangs`, then acts. "disconnect" breaks off
   // in the middle of the body. "html" answers a proxy's page.
@@ -78,6 +78,8 @@ class EngineServer {
   void fault(Fault fault);
   int count(const std::string& path) const;         // requests so far
   std::string last(const std::string& path) const;  // body of the last
+  // Imitates a worker that ended within an update.
+  void leave_update_open();
   // Imitates another process at this address: with the weights of `folder`, and no version.
   void replace(const std::filesystem::path& folder);
 

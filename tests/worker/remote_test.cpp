@@ -47,14 +47,16 @@ std::string server_name(const ::testing::TestParamInfo<Speaks>& info) {
   return {};
 }
 
-// Policies of one tensor, and the deltas between them.
+// Policies of one tensor, and the deltas between them. With `fixed` they have another one, which never changes.
 class Policies {
  public:
-  explicit Policies(std::size_t count) {
+  explicit Policies(std::size_t count, bool fixed = false) {
     for (std::size_t v = 0; v < count; ++v) {
       delta::StateView like{{"model.norm.weight", delta::DType::kBF16, {4096}, {}}};
+      if (fixed) like.insert(like.begin(), {"model.fixed.weight", delta::DType::kBF16, {64}, {}});
       delta::OwnedState state = *delta::OwnedState::empty_like(like);
-      auto bytes = state.mutable_bytes(0);
+      if (fixed) std::ranges::fill(state.mutable_bytes(0), std::byte{1});
+      auto bytes = state.mutable_bytes(fixed ? 1 : 0);
       for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(mix(i, i % 64 == 0 ? v : 0));
       state.seal();
       states_.push_back(std::move(state));
@@ -351,6 +353,146 @@ TEST_P(RemoteTest, APauseThatIsNeverAnsweredEndsSoon) {
   EXPECT_LT(std::chrono::steady_clock::now() - before, options_.patience);
   submit(1);
   expect_whole(finish().at(1), 2);
+}
+
+// The engine behind a server has died during a call. The server keeps the call open, and says that it is not healthy.
+TEST_P(RemoteTest, AnEngineThatDiesWhileItLoadsIsNoticed) {
+  options_.patience = seconds(60);
+  attach();
+  install(policies_.snapshot(1));
+  server_->fault({"load", "hang", 1, 0, seconds(600)});
+  server_->fault({"health", "status", 3, 503});
+  const auto before = std::chrono::steady_clock::now();
+  install(policies_.delta(1, 2));
+  EXPECT_LT(std::chrono::steady_clock::now() - before, options_.patience);
+  submit(1);
+  expect_whole(finish().at(1), 2);
+}
+
+// A busy engine answers late, and its server is healthy.
+TEST_P(RemoteTest, ALongLoadIsWaitedFor) {
+  attach();
+  install(policies_.snapshot(1));
+  const int before = server_->count(load_path()), checked = server_->count("/health");
+  server_->fault({"load", "hang", 1, 0, milliseconds(3500)});
+  install(policies_.delta(1, 2));
+  EXPECT_EQ(server_->count(load_path()), before + 1);
+  EXPECT_GT(server_->count("/health"), checked);
+}
+
+TEST_P(RemoteTest, OneProbeIsEnoughOnceTheNoiseIsKnown) {
+  attach();
+  int probes = 0;
+  // The probe is the only text of that length.
+  const std::string path = is_vllm() ? "/v1/completions" : "/generate";
+  const auto probed = [&] { return server_->count(path) - std::exchange(probes, server_->count(path)); };
+  install(policies_.snapshot(1));
+  probed();
+  for (std::size_t version = 1; version < 5; ++version) {
+    install(policies_.delta(version, version + 1));
+    EXPECT_EQ(probed(), 1) << version;
+  }
+  server_->fault({"load", "stale"});
+  install(policies_.delta(5, 0));
+  EXPECT_EQ(probed(), 2 + 2) << "a second answer decides, and the server that loads again has no known noise";
+}
+
+// ---- the plug-in of vLLM ----
+
+class ReceiverTest : public RemoteTest {
+ protected:
+  nlohmann::json last_update() const { return nlohmann::json::parse(server_->last("/update_weights"))["update_info"]; }
+  Policies two_tensors_{6, true};
+};
+INSTANTIATE_TEST_SUITE_P(Vllm, ReceiverTest, ::testing::Values(Speaks::kVllmReceiver), server_name);
+
+// The fake compares every tensor that is not named with the one it has.
+TEST_P(ReceiverTest, OnlyChangedTensorsAreNamed) {
+  attach();
+  install(two_tensors_.snapshot(1));
+  EXPECT_FALSE(last_update().contains("tensors")) << "the receiver has loaded nothing before";
+  install(two_tensors_.delta(1, 2));
+  EXPECT_EQ(last_update(), nlohmann::json::parse(R"({"version": "2", "base": "1", "tensors": ["model.norm.weight"]})"));
+  overlay::Publication between = two_tensors_.delta(2, 3);
+  between.activate = false;
+  ASSERT_TRUE(engine_->install(between));
+  install(two_tensors_.delta(3, 4));
+  EXPECT_EQ(last_update()["base"], "2");
+  EXPECT_EQ(last_update()["tensors"], nlohmann::json{"model.norm.weight"});
+  install(two_tensors_.snapshot(5));
+  EXPECT_EQ(last_update()["tensors"].size(), 2u);
+  EXPECT_EQ(server_->count("/collective_rpc"), 0);
+  submit(1);
+  expect_whole(finish().at(1), 5);
+}
+
+// The server has none of the policies after a failure. It reads the folder, and goes on with what it kept.
+TEST_P(ReceiverTest, AfterAFailureTheServerReadsTheFolder) {
+  for (const char* at : {"start", "load"}) {
+    attach();
+    named_ = false;
+    install(policies_.snapshot(1));
+    no_end();
+    server_->fault(at == std::string("start") ? Fault{"start", "status", 1, 500} : Fault{"load", "fails"});
+    hold_->held_at = 10;
+    hold_->drawn = 0;
+    submit(1, 40);
+    while (hold_->drawn < 10) engine_->poll(kSlice);
+    install(policies_.delta(1, 2));
+    hold_->held_at = 1000;
+    const auto all = finish();
+    EXPECT_EQ(server_->count("/collective_rpc"), 1) << at;
+    expect_whole(all.at(1), 2, 40);
+    EXPECT_EQ(all.at(1)->spans[0].version, Version{1}) << "it stayed in the queue";
+    const int updates = server_->count("/update_weights");
+    install(policies_.delta(2, 3));
+    EXPECT_EQ(server_->count("/collective_rpc"), 2) << "until the server starts again";
+    EXPECT_EQ(server_->count("/update_weights"), updates);
+    engine_.reset();
+  }
+}
+
+// Another worker ended between the start of an update and its end.
+TEST_P(ReceiverTest, AnUpdateThatWasLeftOpenIsClosed) {
+  attach();
+  install(policies_.snapshot(1));
+  server_->leave_update_open();
+  install(policies_.delta(1, 2));
+  EXPECT_EQ(server_->count("/collective_rpc"), 1);
+  engine_.reset();
+  named_ = false;
+  while_waiting_ = {};
+  make();
+  install(policies_.snapshot(3));
+  EXPECT_EQ(last_update()["version"], "3") << "a new worker uses the plug-in again";
+  EXPECT_EQ(server_->count("/collective_rpc"), 1);
+}
+
+// The server has the probe's text before it resumes.
+TEST_P(ReceiverTest, TheProbeIsThereBeforeTheServerResumes) {
+  std::vector<std::string> calls;
+  std::mutex mutex;
+  server_ = std::make_unique<EngineServer>(GetParam(),
+                                           hashing_model(static_cast<std::int32_t>(task_.model.vocab_size) - 1, hold_),
+                                           0, fs::path(), [&](const std::string& path, int) {
+                                             const std::lock_guard lock(mutex);
+                                             calls.push_back(path.substr(0, path.find('?')));
+                                           });
+  options_.url = server_->url();
+  make();
+  while_waiting_ = [this] { name_folder(); };
+  install(policies_.snapshot(1));
+  {
+    const std::lock_guard lock(mutex);
+    calls.clear();
+  }
+  server_->fault({"finish", "hang", 1, 0, milliseconds(300)});
+  install(policies_.delta(1, 2));
+  const std::lock_guard lock(mutex);
+  const auto place = [&](const char* path) { return std::ranges::find(calls, path) - calls.begin(); };
+  ASSERT_EQ(calls.size(), 7u);
+  EXPECT_EQ(place("/resume"), 6);
+  EXPECT_GT(place("/v1/completions"), place("/update_weights"));
 }
 
 // A step without a gradient publishes the same policy again. The engine loads nothing, and responses go on.
@@ -756,6 +898,24 @@ TEST(PolicyFolder, ADeltaIsResolvedWhileItArrives) {
   EXPECT_EQ(in_files(), policies.digest(3));
 }
 
+// A receiver loads only what has changed since it loaded last.
+TEST(PolicyFolder, KnowsTheTensorsThatHaveChanged) {
+  using Names = std::vector<std::string>;
+  TemporaryFolder memory;
+  Policies policies(4, true);
+  auto folder = *PolicyFolder::make({}, {}, memory.path(), 1, RepeatedTensor{"lm_head.weight", "model.norm.weight"});
+  ASSERT_TRUE(folder->install(policies.snapshot(1)));
+  EXPECT_EQ(folder->changed(), (Names{"model.fixed.weight", "model.norm.weight", "lm_head.weight"}));
+  folder->forget_changes();
+  EXPECT_EQ(folder->changed(), Names{});
+  ASSERT_TRUE(folder->install(policies.delta(1, 2)));
+  ASSERT_TRUE(folder->install(policies.delta(2, 3)));
+  EXPECT_FALSE(folder->install(policies.delta(1, 2)));
+  EXPECT_EQ(folder->changed(), (Names{"model.norm.weight", "lm_head.weight"}));
+  ASSERT_TRUE(folder->install(policies.snapshot(1)));
+  EXPECT_EQ(folder->changed().size(), 3u);
+}
+
 // vLLM reads the output head of a tied model as a tensor of its own. The policy has it once.
 TEST(PolicyFolder, ARepeatedTensorIsWrittenTwice) {
   TemporaryFolder memory;
@@ -776,7 +936,7 @@ TEST(PolicyFolder, ARepeatedTensorIsWrittenTwice) {
   expect(3);
 }
 
-TEST(PolicyFolder, WhatAKilledWorkerLeftIsRemoved) {
+TEST(PolicyFolder, LeftoversOfAKilledWorkerAreRemoved) {
   TemporaryFolder memory;
   fs::create_directory(memory.path() / "echoline-engine-abcdef");
   std::ofstream(memory.path() / "echoline-engine-abcdef" / ".echoline-worker");

@@ -337,19 +337,19 @@ class Remote final : public Engine {
           fail(Code::kIo, kOperation, "{} no longer holds a complete policy", folder_->path().string()));
     if (server_.known) return bring_to_target(how);
     const std::optional<Call> interface = protocol_->which_interface();
-    if (!interface) return ask_for_receiver(how);
+    if (!interface) return query_receiver(how);
     if (!owns()) add("resume", protocol_->resume());  // another worker may have left it paused
     script_.errands.push_back({"interface", interface,
                                [this, how](const HttpAnswer& answer) -> Status {
                                  if (answer.status == 0) return good(answer, protocol_->which_interface()->path);
                                  ECHO_TRY(protocol_->settle_interface(answer.status, answer.body));
-                                 ask_for_receiver(how);
+                                 query_receiver(how);
                                  return ok();
                                },
                                true});
   }
 
-  void ask_for_receiver(Look how) {
+  void query_receiver(Look how) {
     const std::optional<Call> call = protocol_->which_receiver(folder_->path());
     if (!call) {
       server_.known = true;
@@ -400,7 +400,7 @@ class Remote final : public Engine {
                                  [this, step](const HttpAnswer& answer) -> Status {
                                    const Status done = good(answer, step.call.path);
                                    if (!done && answer.status != 0) {
-                                     read_instead(done.error().detail);
+                                     fall_back_to_reload(done.error().detail);
                                      return ok();
                                    }
                                    return done;
@@ -408,7 +408,7 @@ class Remote final : public Engine {
                                  step.long_work, true});
   }
 
-  void read_instead(const std::string& why) {
+  void fall_back_to_reload(const std::string& why) {
     log::warn("{}: the plug-in failed, its weights are of no known policy: {}; it reads the folder", protocol_->name(),
               why);
     server_.receives = script_.handed_over = false;
@@ -549,7 +549,8 @@ class Remote final : public Engine {
     auto time = std::ranges::find(script_.times, task.name, [](const auto& t) { return t.first; });
     if (time == script_.times.end()) time = script_.times.insert(time, {task.name, Duration{}});
     time->second += clock_.now() - script_.step_begun;
-    if (const Status done = task.then(answer); !done) failed(done.error().detail);
+    if (const Status done = task.then(answer); !done) return failed(done.error().detail);
+    if (phase_.is(kLoading)) advance(clock_.now());
   }
 
   void add(std::string_view name, const Step& step) {

@@ -56,7 +56,8 @@ class Vllm final : public Protocol {
     if (status == 200) return ok();
     if (status == 404 || status == 405) return fail(Code::kUnavailable, "engine", "it knows no weight transfer");
     const Result<json> answer = parse_answer(body);
-    std::string why = text_of(at(answer ? *answer : json(), "error", "message")).value_or(fmt::format("{}", status));
+    std::string why =
+        text_of(at(answer ? *answer : json(), "error", "message")).value_or(fmt::format("status {}", status));
     // "Call to collective_rpc method failed: Worker failed with error '<the reason>', please check ..."
     if (const auto begin = why.find(kInWorker), end = why.rfind("', please"); begin < end && end < why.size())
       why = why.substr(begin + kInWorker.size(), end - begin - kInWorker.size());
